@@ -1,0 +1,31 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+OUT ?= out/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test clean
+
+help:            ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(READY)  ## the environment in .venv, with pinned versions
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedlayers needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)   ## the main job on real data, about a minute: out/demo/report.html
+	$(BIN)/fedlayers study --dataset heart --out $(OUT)
+
+test: $(READY)   ## style, types and tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+clean:           ## remove what was made, the environment included
+	rm -rf $(VENV) out runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,13 @@
+"""From models and data to evidence about layers, and from evidence to a plan.
+
+>>> from diagnostics import diagnose
+>>> report = diagnose({"a": model_a, "b": model_b}, data)
+>>> report.values("hessian_trace"), report.cka("fc1")
+"""
+
+from diagnostics.diagnose import METRICS, Metric, Report, diagnose
+from diagnostics.gradients import Subject
+from diagnostics.sensitivity import SensitivityAccumulator
+from diagnostics.similarity import linear_cka, probe_set
+
+__all__ = ["METRICS", "Metric", "Report", "SensitivityAccumulator", "Subject", "diagnose", "linear_cka", "probe_set"]

@@ -1,0 +1,197 @@
+"""Looking at a model without leaving a trace: recorded activations, checked batches, and everything put back after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError, check_known
+
+Batch = tuple[Tensor, Tensor]
+Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's split), or a re-iterable loader of pairs
+Hook = Callable[[nn.Module, tuple[Any, ...], Any], None]
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+@contextmanager
+def untouched(*models: nn.Module) -> Iterator[None]:
+    """Put models and random state back as they were when the block ends, also after an error.
+
+    Covered: every module's training flag and hooks; every parameter's ``requires_grad`` and ``grad`` (the same tensor
+    object with the same values); buffers (same objects, same values, also non-persistent ones); torch's CPU
+    generator, and the CUDA generators if CUDA is in use. Parameter values are not: nothing here writes them.
+    Nothing is copied but buffers and the gradients that are there on entry.
+    """
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        for model in models:
+            stack.callback(_remember(model))
+        yield
+
+
+def _remember(model: nn.Module) -> Callable[[], None]:
+    modules = list(model.modules())
+    training = [module.training for module in modules]
+    hooks = [{name: dict(getattr(module, name)) for name in _HOOKS} for module in modules]
+    buffers = [dict(module._buffers) for module in modules]
+    parameters = list(model.parameters())
+    flags = [parameter.requires_grad for parameter in parameters]
+    grads = [parameter.grad for parameter in parameters]
+    tensors = [t for t in (*grads, *(b for held in buffers for b in held.values())) if t is not None]
+    values = [tensor.detach().clone() for tensor in tensors]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, mode, held, tables in zip(modules, training, buffers, hooks, strict=True):
+            module.training = mode
+            module._buffers.clear()
+            module._buffers.update(held)
+            for name, table in tables.items():  # in place: handles refer to the dictionary itself
+                current = getattr(module, name)
+                current.clear()
+                current.update(table)
+        for parameter, flag, grad in zip(parameters, flags, grads, strict=True):
+            parameter.requires_grad_(flag)
+            parameter.grad = grad
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+
+    return restore
+
+
+@contextmanager
+def set_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """Run the block with the whole model in ``"eval"`` or ``"train"`` mode, then everything is as in :func:`untouched`.
+
+    Raises:
+        UsageError: another mode.
+    """
+    check_known("mode", mode, ("eval", "train"))
+    with untouched(model):
+        model.train(mode == "train")
+        yield
+
+
+@contextmanager
+def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
+    """Call ``hooks[path](module, inputs, output)`` after each call of the module at ``path``; "" is the model itself.
+
+    The hooks are gone when the block ends, also after an error.
+
+    Raises:
+        UsageError: a path that the model does not have; names the nearest.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for path in hooks:
+        check_known("module", path, modules)
+    with ExitStack() as stack:
+        for path, hook in hooks.items():
+            stack.callback(modules[path].register_forward_hook(hook).remove)
+        yield
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The output itself, or the first tensor in it (an LSTM gives (sequence, (h, c)); attention (values, weights))."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        output = output.values()
+    elif not isinstance(output, (tuple, list)):
+        return None
+    return next((tensor for tensor in map(first_tensor, output) if tensor is not None), None)
+
+
+@contextmanager
+def activations(
+    model: nn.Module, outputs: Sequence[str], *, allow_repeats: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """Record what the named modules put out, in a dictionary that every forward pass of ``model`` fills anew.
+
+    The tensors are detached copies (a later in-place ReLU does not reach them), of the module's first tensor where
+    it returns several, in the module's own shape. A module that a forward pass does not call is absent.
+
+    Args:
+        model: the model; call it inside the block.
+        outputs: module paths as in ``named_modules()``; "" is the model itself.
+        allow_repeats: keep the last call of a module that one forward pass calls more than once.
+
+    Raises:
+        UsageError: a path that the model does not have; a module called twice in one pass; an output without a tensor.
+    """
+    recorded: dict[str, Tensor] = {}
+
+    def hook_for(path: str) -> Hook:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if path in recorded and not allow_repeats:
+                raise UsageError(f"module {path!r} is called more than once in a forward pass; its output is ambiguous")
+            tensor = first_tensor(output)
+            if tensor is None:
+                raise UsageError(f"module {path!r} puts out no tensor but {type(output).__name__}")
+            recorded[path] = tensor.detach().clone()
+
+        return hook
+
+    with hooked(model, {path: hook_for(path) for path in outputs}), ExitStack() as stack:
+        stack.callback(model.register_forward_pre_hook(lambda module, inputs: recorded.clear()).remove)
+        yield recorded
+
+
+def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
+    """Batches (x [n, ...], y [n]) of data, in order.
+
+    Args:
+        data: a pair (x, y) of tensors, an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
+        batch: samples per batch of a pair; None = all at once. A loader's own batches are left as they are.
+
+    Raises:
+        UsageError: no samples, lengths that differ, values that are not finite, or an iterator (read once, then gone).
+    """
+    if batch is not None and batch < 1:
+        raise UsageError(f"a batch of {batch} samples; at least 1 is needed")
+    if hasattr(data, "x") and hasattr(data, "y"):
+        data = (data.x, data.y)
+    if isinstance(data, (tuple, list)) and len(data) == 2 and any(isinstance(part, Tensor) for part in data):
+        x, y = _checked(data, "the data")
+        size = batch or len(x)
+        return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
+    if not isinstance(data, Iterable):
+        raise UsageError(f"data must be a pair (x, y) or a loader of such pairs, not {type(data).__name__}")
+    if isinstance(data, Iterator):
+        raise UsageError("data is an iterator, which can be read only once; give the pair or the loader itself")
+    return _loaded(data)
+
+
+def _loaded(loader: Iterable[Any]) -> Iterator[Batch]:
+    number = -1
+    for number, pair in enumerate(loader):
+        yield _checked(pair, f"batch {number} of the loader")
+    if number < 0:
+        raise UsageError("the loader gives no batches")
+
+
+def _checked(pair: Any, where: str) -> Batch:
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
+        raise UsageError(f"{where}: not a pair (x, y) of tensors")
+    x, y = pair
+    if x.ndim == 0 or y.ndim == 0 or len(x) == 0:
+        raise UsageError(f"{where}: no samples")
+    if len(x) != len(y):
+        raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
+    for name, tensor in (("samples", x), ("labels", y)):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UsageError(f"{where}: the {name} hold NaN or infinity")
+    return x, y

@@ -1,0 +1,132 @@
+"""Which parameters reach the logits through piecewise linear operations only: read off the autograd graph.
+
+Where that is so, the second derivative of the logits in the parameter is zero wherever it exists, and the Hessian
+block of any loss equals its generalised Gauss-Newton block (Schraudolph, 2002). The verdict is per parameter, not per
+network: the last layer of a GELU network qualifies, the layers before its last GELU do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+Node = Any  # torch.autograd.graph.Node
+
+# Piecewise linear in all their inputs at once; named as autograd's nodes are, without "Backward0".
+_ARITHMETIC = "Add Sub Rsub Neg Sum Mean Cumsum Abs Maximum Minimum Max Min Amax Amin Sort Topk Where MaskedFill"
+_ACTIVATIONS = """Relu LeakyRelu Hardtanh Threshold Hardsigmoid Hardshrink Softshrink RreluWithNoise NativeDropout
+    Clamp ClampMin ClampMax"""
+_RESAMPLING = """MaxPool2D MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMaxPool2D AdaptiveMaxPool3D AvgPool2D
+    AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D ConstantPadNd ReflectionPad1D ReflectionPad2D ReflectionPad3D
+    ReplicationPad1D ReplicationPad2D ReplicationPad3D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D
+    UpsampleLinear1D UpsampleBilinear2D UpsampleTrilinear3D UpsampleBicubic2D PixelShuffle PixelUnshuffle Im2Col"""
+_SHAPES = """View UnsafeView ReshapeAlias Transpose T Permute Squeeze Unsqueeze Expand Repeat AsStrided Alias Clone
+    ToCopy Slice Select Index IndexSelect Gather Split SplitWithSizes UnsafeSplit Unbind Cat Stack Flip Roll Unfold
+    Embedding"""
+_JOINTLY = frozenset(" ".join((_ARITHMETIC, _ACTIVATIONS, _RESAMPLING, _SHAPES)).split())
+
+# Linear in each input of the pair while the other does not depend on the parameter; additive in any further input.
+_PRODUCTS = {
+    "Mul": (0, 1),
+    "Mm": (0, 1),
+    "Bmm": (0, 1),
+    "Mv": (0, 1),
+    "Dot": (0, 1),
+    "Addmm": (1, 2),
+    "Addmv": (1, 2),
+    "Baddbmm": (1, 2),
+    "Addcmul": (1, 2),
+    "Linear": (0, 1),
+    "Convolution": (0, 1),
+    "PreluKernel": (0, 1),
+}
+
+# Linear in these inputs only: a quotient in its numerator, a normalisation by its input's own statistics in its
+# weight and bias.
+_ONLY_IN = {"Div": (0,), "NativeLayerNorm": (1, 2), "NativeGroupNorm": (1, 2)}
+_BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+
+_NAME = re.compile(r"(\w+?)Backward\d+")
+
+
+def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each parameter that reaches the logits: an empty string if piecewise linear, otherwise what is not.
+
+    A parameter without a path to the logits is absent. The verdict errs on one side only: an operation that is not
+    known to be piecewise linear counts as not linear, as does a parameter that is used more than once (tied).
+    """
+    if logits.grad_fn is None:
+        return {}
+    bits = {id(tensor): 1 << position for position, tensor in enumerate(parameters.values())}
+    depends: dict[Node, int] = {}
+    uses: Counter[Node] = Counter()
+    blame: dict[int, str] = {}  # parameters (a bit set), why; earliest operation first
+    for node in nodes(logits.grad_fn):
+        inputs = [node_in for node_in, _ in node.next_functions]
+        uses.update(node_in for node_in in inputs if node_in is not None)
+        reach = [depends[node_in] if node_in is not None else 0 for node_in in inputs]
+        leaf = getattr(node, "variable", None)
+        depends[node] = bits.get(id(leaf), 0) if leaf is not None else _union(reach)
+        if leaf is None and (bent := _nonlinear(node, reach)):
+            blame.setdefault(bent, f"{_readable(node)} on the way to the logits is not piecewise linear in it")
+    for node, count in uses.items():
+        if count > 1 and hasattr(node, "variable"):
+            blame.setdefault(depends[node], "it is used more than once")
+    reached = depends[logits.grad_fn]
+    return {
+        name: next((why for bent, why in blame.items() if bent & bits[id(tensor)]), "")
+        for name, tensor in parameters.items()
+        if reached & bits[id(tensor)]
+    }
+
+
+def _nonlinear(node: Node, reach: list[int]) -> int:
+    """The parameters, as a bit set, in which this node is not piecewise linear, given what each input depends on."""
+    matched = _NAME.fullmatch(node.name())
+    name = matched.group(1) if matched else ""
+    if name in _JOINTLY:
+        return 0
+    if name in _BATCH_NORMS:
+        fixed = getattr(node, "_saved_training", True) is False
+        return (reach[0] & reach[1]) if fixed else _others(reach, (1, 2))
+    if name in _PRODUCTS:
+        first, second = (reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name])  # a number is no input
+        return first & second
+    if name in _ONLY_IN:
+        return _others(reach, _ONLY_IN[name])
+    return _union(reach)
+
+
+def _others(reach: list[int], allowed: tuple[int, ...]) -> int:
+    return _union(mask for position, mask in enumerate(reach) if position not in allowed)
+
+
+def _union(masks: Iterable[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
+
+
+def _readable(node: Node) -> str:
+    return str(node.name()).rpartition("::")[2].partition("Backward")[0] or str(node.name())
+
+
+def nodes(root: Node) -> list[Node]:
+    """Every node that the root depends on, each after its inputs, the root last."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((node_in, False) for node_in, _ in node.next_functions if node_in is not None)
+    return order

@@ -1,0 +1,129 @@
+"""A model as a function of its parameters, ready to be differentiated twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from diagnostics.capture import activations
+from diagnostics.curvature_linear import nodes
+from fl_core.errors import UsageError
+from fl_core.layers import Layer
+from fl_core.losses import Loss
+from fl_core.seeds import seed_of
+
+
+class LossNotFinite(Exception):
+    """The loss of some sample is NaN or infinite. A signal between these modules, which becomes a status."""
+
+    def __init__(self, x: Tensor, index: int) -> None:
+        super().__init__(f"batch {index}")
+        self.x, self.index = x, index
+
+
+class Differentiable:
+    """The model's function of detached parameters and copied buffers: the model's own tensors see no gradient.
+
+    Attributes:
+        parameters: by exact name, in the type of the computation; all require gradients, frozen ones too.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, dtype: torch.dtype | None, seed: int) -> None:
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(dtype) if dtype and tensor.is_floating_point() else tensor.detach()
+
+        self.model, self.loss, self.dtype, self.seed = model, loss, dtype, seed
+        self.parameters = {name: cast(p) for name, p in model.named_parameters()}
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(parameter.is_floating_point())
+        self._buffers = {name: cast(b).clone() for name, b in model.named_buffers()}
+
+    def __call__(self, x: Tensor, index: int) -> Tensor:
+        """The model's output for batch number ``index``, which seeds what the model draws."""
+        torch.manual_seed(seed_of(self.seed, "curvature masks", index))
+        x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
+        return functional_call(self.model, {**self.parameters, **self._buffers}, (x,))
+
+    def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Logits [n, C] and the samples' losses [n].
+
+        Raises:
+            UsageError: the output is not [n, C], or y holds something else than class indices.
+            LossNotFinite: a sample's loss is NaN or infinite.
+        """
+        logits = self(x, index)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(y):
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise UsageError(f"the model must put out logits [n, C]; for {len(y)} samples it gave {got}")
+        if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]:
+            raise UsageError(f"labels must be class indices from 0 to {logits.shape[1] - 1}, as the model has logits")
+        losses = self.loss.per_sample(logits, y)
+        if not bool(torch.isfinite(losses).all()):
+            raise LossNotFinite(x, index)
+        return logits, losses
+
+    @torch.no_grad()
+    def origin(self, error: LossNotFinite, layers: Sequence[Layer]) -> str:
+        """Which layer NaN or infinity came from, in words."""
+        for layer in layers:
+            for name in layer.parameters:
+                if not bool(torch.isfinite(self.parameters[name]).all()):
+                    return f"parameter {name!r} of layer {layer.name!r} holds NaN or infinity"
+        outputs = list(dict.fromkeys(layer.output for layer in layers))
+        with activations(self.model, outputs, allow_repeats=True) as recorded:
+            self(error.x, error.index)
+        for layer in layers:
+            if layer.output in recorded and not bool(torch.isfinite(recorded[layer.output]).all()):
+                return f"the output of layer {layer.name!r} holds NaN or infinity"
+        return "every layer's output is finite"
+
+
+@contextmanager
+def twice_differentiable(model: nn.Module) -> Iterator[None]:
+    """Kernels that have second derivatives (fused attention and recurrence have none); convolutions without TF32."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False))
+        if recurrent:
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))
+        yield
+
+
+def curvature(gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """H v for the tensors' block of the Hessian, from gradients that keep their graph (None = no dependence)."""
+    terms = [(g * w).sum() for g, w in zip(gradients, v, strict=True) if g is not None and g.requires_grad]
+    if not terms:
+        return [torch.zeros_like(tensor) for tensor in tensors]
+    total = torch.stack(terms).sum()
+    second = torch.autograd.grad(total, list(tensors), retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(t) if h is None else h for t, h in zip(tensors, second, strict=True)]
+
+
+def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Independent signs, +1 or -1 with equal probability, shaped as ``like``."""
+    signs = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
+    return signs.to(like.device).to(like.dtype) * 2 - 1
+
+
+def differentiable_once(gradient: Tensor | None) -> bool:
+    """Whether a gradient's graph is cut where a custom function is marked as differentiable once.
+
+    Differentiating such a gradient with respect to chosen tensors raises no error: it leaves out whatever is behind
+    the cut.
+    """
+    root = None if gradient is None else gradient.grad_fn
+    return root is not None and any(node.name() == "torch::autograd::Error" for node in nodes(root))
+
+
+def no_second_derivative(error: RuntimeError) -> str:
+    """The status for an operation that cannot be differentiated twice; any other error is raised again."""
+    text = str(error)
+    if "not implemented" in text:
+        return f"no second derivative: {text.splitlines()[0]}"
+    raise error

@@ -1,0 +1,185 @@
+"""Squared norms of per-sample parameter gradients, without forming the gradients.
+
+For a layer with input a and a gradient delta at its output, sample n's weight gradient is a sum of outer products
+sum_t delta_nt a_nt^T. Its squared Frobenius norm is computed from delta and a, whichever way is cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Norms = Callable[[Tensor], dict[str, Tensor]]
+"""delta, shaped as the module's output, to the squared norm per sample, [n], of each of the module's parameters."""
+
+LARGEST = 1 << 25
+"""Elements of the largest intermediate that is kept for a module; beyond it, work goes over the samples in pieces."""
+
+
+def norms_of(module: nn.Module, a: Tensor, passes: int) -> Norms | None:
+    """The function of delta for one call of ``module`` on ``a`` [n, ...], or None where there is no formula.
+
+    Args:
+        passes: how many deltas will follow; decides what is worth computing once.
+    """
+    build = _formula(module)
+    return build(module, a.detach(), passes) if build else None
+
+
+def supported(module: nn.Module) -> bool:
+    """Whether there is a formula for this kind of module."""
+    return _formula(module) is not None
+
+
+def _linear(module: Any, a: Tensor, passes: int) -> Norms:
+    n, size = len(a), a.shape[-1]
+    if a.ndim == 2:
+        squares = a.square().sum(1)
+
+        def plain(delta: Tensor) -> dict[str, Tensor]:
+            own = delta.square().sum(1)
+            return {"weight": own * squares, "bias": own}
+
+        return plain
+    tokens = a.reshape(n, 1, -1, size).transpose(2, 3)
+    product = _outer_norm(lambda rows: tokens[rows], tuple(tokens.shape), module.out_features, passes)
+
+    def with_tokens(delta: Tensor) -> dict[str, Tensor]:
+        delta = delta.reshape(n, -1, module.out_features)
+        return {"weight": product(delta.unsqueeze(1).transpose(2, 3)), "bias": delta.sum(1).square().sum(1)}
+
+    return with_tokens
+
+
+def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
+    spatial, groups = len(module.kernel_size), module.groups
+    if a.ndim != spatial + 2:
+        return None  # a single sample without a batch dimension
+    # the module's own padding, also "same" and the circular, reflecting and replicating ones
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
+    n = len(a)
+
+    def patches(rows: slice) -> Tensor:
+        windows = a[rows]
+        for dim in range(spatial):
+            step = module.dilation[dim]
+            windows = windows.unfold(2 + dim, step * (module.kernel_size[dim] - 1) + 1, module.stride[dim])
+            windows = windows[..., ::step]
+        grid = windows.permute(0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+        return grid.reshape(len(grid), groups, -1, windows.shape[2 : 2 + spatial].numel())
+
+    one = patches(slice(0, 1)).shape
+    product = _outer_norm(patches, (n, *one[1:]), module.out_channels // groups, passes)
+
+    def conv(delta: Tensor) -> dict[str, Tensor]:
+        delta = delta.reshape(n, module.out_channels, -1)
+        return {
+            "weight": product(delta.reshape(n, groups, module.out_channels // groups, -1)),
+            "bias": delta.sum(2).square().sum(1),
+        }
+
+    return conv
+
+
+def _outer_norm(
+    patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, passes: int
+) -> Callable[[Tensor], Tensor]:
+    """delta [n, g, out, L] to ||delta u^T||_F^2 per sample, with u = patches(rows) [n, g, i, L].
+
+    Either the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
+    """
+    n, groups, inner, length = shape
+    everything = slice(0, n)
+    gram = length * length * (out + 1 + inner / passes)
+    if gram < out * inner * length and n * groups * length * length <= LARGEST:
+        u = patches(everything)
+        grams = u.mT @ u
+        return lambda delta: ((delta.mT @ delta) * grams).sum((1, 2, 3))
+    kept = patches(everything) if n * groups * inner * length <= LARGEST else None
+    piece = max(1, LARGEST // (groups * inner * max(length, out)))
+
+    def direct(delta: Tensor) -> Tensor:
+        squares = []
+        for start in range(0, n, piece):
+            rows = slice(start, start + piece)
+            u = patches(rows) if kept is None else kept[rows]
+            squares.append((delta[rows] @ u.mT).square().sum((1, 2, 3)))
+        return torch.cat(squares)
+
+    return direct
+
+
+def _batch_norm(module: Any, a: Tensor, passes: int) -> Norms:
+    fixed = not module.training and module.running_mean is not None
+    mean, variance = (module.running_mean, module.running_var) if fixed else (None, None)
+    normalised = F.batch_norm(a, mean, variance, training=not fixed, eps=module.eps)
+    return _scale_and_shift(normalised, keep=(1,))
+
+
+def _layer_norm(module: Any, a: Tensor, passes: int) -> Norms:
+    normalised = F.layer_norm(a, module.normalized_shape, eps=module.eps)
+    return _scale_and_shift(normalised, keep=range(a.ndim - len(module.normalized_shape), a.ndim))
+
+
+def _rms_norm(module: Any, a: Tensor, passes: int) -> Norms:
+    normalised = F.rms_norm(a, module.normalized_shape, eps=module.eps)
+    return _scale_and_shift(normalised, keep=range(a.ndim - len(module.normalized_shape), a.ndim))
+
+
+def _group_norm(module: Any, a: Tensor, passes: int) -> Norms:
+    return _scale_and_shift(F.group_norm(a, module.num_groups, eps=module.eps), keep=(1,))
+
+
+def _scale_and_shift(normalised: Tensor, keep: Any) -> Norms:
+    """For normalised * weight + bias, where weight and bias extend over the dimensions ``keep``."""
+    over = [dim for dim in range(1, normalised.ndim) if dim not in keep]
+
+    def squares(gradient: Tensor) -> Tensor:
+        return (gradient.sum(over) if over else gradient).flatten(1).square().sum(1)
+
+    return lambda delta: {"weight": squares(delta * normalised), "bias": squares(delta)}
+
+
+def _embedding(module: Any, a: Tensor, passes: int) -> Norms | None:
+    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+        return None
+    index = a.reshape(len(a), -1)
+    same = index.unsqueeze(1) == index.unsqueeze(2)
+    if module.padding_idx is not None:  # this row has no gradient
+        same &= (index != module.padding_idx).unsqueeze(1)
+
+    def embedding(delta: Tensor) -> dict[str, Tensor]:
+        rows = delta.reshape(*index.shape, -1)
+        return {"weight": ((rows @ rows.mT) * same).sum((1, 2))}
+
+    return embedding
+
+
+_Build = Callable[[Any, Tensor, int], Norms | None]
+
+_FORMULAS: dict[type[nn.Module], _Build] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _conv,
+    nn.Conv2d: _conv,
+    nn.Conv3d: _conv,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.BatchNorm3d: _batch_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _rms_norm,
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+}
+
+
+def _formula(module: nn.Module) -> _Build | None:
+    """A subclass qualifies if its forward pass is its parent's own: one that adds an activation does not."""
+    for kind, build in _FORMULAS.items():
+        if isinstance(module, kind) and type(module).forward is kind.forward:
+            return build
+    return None

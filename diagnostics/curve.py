@@ -1,0 +1,171 @@
+"""From rows to the curve that a decision reads: one value a layer in use, of each client and combined over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from diagnostics.sensitivity import combine
+from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.layers import Layer
+from fl_core.plan import layer_from_json
+from fl_core.rows import read
+
+SENSITIVITY = "federation_sensitivity"
+
+
+class Measured(Protocol):
+    """A diagnosis: its header (layers, digests, seed, version) and its tidy rows."""
+
+    @property
+    def header(self) -> Mapping[str, Any]: ...
+    @property
+    def frame(self) -> pd.DataFrame: ...
+
+
+Rows = Path | str | Measured | tuple[Mapping[str, Any], pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of the layers in use, input to output: of each client, and their weighted mean.
+
+    Attributes:
+        metric, variant: what was measured.
+        names: the layers in use, L of them.
+        clients: client -> its values [L].
+        weights: client -> its weight: training samples, or 1 for a metric of pairs.
+        combined: sum_c p_c v^c, [L], with p_c = w_c / sum w.
+        seed: of the measurement, where the rows have one.
+    """
+
+    metric: str
+    variant: str
+    names: tuple[str, ...]
+    clients: dict[str, list[float]]
+    weights: dict[str, float]
+    combined: list[float]
+    seed: int | None
+
+
+_CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
+_KEY = ["client", "client_b", "layer"]
+_RESULT = ["value", "status", "n_train"]
+
+
+def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
+    """Header and frame, from a file where it is a path."""
+    if isinstance(rows, (str, Path)):
+        return read(Path(rows))
+    if isinstance(rows, tuple):
+        header, table = rows
+        return header, table
+    return rows.header, rows.frame
+
+
+def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """The model's layers as the header has them.
+
+    Raises:
+        UsageError: it has none, or they are damaged.
+    """
+    if not header.get("layers"):
+        raise UsageError("the rows' header names no layers; a plan cannot be made from them")
+    return tuple(layer_from_json(item) for item in header["layers"])
+
+
+def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant: str | None = None) -> Curve:
+    """The curve of a metric over the layers in use, from the single clients' rows.
+
+    A metric of pairs (cka) gives each client the mean of 1 - value over the pairs it is in, so that it too grows with
+    the difference; its clients weigh the same.
+
+    Raises:
+        UsageError: no such metric or variant, several variants, rounds, models or seeds, missing rows or sizes, fewer
+            than two layers in use, or a layer without weights that has no value.
+        RunError: another layer has no value at a client; the message gives the row's status.
+    """
+    table = table[table["layer"] != ""]
+    if table.empty:
+        raise UsageError("the rows hold no values of layers; diagnose the models first")
+    table = table[table["metric"] == check_known("metric among the rows", metric, table["metric"].unique())]
+    variant = _variant(table, metric, variant)
+    table = table[table["variant"] == variant]
+    own = table[(table["client"] != "") & (table["client"] != table["client_b"])]
+    if own.empty:
+        raise UsageError(f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})")
+    own = _one_measurement(own)
+    pairs = bool((own["client_b"] != "").any())
+    used = [layer for layer in layers if layer.used]
+    if len(used) < 2:
+        raise UsageError(f"{len(used)} layer in use; a rule needs at least two to decide between")
+    rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
+    for row in own.to_dict("records"):
+        for client in (row["client"], row["client_b"]) if pairs else (row["client"],):
+            rows.setdefault((client, row["layer"]), []).append(row)
+    names = dict.fromkeys(client for client, _ in rows)
+    values = {c: [_value(rows.get((c, layer.name), []), layer, c, metric) for layer in used] for c in names}
+    weights = dict.fromkeys(names, 1.0) if pairs else {c: _weight(own[own["client"] == c], c) for c in names}
+    combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
+    seeds = own["seed"].dropna()
+    seed = None if seeds.empty else int(seeds.iloc[0])
+    return Curve(metric, variant, tuple(layer.name for layer in used), values, weights, combined, seed)
+
+
+def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
+    there = list(table["variant"].unique())
+    if variant is not None:
+        return check_known(f"variant of {metric}", variant, there)
+    if metric == SENSITIVITY and len(there) > 1:
+        there = [each for each in there if each != "importance"]  # what S is summed from, beside S itself
+    if len(there) > 1:
+        raise UsageError(f"the rows hold several variants of {metric}: {listing(there)}; name one")
+    return there[0]
+
+
+def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows, each client (or pair) and layer once; refuses those of several rounds, models or seeds."""
+    varying = [name for name in _CONTEXT if table[name].nunique(dropna=False) > 1]
+    if varying:
+        parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
+        contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
+        if not all(content.equals(contents[0]) for content in contents):
+            found = (f"{name} ({listing(map(str, table[name].unique()), 6)})" for name in varying)
+            raise UsageError(f"the rows hold more than one {', '.join(found)}; keep the rows of one of them")
+        table = parts[0]
+    table = table.drop_duplicates([*_KEY, *_RESULT])
+    twice = table[table.duplicated(_KEY)]
+    if not twice.empty:
+        client, other, layer = twice.iloc[0][_KEY]
+        who = f"clients {client!r} and {other!r}" if other else f"client {client!r}"
+        raise UsageError(f"the rows hold two different values of layer {layer!r} at {who}; keep one of them")
+    return table
+
+
+def _value(rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric: str) -> float:
+    """A client's value of a layer: its row's, or the mean of 1 - value over the pairs that it is in."""
+    if not rows:
+        raise UsageError(f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}")
+    values = []
+    for row in rows:
+        if row["status"] != "ok" or not math.isfinite(row["value"]):
+            reason = row["status"] if row["status"] != "ok" else "the value is not finite"
+            message = f"layer {layer.name!r} has no {metric} at client {client!r}: {reason}"
+            if layer.weights:
+                raise RunError(message)
+            raise UsageError(f"{message}; group it with another layer, or name the shared layers (rule 'manual')")
+        values.append(1 - row["value"] if row["client_b"] else row["value"])
+    return math.fsum(values) / len(values)
+
+
+def _weight(rows: pd.DataFrame, client: str) -> float:
+    sizes = rows["n_train"].unique()
+    if len(sizes) > 1 or bool(pd.isna(sizes[0])):
+        raise UsageError(f"the rows of client {client!r} do not say how many training samples it has (n_train)")
+    return float(sizes[0])

@@ -1,0 +1,192 @@
+"""What the pictures share: the style, colours and markers, picking rows out of a frame, axes, legends and notes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.rows import COLUMNS
+
+STYLE = Path(__file__).with_name("fedlayers.mplstyle")
+COLOURS: tuple[str, ...] = tuple(
+    f"#{colour.lstrip('#')}"
+    for colour in mpl.rc_params_from_file(STYLE, use_default_template=False)["axes.prop_cycle"].by_key()["color"]
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+DASHES = ("-", "--", ":")
+MEAN, FAINT = "0.1", "0.6"
+MOST = 10
+"""Clients that get a colour and a legend entry of their own; more are drawn alike."""
+NICE = [1, 2, 5, 10]
+SCALES = ("auto", "linear", "log", "symlog")
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The package's style as a context manager: ``with style(): ...``. The backend stays as it is."""
+    with plt.style.context(STYLE):
+        yield
+        interactive = mpl.is_interactive()
+    mpl.interactive(interactive)  # a notebook's backend turns this on while it makes the first figure
+
+
+@contextmanager
+def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator[Axes]:
+    """The given Axes as it is, or a new one of so many inches in the package's style while it is drawn."""
+    if ax is not None:
+        yield ax
+        return
+    with style():
+        yield plt.figure(figsize=(width, height), layout="constrained").subplots()
+
+
+# --- picking rows ----------------------------------------------------------------------------------------------
+
+
+def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows of one metric.
+
+    Raises:
+        UsageError: the frame has none; names those that it has.
+    """
+    check_known("metric", metric, frame["metric"].unique())
+    return frame[frame["metric"] == metric]
+
+
+def of_variant(rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows of the wanted variant, else of the first preferred one that is there, else all."""
+    present = list(rows["variant"].unique())
+    if wanted is not None:
+        check_known("variant", wanted, present)
+    chosen = wanted if wanted is not None else next((name for name in preferred if name in present), None)
+    return rows if chosen is None else rows[rows["variant"] == chosen]
+
+
+def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
+    """Refuse rows that give one place in a picture several values.
+
+    Raises:
+        UsageError: names the place and the columns by which the rows must be filtered.
+    """
+    double = rows[rows.duplicated(list(keys), keep=False)]
+    if len(double):
+        first = double.iloc[0][list(keys)]
+        same = double[(double[list(keys)].astype(str) == first.astype(str)).all(axis=1)]
+        measured = {*keys, "value", "stderr", "status", "n_params", "n_samples", "n_train"}
+        differ = {
+            name: same[name].astype(str).unique()
+            for name in COLUMNS
+            if name in same and name not in measured and same[name].astype(str).nunique() > 1
+        }
+        where = ", ".join(f"{name} {value!r}" for name, value in first.items())
+        ways = "; ".join(f"{name} ({listing(values, 6)})" for name, values in differ.items())
+        raise UsageError(
+            f"{len(same)} values of {same.iloc[0]['metric']} for {where}: filter the rows by {ways or 'run'}"
+        )
+
+
+def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+    """Mean over the clients of each group, weighted by ``n_train`` where every client's is known; NaN stays NaN."""
+    known = rows["n_train"].notna().groupby([rows[key] for key in keys], dropna=False).transform("all")
+    weight = rows["n_train"].where(known).astype("Float64").fillna(1.0).astype(float)
+    sums = (
+        rows[list(keys)]
+        .assign(weighted=rows["value"].astype(float) * weight, weight=weight)
+        .groupby(list(keys), sort=False, dropna=False)[["weighted", "weight"]]
+        .sum(skipna=False)
+    )
+    return sums["weighted"] / sums["weight"]
+
+
+def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Rows of pairs of clients, each pair in both directions, the clients in the order in which they first appear."""
+    pairs = pairs[pairs["client_b"] != ""]
+    order = {name: k for k, name in enumerate(pd.unique(pairs[["client", "client_b"]].to_numpy().ravel()))}
+    turned = pairs.rename(columns={"client": "client_b", "client_b": "client"})
+    joined = pd.concat([pairs, turned], ignore_index=True)
+    return joined.iloc[np.argsort(joined["client"].map(order).to_numpy(dtype=int), kind="stable")]
+
+
+def missing(rows: pd.DataFrame, where: str) -> list[str]:
+    """For each place (a column's value) and reason without a value: the place, the reason and the clients."""
+    gone = rows[rows["value"].isna()]
+    notes = []
+    for (place, status), group in gone.groupby([where, "status"], sort=False):
+        pairs = zip(group["client"], group["client_b"], strict=True)
+        clients = list(dict.fromkeys("–".join(filter(None, pair)) for pair in pairs if any(pair)))
+        notes.append(f"{place or 'all'}: {status}" + (f" ({listing(clients, 3)})" if clients else ""))
+    return notes
+
+
+# --- axes ------------------------------------------------------------------------------------------------------
+
+
+def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
+    """An axis label with notes in lines beneath it."""
+    shown = [*notes[:most], *([f"and {len(notes) - most} more without a value"] if len(notes) > most else [])]
+    return "\n".join([label, *(textwrap.fill(note, 64, subsequent_indent="   ") for note in shown)])
+
+
+def dress(k: int, names: Sequence[str]) -> dict[str, Any]:
+    """Colour, marker and label of the k-th client; a crowd is drawn alike, with one entry in the legend."""
+    if len(names) > MOST:
+        return {"color": FAINT, "marker": ".", "alpha": 0.6, "label": "_" if k else f"each of {len(names)} clients"}
+    return {"color": COLOURS[k], "marker": MARKERS[k], "label": names[k] or "all clients"}
+
+
+def legend(ax: Axes, title: str | None = None) -> None:
+    """A legend right of the data, where it can cover nothing."""
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, title=title, alignment="left")
+
+
+def name_ticks(ax: Axes, names: Sequence[str], room: int = 46) -> None:
+    """Names along the x axis, upright where they would run into each other."""
+    long = sum(len(name) + 2 for name in names) > room
+    ax.set_xticks(range(len(names)), names, rotation=90 if long else 0, fontsize=small(len(names), 8))
+    ax.set_xlim(-0.4, len(names) - 0.6)
+
+
+def small(count: int, size: float) -> float:
+    """A font size for so many labels: smaller from 20 on, never below 4.5."""
+    return max(4.5, size * min(1.0, 0.7 + 6 / max(count, 1)))
+
+
+def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
+    """Scale the y axis for the values, with ticks that can be read over a part of a decade and over twenty.
+
+    Raises:
+        UsageError: a log axis for values that are not above 0, which it could not show.
+    """
+    check_known("scale", scale, SCALES)
+    finite = values.to_numpy(dtype=np.float64)
+    finite = finite[np.isfinite(finite)]
+    size = np.abs(finite[finite != 0])
+    if scale == "auto":
+        scale = "linear" if not log or not len(size) else "log" if (finite > 0).all() else "symlog"
+    if scale == "log":
+        if (finite <= 0).any():
+            layer, client = next(iter(values.stack()[lambda column: column <= 0].index))
+            raise UsageError(f"a log axis cannot show the value of client {client!r} at {layer!r}; use symlog")
+        decades = np.log10(size.max() / size.min()) if len(size) else 1.0
+        ax.set_yscale("log")
+        if decades < 3:
+            few = ticker.MaxNLocator(5, steps=NICE)
+            ax.yaxis.set_major_locator(few if decades < 0.8 else ticker.LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}".replace("e-0", "e-")))
+            ax.yaxis.set_minor_formatter(ticker.NullFormatter())
+    elif scale == "symlog":
+        threshold = max(size.min(), size.max() * 1e-4) if len(size) else 1.0
+        ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(threshold)))
+        ax.axhline(0, color="0.6", linewidth=0.8, zorder=1)

@@ -1,0 +1,110 @@
+"""From a run, or from a dataset and a model, to a diagnosis and a plan: the steps behind the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from diagnostics import select
+from diagnostics.diagnose import METRICS, Report, diagnose
+from diagnostics.sensitivity import SensitivityAccumulator, recorded_rows
+from diagnostics.similarity import probe_set
+from fl_core import rows, runner, tree
+from fl_core.engine import Instruments
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.runner import Task
+
+DEFAULT_METRICS = tuple(METRICS)
+SENSITIVITY = "federation_sensitivity"
+
+
+def instruments() -> Instruments:
+    """What a run needs to measure and decide in its first round: pass it to :func:`fl_core.runner.run`."""
+    return Instruments(observers={SENSITIVITY: SensitivityAccumulator}, decide=select.decide)
+
+
+def of_run(
+    path: Path | str,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    *,
+    round: int | str = "last",
+    which: str = "local",
+    **options: Any,
+) -> Report:
+    """Diagnose the models of a checkpoint, each on its own client's training data.
+
+    Args:
+        path: a run directory.
+        metrics: registry names.
+        round: a round with a checkpoint, or ``"last"``.
+        which: ``local`` (after local training, before aggregation), ``personal`` or ``global``.
+        options: further arguments of :func:`diagnostics.diagnose`.
+
+    Raises:
+        UsageError, CorruptError: as :func:`fl_core.runner.load_models` and :func:`diagnostics.diagnose`.
+    """
+    check_known("model of a run", which, runner.MODELS)
+    models, task = runner.load_models(path, round, which)
+    checkpoint = runner.store.Run(path).rounds[-1] if round == "last" else int(round)
+    context = {
+        "run": Path(path).name,
+        "algorithm": task.config.algorithm,
+        "seed": task.config.seed,
+        "round": checkpoint,
+        "model": which,
+        "split": "train",
+    }
+    return _diagnosed(task, models, metrics, context, f"diagnose {path}", options)
+
+
+def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: str = "", **options: Any) -> Report:
+    """Diagnose after one local epoch of every client from the common start: where PLayer-FL looks.
+
+    The rows also hold what the epoch itself measured (federation sensitivity, variant ``training``), which is what
+    PLayer-FL decides on.
+
+    Raises:
+        UsageError: as :func:`diagnostics.diagnose`.
+    """
+    for name in metrics:
+        check_known("metric", name, METRICS)
+    models, measured = runner.first_epoch(task, instruments().observers)
+    context = {"seed": task.config.seed, "round": 0, "model": "local", "split": "train"}
+    report = _diagnosed(task, models, metrics, context, command or "diagnose", options)
+    if SENSITIVITY not in metrics:
+        return report
+    weights = dict(zip(measured, task.data.weights, strict=True))
+    sizes = {name: t.numel() for name, t in tree.live(task.model).items()}
+    seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes)
+    trained = [{**row, **context} for row in seen if row["variant"] == "training"]
+    return Report(pd.concat([report.frame, rows.frame(trained)], ignore_index=True), report.header)
+
+
+def _diagnosed(
+    task: Task,
+    models: Mapping[str, Any],
+    metrics: Sequence[str],
+    context: Mapping[str, Any],
+    command: str,
+    options: Any,
+) -> Report:
+    absent = [client.name for client in task.data.clients if client.name not in models]
+    if not models:
+        raise UsageError(f"no models to diagnose; clients without one: {listing(absent)}")
+    data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
+    options.setdefault("probe", probe_set(task.data))
+    options.setdefault("by", task.config.by)
+    report = diagnose(
+        models,
+        data,
+        metrics,
+        loss=options.pop("loss", task.criterion),
+        seed=task.config.seed,
+        context=context,
+        **options,
+    )
+    header = {**report.header, **task.header(command), "checkpoint": report.header["checkpoint"], "absent": absent}
+    return Report(report.frame, header)

@@ -1,0 +1,169 @@
+"""A report as one HTML file that needs nothing else: text, numbered figures and tables, for screen and paper."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Mapping
+from html import escape
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fl_core.errors import UsageError, check_known
+
+DPI = 200
+_CSS = """
+body { max-width: 860px; margin: 2em auto; padding: 0 1.5em; color: #1a1a1a; background: #fff;
+       font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.7em; line-height: 1.2; margin-bottom: .4em; }
+h2 { font-size: 1.25em; margin: 1.8em 0 .4em; border-bottom: 1px solid #ccc; }
+h3 { font-size: 1.05em; margin: 1.4em 0 .3em; }
+.lead { font-size: 1.1em; color: #333; }
+code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; background: #f3f3f3; padding: 0 .2em; }
+figure { margin: 1.5em 0; break-inside: avoid; }
+figure img { max-width: 100%; height: auto; }
+figcaption { font-size: .9em; color: #333; margin: .3em 0; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .87em; font-variant-numeric: tabular-nums; }
+th, td { padding: .25em .7em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top; }
+thead th { border-bottom: 2px solid #444; }
+.number { text-align: right; white-space: nowrap; }
+@media print { body { max-width: none; margin: 0; padding: 0; font-size: 10.5pt; } h2, h3 { break-after: avoid; }
+               thead { display: table-header-group; } tr { break-inside: avoid; } .wide { overflow: visible; } }
+"""
+
+
+class Page:
+    """A report that is filled from top to bottom and written once.
+
+    Everything given is text and is escaped: markup in it is shown, not followed. The file holds its style and its
+    pictures (PNG) and asks for nothing from elsewhere; the same contents give the same bytes.
+
+    Args:
+        title: the heading, and the title of the window.
+        lead: what the report says, in a sentence or two; may be empty.
+    """
+
+    def __init__(self, title: str, lead: str = "") -> None:
+        self.title = title
+        self._parts = [f"<h1>{escape(title)}</h1>"]
+        if lead:
+            self._parts.append(f'<p class="lead">{_inline(lead)}</p>')
+        self._figures = self._tables = 0
+
+    def text(self, text: str) -> None:
+        """Paragraphs, parted by empty lines.
+
+        ``## `` and ``### `` begin a heading, lines that begin with ``- `` are a list; ``**strong**`` and `` `code` ``
+        stand inside.
+        """
+        for block in re.split(r"\n\s*\n", text.strip()):
+            lines = [line.strip() for line in block.strip().splitlines()]
+            heading = re.fullmatch(r"(##|###) (.+)", lines[0]) if len(lines) == 1 else None
+            if heading:
+                tag = f"h{len(heading[1])}"
+                self._parts.append(f"<{tag}>{_inline(heading[2])}</{tag}>")
+            elif lines and all(line.startswith("- ") for line in lines):
+                items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
+                self._parts.append(f"<ul>{items}</ul>")
+            elif any(lines):
+                self._parts.append(f"<p>{_inline(' '.join(lines))}</p>")
+
+    def figure(self, figure: Figure | Axes, caption: str, alt: str) -> None:
+        """A picture as it is now, at its own size in inches, with its number and caption beneath.
+
+        Args:
+            alt: what the picture shows, for a reader who cannot see it.
+
+        Raises:
+            UsageError: axes that were taken off their figure.
+        """
+        drawn = figure.get_figure(root=True) if isinstance(figure, Axes) else figure
+        if drawn is None:
+            raise UsageError("these axes belong to no figure any more")
+        self._figures += 1
+        file = io.BytesIO()
+        drawn.savefig(file, format="png", dpi=DPI, bbox_inches="tight", facecolor="white", metadata={"Software": None})
+        png = file.getvalue()
+        inches = int.from_bytes(png[16:20], "big") / DPI  # the width field of PNG's first chunk
+        self._parts.append(
+            f'<figure><img src="data:image/png;base64,{base64.b64encode(png).decode()}" width="{inches * 120:.0f}" '
+            f'alt="{escape(alt)}"><figcaption><b>Figure {self._figures}.</b> {_inline(caption)}</figcaption></figure>'
+        )
+
+    def table(self, table: pd.DataFrame, caption: str, formats: Mapping[str, str] | None = None) -> None:
+        """A table with its number and caption above; numbers are to the right, missing ones are a dash.
+
+        Args:
+            table: the index is shown unless it only counts the rows.
+            formats: column -> format of its numbers, such as ``".3f"``; others are written with four digits.
+
+        Raises:
+            UsageError: a format for a column that is not there, or one that does not fit the column's values.
+        """
+        for name in formats or {}:
+            check_known("column of the table", name, [str(column) for column in table.columns])
+        if not isinstance(table.index, pd.RangeIndex) or table.index.name:
+            table = table.reset_index(names=[name or "" for name in table.index.names], allow_duplicates=True)
+        self._tables += 1
+        numeric = [
+            pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind) for kind in table.dtypes
+        ]
+        kinds = [' class="number"' if number else "" for number in numeric]
+        columns = [str(column) for column in table.columns]
+        head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
+        body = []
+        for record in table.itertuples(index=False, name=None):
+            cells = [_cell(value, (formats or {}).get(name), name) for value, name in zip(record, columns, strict=True)]
+            body.append("".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True)))
+        rows = "".join(f"<tr>{cells}</tr>" for cells in body)
+        self._parts.append(
+            f"<figure><figcaption><b>Table {self._tables}.</b> {_inline(caption)}</figcaption>"
+            f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></figure>'
+        )
+
+    def html(self) -> str:
+        """The whole document."""
+        return (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width">'
+            '<meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
+            f"<title>{escape(self.title)}</title><style>{_CSS}</style></head>\n<body>\n"
+            + "\n".join(self._parts)
+            + "\n</body></html>\n"
+        )
+
+    def write(self, path: Path | str) -> None:
+        """Write the document at once: a reader sees the old file or the new one, never a part."""
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        part.write_text(self.html(), encoding="utf-8")
+        part.replace(path)
+
+
+def _inline(text: str) -> str:
+    """Escaped text with ``**strong**`` and `` `code` ``; what stands in code is left as it is."""
+    pieces = re.split(r"`([^`]+)`", text)
+    for k, piece in enumerate(pieces):
+        safe = escape(piece)
+        pieces[k] = f"<code>{safe}</code>" if k % 2 else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
+    return "".join(pieces)
+
+
+def _cell(value: Any, form: str | None, column: str) -> str:
+    """A value as escaped text."""
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return "–"
+    if form is None:
+        form = ".4g" if isinstance(value, Real) and not isinstance(value, Integral) else ""
+    try:
+        return escape(format(value, form))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"the format {form!r} does not fit {value!r} in column {column!r}") from error

@@ -1,0 +1,206 @@
+"""Pictures of data and of runs: who holds what, scores over the rounds, algorithms and clients beside each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize, to_rgb
+
+from diagnostics.drawing import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    MEAN,
+    NICE,
+    canvas,
+    check_single,
+    dress,
+    legend,
+    missing,
+    of_metric,
+    small,
+    weighted_mean,
+    with_notes,
+)
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.evaluate import SCORES
+
+
+def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Who holds what: a bar a client, stacked by class, with its total at the end.
+
+    Args:
+        counts: samples, clients x classes, by name (``FederatedData.class_counts``).
+
+    Raises:
+        UsageError: no clients or classes, or counts that are missing or below 0.
+    """
+    table = counts.to_numpy(dtype=np.float64)
+    if not table.size or not (np.isfinite(table) & (table >= 0)).all():
+        raise UsageError("counts of samples must be at least 0, for at least one client and one class")
+    n_clients, n_classes = table.shape
+    colours = [to_rgb(colour) for colour in COLOURS[:n_classes]]
+    if n_classes > len(COLOURS):
+        colours = [to_rgb(mpl.colormaps["viridis"](k / (n_classes - 1))) for k in range(n_classes)]
+    total, left, y = table.sum(axis=1), np.zeros(n_clients), np.arange(n_clients)
+    most = max(total.max(), 1.0)
+    with canvas(ax, height=float(np.clip(1.0 + 0.26 * n_clients, 2, 9))) as axes:
+        for k, name in enumerate(counts.columns):
+            edge = 0.4 if n_classes <= 12 else 0.0
+            axes.barh(y, table[:, k], left=left, color=colours[k], edgecolor="white", linewidth=edge, label=str(name))
+            ink = "white" if np.dot(colours[k], (0.299, 0.587, 0.114)) < 0.55 else "0.1"
+            for i, count in enumerate(table[:, k].tolist() if n_clients <= 30 else ()):
+                text = f"{count:.0f}"
+                if count > 0.024 * len(text) * most:
+                    axes.text(left[i] + count / 2, i, text, ha="center", va="center", fontsize=6.5, color=ink)
+            left = left + table[:, k]
+        for i in range(n_clients):
+            axes.text(total[i] + 0.01 * most, i, f"n = {total[i]:.0f}", va="center", fontsize=small(n_clients, 7))
+        axes.set(xlim=(0, 1.18 * most), ylim=(n_clients - 0.4, -0.6), xlabel="samples")
+        axes.set_yticks(y, [str(name) for name in counts.index], fontsize=small(n_clients, 8))
+        axes.grid(axis="y", visible=False)
+        if n_classes <= 12:
+            legend(axes, title=str(counts.columns.name or "class"))
+        else:
+            scale = ScalarMappable(Normalize(-0.5, n_classes - 0.5), "viridis")
+            shown = np.unique(np.linspace(0, n_classes - 1, 8).round().astype(int))
+            bar = axes.figure.colorbar(scale, ax=axes, label=str(counts.columns.name or "class"))
+            bar.set_ticks(list(shown), labels=[str(counts.columns[k]) for k in shown])
+    return axes
+
+
+def learning(
+    frame: pd.DataFrame,
+    metric: str = "macro_f1",
+    model: str | None = None,
+    split: str = "test",
+    ax: Axes | None = None,
+) -> Axes:
+    """A score over the rounds, one line an algorithm: the mean over clients, weighted by training samples.
+
+    With several seeds the line is the mean over them and the band reaches from the lowest to the highest.
+
+    Args:
+        frame: rows of one or more runs.
+        model: which model is scored; by default each algorithm's personal one, else its global one.
+        split: ``test``, ``validation`` or ``train``.
+
+    Raises:
+        UsageError: a metric, model or split that is not there, or several values for one client and round.
+    """
+    rows, notes = _scores(frame, metric, model, split)
+    means = weighted_mean(rows, ["algorithm", "seed", "round"])
+    with canvas(ax, width=5.6) as axes:
+        numbers = set()
+        for k, name in enumerate(rows["algorithm"].unique()):
+            runs = means.loc[name].unstack("seed").sort_index()
+            x, every = runs.index.to_numpy(dtype=np.float64), max(1, len(runs) // 8)
+            colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
+            look: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": MARKERS[k % len(MARKERS)]}
+            axes.plot(x, runs.mean(axis=1, skipna=False), label=name, markevery=(k % every, every), **look)
+            if runs.shape[1] > 1:
+                axes.fill_between(x, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, linewidth=0)
+            numbers.add(runs.shape[1])
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
+        axes.set(xlabel=with_notes("round", notes), ylabel=_score_label(metric, split))
+        of = f"mean of {max(numbers)} seeds" if len(numbers) == 1 else "mean over seeds"
+        legend(axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None)
+    return axes
+
+
+def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes:
+    """A dot with its interval for each row of a table, in the table's order from the top, values written beside.
+
+    Args:
+        table: columns ``algorithm``, ``value``, ``low`` and ``high`` (ends of the interval, missing where there is
+            none) and ``n`` (number of runs). A missing value is written as such.
+        metric: name of the values, for the axis.
+
+    Raises:
+        UsageError: a column is missing, or an interval that does not contain its value.
+    """
+    for name in ("algorithm", "value", "low", "high", "n"):
+        check_known("column of the table", name, table.columns)
+    outside = table[(table["low"] > table["value"]) | (table["high"] < table["value"])]
+    if len(outside):
+        raise UsageError(f"the interval of {listing(outside['algorithm'])} does not contain its value")
+    columns = (table[name] for name in ("value", "low", "high", "n"))
+    with canvas(ax, height=float(np.clip(0.8 + 0.24 * len(table), 1.6, 9))) as axes:
+        for k, (value, low, high, n) in enumerate(zip(*columns, strict=True)):
+            axes.plot([low, high], [k, k], color=COLOURS[0], linewidth=1.6)
+            axes.plot([value], [k], color=COLOURS[0], marker="o", markersize=5)
+            interval = "" if pd.isna(low) or pd.isna(high) else f"  [{low:.3f}, {high:.3f}]"
+            text = f"{'no value' if pd.isna(value) else f'{value:.3f}{interval}'}  n = {n}"
+            axes.text(1.02, k, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+        axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
+        axes.set(ylim=(len(table) - 0.4, -0.6), xlabel=_score_label(metric))
+    return axes
+
+
+def clients(
+    frame: pd.DataFrame,
+    metric: str = "macro_f1",
+    model: str | None = None,
+    split: str = "test",
+    ax: Axes | None = None,
+) -> Axes:
+    """Every client's score after the last round, a row an algorithm, so that it is seen who gains and who loses.
+
+    A dot is a client (its mean over seeds), the bar is the mean over clients weighted by training samples, and the
+    grey band reaches from the worst client to the best. Arguments and errors are those of :func:`learning`.
+    """
+    rows, notes = _scores(frame, metric, model, split)
+    rows = rows[rows["round"] == rows.groupby(["algorithm", "seed"])["round"].transform("max")]
+    names, everyone = list(rows["algorithm"].unique()), list(rows["client"].unique())
+    means = weighted_mean(rows, ["algorithm", "seed"]).groupby("algorithm").mean(skipna=False).reindex(names)
+    scores = rows.groupby(["algorithm", "client"], sort=False)["value"].mean(skipna=False).unstack("client")
+    scores, y = scores.reindex(index=names, columns=everyone), np.arange(len(names))
+    with canvas(ax, width=5.6, height=float(np.clip(0.9 + 0.32 * len(names), 1.8, 9))) as axes:
+        axes.hlines(y, scores.min(axis=1), scores.max(axis=1), color="0.85", linewidth=5, zorder=1)
+        for k, client in enumerate(everyone):
+            axes.plot(scores[client], y, linestyle="none", zorder=3, **dress(k, everyone))
+        axes.plot(means, y, linestyle="none", marker="|", markersize=14, mew=2, color=MEAN, label="mean", zorder=2)
+        axes.set_yticks(y, names)
+        axes.set(ylim=(len(names) - 0.4, -0.6), xlabel=with_notes(_score_label(metric, split), notes))
+        axes.grid(axis="y", visible=False)
+        legend(axes)
+    return axes
+
+
+def _score_label(metric: str, split: str = "") -> str:
+    direction = {True: " (higher is better)", False: " (lower is better)"}[SCORES[metric]] if metric in SCORES else ""
+    return f"{split} {metric.replace('macro_f1', 'macro F1').replace('_', ' ')}".strip() + direction
+
+
+def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of one score and one model of each algorithm, and notes on what is missing among them."""
+    rows = of_metric(frame, metric)
+    rows = rows[(rows["layer"] == "") & (rows["split"] == check_known("split", split, rows["split"].unique()))]
+    if model is not None:
+        check_known("model", model, rows["model"].unique())
+    parts: dict[tuple[str, str], pd.DataFrame] = {}
+    notes: list[str] = []
+    for name in rows["algorithm"].unique():
+        group = rows[rows["algorithm"] == name]
+        present = list(group["model"].unique())
+        chosen = model or next((usual for usual in ("personal", "global") if usual in present), present[0])
+        if chosen not in present:
+            notes.append(f"{name}: no {chosen} model, only {listing(present)}")
+        elif chosen not in ("personal", "global") and model is None and len(present) > 1:
+            raise UsageError(f"{name} has the models {listing(present)}: name the one to show")
+        else:
+            group = group[group["model"] == chosen]
+            parts[name or "run", chosen] = group[group["client"] != ""] if (group["client"] != "").any() else group
+    several = len({chosen for _, chosen in parts}) > 1
+    picked: pd.DataFrame = pd.concat(
+        part.assign(algorithm=f"{name} ({chosen})" if several else name) for (name, chosen), part in parts.items()
+    )
+    picked = picked.assign(seed=picked["seed"].fillna(-1), round=picked["round"].fillna(0))
+    check_single(picked, ["algorithm", "seed", "round", "client"])
+    return picked, notes + missing(picked, "algorithm")

@@ -1,0 +1,363 @@
+"""Federation sensitivity: how much the layers up to one matter to a client's loss, relative to the first layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from diagnostics.capture import Data, batches
+from diagnostics.gradients import TENSORS, Meter, Reading, Subject, Tick, measure, quiet, tensors_of, unread
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.layers import Layer
+from fl_core.losses import Loss
+from fl_core.rows import Row, row
+from fl_core.seeds import seed_of, torch_generator, torch_seeded
+
+WHEN = ("after", "training", "figure")
+REDUCE = ("pooled", "mean_of_tensors")
+FIGURE_BATCH = 64
+"""Samples of the one batch behind the published figures."""
+
+Result = Mapping[str, Any]
+"""What :meth:`SensitivityAccumulator.result` gives."""
+
+
+class SensitivityAccumulator:
+    """Sums the importance I_l = (1 / n_l) sum (w g)^2 of every layer over the steps of an epoch.
+
+    I_l is the first-order Taylor importance of Molchanov et al. per weight (PLayer-FL, Eq. 1 and 2), with w and g as
+    they are at the step, before the optimiser moves w. Feeding it costs one product and one norm a tensor, nothing is
+    copied to the host, and the sums are float64. Tensors that no gradient reached count neither in the sum nor in n.
+
+    Args:
+        layers: in the order of the network.
+        tensors: ``"weights"`` (default) or ``"all"`` parameters.
+        reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2); with
+            ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
+
+    Raises:
+        UsageError: an unknown choice; on the first update, no parameter of the layers among the gradients.
+    """
+
+    def __init__(self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled") -> None:
+        self.tensors = check_known("choice of tensors", tensors, TENSORS)
+        self.reduce = check_known("reduction of a layer", reduce, REDUCE)
+        self._names = {layer.name: tensors_of(layer, tensors) for layer in layers}
+        self._known = {name for names in self._names.values() for name in names}
+        self._sums: dict[str, Tensor] = {}
+        self._sizes: dict[str, int] = {}
+        self._steps = 0
+
+    @torch.no_grad()
+    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+        """Take in one step. Every step counts once, whatever its number ``n`` of samples."""
+        names = [name for name in grads if name in self._known and grads[name] is not None]
+        if grads and self._known and not self._known & grads.keys():
+            raise UsageError(
+                f"gradients of {listing(grads, 3)}, but the layers hold {listing(sorted(self._known), 3)}: "
+                "another model's layers?"
+            )
+        for name in names:
+            # the norm in float64 squares there too: products far below 1 do not vanish, and no float64 copy is made
+            square = torch.linalg.vector_norm(params[name] * grads[name], dtype=torch.float64).square_()
+            if name in self._sums:
+                self._sums[name] += square
+            else:
+                self._sums[name] = square
+                self._sizes[name] = params[name].numel()
+        self._steps += 1
+
+    def importance(self) -> Tensor:
+        """I_l averaged over the steps, [L] in float64; NaN for a layer that no gradient reached."""
+        values = [self._layer(names) for names in self._names.values()]
+        device = next(iter(self._sums.values())).device if self._sums else torch.device("cpu")
+        return torch.stack([value.to(device) for value in values]) if values else torch.empty(0, dtype=torch.float64)
+
+    def _layer(self, names: Sequence[str]) -> Tensor:
+        reached = [name for name in names if name in self._sums]
+        if not reached:
+            return torch.tensor(torch.nan, dtype=torch.float64)
+        sums = torch.stack([self._sums[name] for name in reached])
+        sizes = torch.tensor([self._sizes[name] for name in reached], dtype=torch.float64, device=sums.device)
+        pooled = sums.sum() / sizes.sum() if self.reduce == "pooled" else (sums / sizes).mean()
+        return pooled / self._steps
+
+    def result(self) -> dict[str, Any]:
+        """JSON: names of the ``layers`` that gradients reached, their ``importance`` (null = not finite), ``steps``."""
+        reached = [any(name in self._sums for name in names) for names in self._names.values()]
+        values = [v for v, r in zip(self.importance().tolist(), reached, strict=True) if r]
+        return {
+            "layers": [layer for layer, r in zip(self._names, reached, strict=True) if r],
+            "importance": [value if math.isfinite(value) else None for value in values],
+            "steps": self._steps,
+        }
+
+
+def importance(
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    layers: Sequence[Layer],
+    tensors: str = "weights",
+    reduce: str = "pooled",
+) -> Tensor:
+    """I_l = (1 / n_l) sum (w g)^2 of each layer, [L] in float64, at least 0; NaN where no gradient reaches.
+
+    One step of :class:`SensitivityAccumulator`, which explains the arguments.
+    """
+    accumulator = SensitivityAccumulator(layers, tensors, reduce)
+    accumulator.update(params, grads)
+    return accumulator.importance()
+
+
+def cumulative(importance: ArrayLike) -> NDArray[np.float64]:
+    """S_l = F_l / F_1 with F_l = sum_{k <= l} I_k (PLayer-FL, Eq. 2, relative to the first layer), [L].
+
+    S_1 = 1 and S never falls; a jump says that the layer matters far more to the loss than those before it. All NaN
+    where I_1 is 0; NaN from the first value on that is NaN or None.
+    """
+    values = np.asarray(importance, dtype=np.float64)
+    if not len(values) or not values[0] > 0:
+        return np.full(len(values), np.nan)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.cumsum(values) / values[0]
+
+
+def combine(s: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
+    """sum_c p_c S^c over clients, [L], from S [C, L] and weights [C] (training samples) with p_c = w_c / sum w.
+
+    NaN for a layer that has no value at one of the clients.
+
+    Raises:
+        UsageError: the numbers of clients differ, or weights that are not all above 0.
+    """
+    values, w = np.asarray(s, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    if values.ndim != 2 or w.shape != values.shape[:1]:
+        raise UsageError(f"sensitivities {values.shape} and weights {w.shape}; [C, L] and [C] are needed")
+    if not np.all(w > 0):
+        raise UsageError("clients' weights must all be above 0")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (w / w.sum()) @ values
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Client:
+    name: str
+    n_train: int
+    n_samples: int
+    result: Result
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Rows of S_l (variant ``when``), client by client and combined, and of I_l (variant ``"importance"``).
+
+    Both need gradients. A layer without weights or outside the forward pass has no value and adds nothing to the
+    later layers' sums; the reference is the first layer that has weights.
+    """
+
+    when: str = "after"
+    tensors: str = "weights"
+    reduce: str = "pooled"
+    estimator: str = "batch_mean"
+
+    def __post_init__(self) -> None:
+        check_known("moment of federation sensitivity", self.when, WHEN)
+        check_known("choice of tensors", self.tensors, TENSORS)
+        check_known("reduction of a layer", self.reduce, REDUCE)
+
+    def meter(self, layers: Sequence[Layer]) -> Meter:
+        return SensitivityAccumulator(layers, self.tensors, self.reduce)
+
+    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+        sizes = {}
+        for reading in readings[:1]:
+            sizes = {name: parameter.numel() for name, parameter in reading.subject.model.named_parameters()}
+        clients = [
+            _Client(r.subject.client, r.subject.n_train, r.n_samples, r.meter.result(), r.fault) for r in readings
+        ]
+        return self.table(layers, clients, sizes)
+
+    def table(self, layers: Sequence[Layer], clients: Sequence[_Client], sizes: Mapping[str, int]) -> list[Row]:
+        """Rows from the clients' accumulated importances; ``sizes``: scalars of each parameter, where known."""
+        rows: list[Row] = []
+        values, reasons = [], []
+        for client in clients:
+            i, s, why = self._client(layers, client)
+            values.append(s)
+            reasons.append(why)
+            common = {"client": client.name, "n_samples": client.n_samples, "n_train": client.n_train}
+            for k, layer in enumerate(layers):
+                rows.append(self._row(layer, s[k], why[k], self.when, sizes, **common))
+                unit = "loss^2"
+                status = "" if math.isfinite(i[k]) else why[k]
+                rows.append(self._row(layer, i[k], status, "importance", sizes, unit=unit, **common))
+        if clients:
+            combined = combine(values, [client.n_train for client in clients])
+            common = {
+                "n_samples": sum(client.n_samples for client in clients),
+                "n_train": sum(client.n_train for client in clients),
+            }
+            for k, layer in enumerate(layers):
+                lacking = [(c.name, why[k]) for c, why in zip(clients, reasons, strict=True) if why[k]]
+                status = f"client {lacking[0][0]!r}: {lacking[0][1]}" if lacking else ""
+                rows.append(self._row(layer, combined[k], status, self.when, sizes, **common))
+        return rows
+
+    def _client(
+        self, layers: Sequence[Layer], client: _Client
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
+        """I [L], S [L], and why S has no value ("" where it has), of one client."""
+        reached = dict(zip(client.result["layers"], client.result["importance"], strict=True))
+        why = [unread(layer, self.tensors, layer.name in reached) for layer in layers]
+        i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
+        s = np.full(len(layers), np.nan)
+        counted = [k for k, reason in enumerate(why) if not reason]
+        measurable = [k for k, layer in enumerate(layers) if layer.used and tensors_of(layer, self.tensors)]
+        s[counted] = cumulative(i[counted])
+        broken = ""
+        if measurable and measurable[0] not in counted:
+            broken = f"no gradient reaches the first layer {layers[measurable[0]].name!r}"
+        for k in counted:
+            if not broken and not math.isfinite(i[k]):
+                broken = client.fault or f"the importance of layer {layers[k].name!r} is not finite"
+            if not broken and k == counted[0] and i[k] == 0:
+                broken = f"the importance of the first layer {layers[k].name!r} is 0"
+            if not broken and not math.isfinite(s[k]):
+                broken = f"the sum up to layer {layers[k].name!r} overflows"
+            if broken:
+                s[k], why[k] = np.nan, broken
+        return i, s, why
+
+    def _row(
+        self, layer: Layer, value: float, status: str, variant: str, sizes: Mapping[str, int], **columns: Any
+    ) -> Row:
+        names = tensors_of(layer, self.tensors)
+        how = [self.estimator]
+        how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
+        how += ["all tensors"] if self.tensors == "all" else []
+        return row(
+            "federation_sensitivity",
+            None if status else float(value),
+            status=status or "ok",
+            layer=layer.name,
+            variant=variant,
+            estimator=", ".join(how),
+            n_params=sum(sizes[name] for name in names) if all(name in sizes for name in names) else None,
+            **columns,
+        )
+
+
+def federation_sensitivity(
+    subjects: Sequence[Subject],
+    layers: Sequence[Layer],
+    *,
+    loss: Loss,
+    batch: int | None = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    tick: Tick = quiet,
+    when: str = "after",
+    single_batch: int | None = None,
+    tensors: str = "weights",
+    reduce: str | None = None,
+    recorded: Mapping[str, Result] | None = None,
+) -> list[Row]:
+    """Rows of S_l for each client and combined (client ""), and of I_l (variant ``"importance"``) for each client.
+
+    S_l = F_l / F_1, F_l = sum_{k <= l} (1 / n_k) sum (w g)^2 (PLayer-FL, Eq. 2): 1 at the first layer, never falling.
+
+    Args:
+        layers: all layers of the network in order: the sums start at the first.
+        when: the row's variant. ``"after"``: the weights stand still and (w g)^2 is averaged over the data's batches.
+            ``"training"``: what :class:`SensitivityAccumulator` saw while the client trained, given as ``recorded``.
+            ``"figure"``: as the published figures, one batch of 64 and the mean over a layer's tensors.
+        single_batch: draw one batch of so many samples, with replacement as the authors' released code does.
+        tensors, reduce: as in :class:`SensitivityAccumulator`.
+        recorded: client name -> the accumulator's ``result()``.
+
+    Raises:
+        UsageError: an unknown choice, ``recorded`` missing or without one of the clients; as in ``measure``.
+    """
+    check_known("moment of federation sensitivity", when, WHEN)
+    if (when == "training") != (recorded is not None):
+        raise UsageError(
+            "federation sensitivity when='training' is what was recorded while training: "
+            "give recorded={client: result} with when='training', and only then"
+        )
+    if when == "figure":
+        single_batch, reduce = single_batch or FIGURE_BATCH, reduce or "mean_of_tensors"
+    metric = Sensitivity(when, tensors, reduce or "pooled", "single_batch" if single_batch else "batch_mean")
+    if recorded is not None:
+        if single_batch is not None:
+            raise UsageError("single_batch does not apply to what was recorded while training")
+        sizes = {name: p.numel() for s in subjects[:1] for name, p in s.model.named_parameters()}
+        rows = recorded_rows(
+            {s.client: recorded[check_known("recorded client", s.client, recorded)] for s in subjects},
+            layers,
+            n_train={s.client: s.n_train for s in subjects},
+            sizes=sizes,
+            tensors=tensors,
+            reduce=reduce or "pooled",
+        )
+        for subject in subjects:
+            tick(subject.client)
+        return rows
+    if single_batch is not None:
+        subjects = [replace(s, data=_draw(s, single_batch, seed)) for s in subjects]
+        batch = None
+    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)
+
+
+def sharing(
+    when: str = "after",
+    single_batch: int | None = None,
+    tensors: str = "weights",
+    reduce: str | None = None,
+    recorded: Mapping[str, Result] | None = None,
+) -> Sensitivity | None:
+    """The metric with these options if it can share its pass with others, None where it needs one of its own."""
+    if when != "after" or single_batch is not None or recorded is not None:
+        return None
+    return Sensitivity(when, tensors, reduce or "pooled")
+
+
+def recorded_rows(
+    results: Mapping[str, Result],
+    layers: Sequence[Layer],
+    *,
+    n_train: Mapping[str, int],
+    sizes: Mapping[str, int] | None = None,
+    tensors: str = "weights",
+    reduce: str = "pooled",
+) -> list[Row]:
+    """The rows of :func:`federation_sensitivity` from what the clients' accumulators recorded in training.
+
+    Args:
+        results: client name -> ``SensitivityAccumulator.result()``, which was made with ``tensors`` and ``reduce``.
+        n_train: training samples of each client: its weight, and the samples that one epoch saw.
+        sizes: scalars of each parameter, for the rows' ``n_params``.
+    """
+    clients = [_Client(name, n_train[name], n_train[name], result) for name, result in results.items()]
+    return Sensitivity("training", tensors, reduce, "epoch").table(layers, clients, sizes or {})
+
+
+def _draw(subject: Subject, size: int, seed: int) -> Data:
+    """``size`` samples of the subject's data, drawn with replacement."""
+    if size < 1:
+        raise UsageError(f"a single batch of {size} samples; at least 1 is needed")
+    with torch_seeded(seed_of(seed, "diagnose", subject.client)):  # a shuffling loader draws its order
+        parts = list(batches(subject.data, None))
+    x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+    index = torch.randint(len(x), (size,), generator=torch_generator(seed, "sensitivity batch", subject.client))
+    return x[index.to(x.device)], y[index.to(y.device)]

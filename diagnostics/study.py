@@ -1,0 +1,271 @@
+"""The whole question on one dataset: measure, decide, federate, compare; with pictures and one report page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from diagnostics import measure, plots, select
+from diagnostics.compare import Comparison, compare, pretty
+from diagnostics.diagnose import METRICS, Report
+from diagnostics.page import Page
+from fl_core import __version__, runner
+from fl_core.config import RunConfig, resolved
+from fl_core.errors import RunError, UsageError
+from fl_core.plan import LayerPlan
+
+Say = Callable[[str], None]
+CAPTIONS = {
+    "grad_variance": "Variance over the entries of each layer's weight gradient. Late layers have the steepest spread.",
+    "hessian_trace": "Trace of the loss's Hessian in each layer, per parameter: how sharply the loss curves there.",
+    "cka": "How differently the clients' models represent the same samples; 0 is the same representation.",
+    "federation_sensitivity": "Federation sensitivity of the layers up to each one, relative to the first; the "
+    "decision reads the jumps of the combined line.",
+}
+
+
+@dataclass
+class Outcome:
+    """What a study found."""
+
+    report: Report
+    plan: LayerPlan
+    comparison: Comparison
+    page: Path
+
+
+def compared(
+    config: RunConfig,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    options: Mapping[str, dict[str, Any]] | None = None,
+    plan: LayerPlan | None = None,
+    command: str = "",
+    progress: bool = True,
+) -> Comparison:
+    """:func:`diagnostics.compare.compare`, with its pictures below ``out``."""
+    result = compare(
+        config,
+        algorithms,
+        seeds,
+        out,
+        instruments=measure.instruments(),
+        options=options,
+        plan=plan,
+        command=command,
+        progress=progress,
+    )
+    for name, figure in pictures_of(result).items():
+        _save(figure, out / f"{name}.png")
+    return result
+
+
+def study(
+    config: RunConfig,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    options: Mapping[str, dict[str, Any]] | None = None,
+    command: str = "",
+    say: Say = lambda text: None,
+    progress: bool = True,
+) -> Outcome:
+    """Measure after one local epoch of the first seed, decide, run every algorithm over the seeds, and report.
+
+    Algorithms of the PLayer-FL family obey the plan that was decided; the others use their own default. Below ``out``
+    appear ``rows.jsonl`` (the diagnosis), ``plan.json``, ``comparison/`` (all runs, their rows and table), the
+    pictures as PNG, and ``report.html``. A study that was interrupted goes on when it is started again.
+
+    Raises:
+        UsageError: anything unknown or not fitting, before any work.
+    """
+    if not seeds:
+        raise UsageError("a study needs at least one seed")
+    out = Path(out)
+    config = replace(config, seed=seeds[0], algorithm="playerfl")
+    task = runner.assemble(config)
+    out.mkdir(parents=True, exist_ok=True)
+    counts = task.data.class_counts()
+    say(f"{task.config.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples; "
+        f"{task.config.model}: {', '.join(layer.name for layer in task.layers)}")  # fmt: skip
+
+    report = measure.of_task(task, command=command, progress=progress)
+    report.write(out / "rows.jsonl")
+    plan = select.select(
+        report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY, variant="training"
+    )
+    plan.save(out / "plan.json")
+    say("\n" + select.explain(plan))
+    decisions = over_seeds(config, seeds)
+    say("\nLast shared layer by seed: " + ", ".join(f"{seed}: {last}" for seed, last in decisions.items()))
+
+    result = compared(
+        replace(config, plan=None),
+        algorithms,
+        seeds,
+        out / "comparison",
+        options=options,
+        plan=plan,
+        command=command,
+        progress=progress,
+    )
+    say("\n" + result.text())
+    page = write_page(out, task, report, plan, decisions, result, command)
+    say(f"\nreport: {page}")
+    return Outcome(report, plan, result, page)
+
+
+def over_seeds(config: RunConfig, seeds: Sequence[int]) -> dict[int, str]:
+    """The last shared layer that each seed's own first epoch decides, or why there is none."""
+    found = {}
+    for seed in seeds:
+        task = runner.assemble(replace(config, seed=seed))
+        _, measured = runner.first_epoch(task, measure.instruments().observers)
+        names = list(measured)
+        replies = [{"client": c, "weight": task.data.weights[c], **measured[name]} for c, name in enumerate(names)]
+        try:
+            plan = select.decide(task.layers, replies, names=names, rule=config.rule, threshold=config.threshold)
+            found[seed] = plan.shared[-1] if plan.shared else "nothing"
+        except RunError as error:
+            found[seed] = f"no decision: {error}"
+    return found
+
+
+# --- pictures and the page -------------------------------------------------------------------------------------
+
+
+def pictures_of(result: Comparison) -> dict[str, Figure]:
+    """The comparison in pictures: scores with intervals, clients, and learning curves."""
+    table = result.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
+    table = table.assign(n=table["seeds"])
+    return {
+        "comparison": _figure(plots.comparison(table, "macro_f1")),
+        "clients": _figure(plots.clients(result.frame, "macro_f1")),
+        "learning": _figure(plots.learning(result.frame, "macro_f1")),
+    }
+
+
+def diagnosis_pictures(report: Report) -> dict[str, Figure]:
+    """One picture a metric of a diagnosis, and the CKA matrices."""
+    shown = dict.fromkeys(report.frame["metric"])
+    found = {}
+    for name in shown:
+        variants = set(report.frame.loc[report.frame["metric"] == name, "variant"])
+        variant = "training" if "training" in variants else METRICS[name].variant
+        found[name] = _figure(plots.metric(report.frame, name, variant=variant))
+    if (report.frame["metric"].eq("cka") & report.frame["value"].notna()).any():
+        found["cka_matrices"] = _figure(plots.cka_matrices(report.frame)[0])
+    return found
+
+
+def write_page(
+    out: Path,
+    task: runner.Task,
+    report: Report,
+    plan: LayerPlan,
+    decisions: Mapping[int, str],
+    result: Comparison,
+    command: str,
+) -> Path:
+    """The report, and its pictures as PNG beside it."""
+    config = resolved(task.config)
+    shared = ", ".join(plan.shared) or "nothing"
+    local = ", ".join(layer.name for layer in plan.head) or "nothing"
+    page = Page(
+        f"Which layers of {config.model} to federate on {Path(config.dataset).name}",
+        f"Federate **{shared}**; keep **{local}** local. Measured after one local epoch, decided by `{plan.why.rule}` "
+        f"with threshold {plan.why.threshold}, then checked by training.",
+    )
+    page.text("## The data\n\nEach client's training samples by class.")
+    _add(page, out, "partition", _figure(plots.partition(task.data.class_counts())), "Who holds what.")
+
+    page.text("## What the layers look like\n\nEvery client trains all layers for one epoch from the same start.")
+    for name, figure in diagnosis_pictures(report).items():
+        caption = CAPTIONS.get(name, "CKA between all pairs of clients, layer by layer; 1 is the same representation.")
+        _add(page, out, name, figure, caption)
+    missing = report.frame[report.frame["status"] != "ok"]
+    if len(missing):
+        page.table(missing[["metric", "variant", "client", "layer", "status"]], "Values that could not be computed.")
+
+    page.text("## The decision")
+    _add(page, out, "plan", _figure(plots.plan(plan)), "Federated and local layers, and where each client would cut.")
+    thresholds = pd.DataFrame(plan.why.alternatives.items(), columns=["threshold or rule", "last shared layer"])
+    page.table(thresholds, "The same measurement under other thresholds.")
+    seeds = pd.DataFrame(decisions.items(), columns=["seed", "last shared layer"])
+    page.table(seeds, "The decision of other seeds: other splits, initial weights and batches.")
+
+    page.text(f"## What it is worth\n\n{verdict(result)}")
+    for name, figure in pictures_of(result).items():
+        _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
+    page.table(pretty(result.table), "Test split after the last round; mean and half the 95 % interval over seeds.")
+    page.text(
+        "Clients above both: the part of the clients whose F1 lies above Local's and above FedAvg's. Rank 1 is best."
+    )
+
+    page.text("## How it was made")
+    page.text(f"- command: `{command}`\n- fedlayers {__version__}\n- data digest `{task.data.digest[:16]}`")
+    page.text(
+        f"- {config.rounds} rounds, {config.epochs} local epochs, batch {config.batch}, {config.optimizer}, "
+        f"lr {config.lr}, {config.loss}\n- seeds {', '.join(map(str, decisions))}\n- plan `{plan.digest[:16]}`"
+    )
+    path = out / "report.html"
+    page.write(path)
+    return path
+
+
+_COMPARISON_CAPTIONS = {
+    "comparison": "Macro-F1 of each algorithm's final model, combined over clients by training samples; mean and 95 % "
+    "interval over seeds.",
+    "clients": "The same score client by client.",
+    "learning": "Macro-F1 over the rounds.",
+}
+
+
+def verdict(result: Comparison, reference: str = "playerfl") -> str:
+    """What the scores support, in words: paired differences from the reference, and the Friedman test."""
+    if reference not in set(result.table["algorithm"]):
+        reference = str(result.table.sort_values("macro_f1").iloc[-1]["algorithm"])
+    parts = []
+    for line in result.differences(reference).itertuples():
+        points = f"{100 * line.value:+.1f} points"
+        if pd.isna(line.low):
+            parts.append(f"- `{line.algorithm}`: {points} of macro-F1; one seed supports no interval")
+            continue
+        sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "not told apart from"
+        parts.append(
+            f"- `{line.algorithm}`: {points} of macro-F1 [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
+        )
+    test = result.friedman
+    said = (
+        f"Friedman test over {test.n_blocks} seeds: p = {test.p_value:.2g}."
+        if test.status == "ok"
+        else f"No Friedman test: {test.status}."
+    )
+    text = f"Differences from `{reference}`, paired by seed, with their 95 % intervals:\n\n" + "\n".join(parts)
+    return f"{text}\n\n{said} Seeds share the data, so this speaks of this dataset only."
+
+
+def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
+    page.figure(figure, caption, alt=caption)
+    _save(figure, out / f"{name}.png")
+
+
+def _figure(ax: Axes) -> Figure:
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=200, bbox_inches="tight", facecolor="white")
+    plt.close(figure)

@@ -1,0 +1,81 @@
+"""One model for all: FedAvg, its relatives, and its opposite, no federation at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_core.algorithms.base import Algorithm, Round, register
+from fl_core.local import Context, Phase
+
+
+@register
+class Local(Algorithm):
+    """Every client trains alone, from the common initial model, whenever it is sampled."""
+
+    name = "local"
+    summary = "trains all; nothing travels; each client's own model"
+    paper = "the baseline without federation"
+    evaluates = "personal"
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return frozenset()
+
+
+@register
+class FedAvg(Algorithm):
+    """The average of locally trained copies, weighted by training samples (McMahan et al. 2017)."""
+
+    name = "fedavg"
+    summary = "trains all; all travels; the averaged model"
+    paper = "McMahan et al. 2017"
+
+
+@register
+class FedProx(Algorithm):
+    """FedAvg with a pull to the received model: loss + (mu / 2) ||w - w_received||^2 (Li et al. 2020).
+
+    Only trainable parameters are pulled. mu = 0 is FedAvg, bit for bit.
+    """
+
+    name = "fedprox"
+    summary = "trains all with a pull to the received model; all travels; the averaged model"
+    paper = "Li et al. 2020"
+
+    @dataclass(frozen=True)
+    class Config:
+        mu: float = 0.1
+
+    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        return super().loss(params, batch, ctx) + half_pull(self.config.mu, params, ctx)
+
+
+@register
+class LocalAdaptation(Algorithm):
+    """FedAvg, then every client fine-tunes a copy of the final global model (Yu et al. 2020)."""
+
+    name = "local_adaptation"
+    summary = "FedAvg; at the end each client fine-tunes a copy of all layers"
+    paper = "Yu et al. 2020"
+
+    @dataclass(frozen=True)
+    class Config:
+        finetune_epochs: int = 5
+
+    def finish(self, client: int) -> tuple[Phase, ...]:
+        return (Phase("finetune", self.problem.tensors, self.config.finetune_epochs, stream="finetune"),)
+
+
+def half_pull(strength: float, params: Mapping[str, Tensor], ctx: Context) -> Tensor | float:
+    """(strength / 2) ||w - w_received||^2 over trainable parameters, a scalar that can be differentiated.
+
+    Without strength there is no term at all: a gradient of 0 would still hand tensors that no forward pass reaches
+    to weight decay, and 0 times an overflow is not 0.
+    """
+    if strength == 0:
+        return 0.0
+    gaps = [(param - ctx.reference[name]).square().sum() for name, param in params.items() if param.requires_grad]
+    return 0.5 * strength * torch.stack(gaps).sum()

@@ -1,0 +1,294 @@
+"""What a federated algorithm is: four answers (what is trained, what travels, how it is mixed, what is evaluated).
+
+The defaults of :class:`Algorithm` are FedAvg; an algorithm overrides one to four of the hooks. Most answers are sets
+of tensor names taken from a :class:`~fl_core.plan.LayerPlan`, so most algorithms are a few lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, get_type_hints
+
+from torch import Tensor
+
+from fl_core import tree
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.local import Context, Phase
+from fl_core.plan import LayerPlan
+from fl_core.tree import Tree
+
+
+@dataclass
+class State:
+    """What the server or a client keeps between rounds: trees, and plain JSON data."""
+
+    trees: dict[str, Tree] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Message:
+    """What crosses between server and client, either way; :attr:`bytes` is what the costs count."""
+
+    trees: dict[str, Tree] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensors, plus 4 for every number in the meta data (measurements travel as float32)."""
+        return sum(tree.n_bytes(t) for t in self.trees.values()) + 4 * _count_numbers(self.meta)
+
+
+def _count_numbers(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(_count_numbers(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_count_numbers(v) for v in value)
+    return int(isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+@dataclass(frozen=True)
+class Update:
+    """One client's reply as the server sees it; ``weight`` is the client's number of training samples."""
+
+    client: int
+    weight: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where a run stands: the 0-based ``index`` of the round, its exchange, and the clients sampled for it."""
+
+    index: int
+    exchange: str = "train"
+    sampled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What an algorithm may know of the task: the model's layers and tensors, the clients' sizes, the local epochs."""
+
+    layers: tuple[Layer, ...]
+    parameters: frozenset[str]
+    local_only: frozenset[str]  # buffers that never travel (bn="local")
+    n_train: tuple[int, ...]
+    epochs: int
+    seed: int
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """All tensor names of the model, buffers included."""
+        return frozenset(name for layer in self.layers for name in layer.tensors)
+
+
+class Algorithm:
+    """FedAvg, and the frame of every other algorithm.
+
+    Class attributes:
+        name: registry name.
+        summary: one line on what is trained, what travels and what is evaluated.
+        paper: the source.
+        splits: whether it obeys a layer plan.
+        evaluates: name of the model that exists after every round, ``global`` or ``personal``.
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    splits: ClassVar[bool] = False
+    evaluates: ClassVar[str] = "global"
+
+    @dataclass(frozen=True)
+    class Config:
+        """Hyper-parameters beyond those of local training; set with ``--set key=value``."""
+
+    def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        self.problem = problem
+        self.config: Any = configured(type(self), config or {})
+        self.plan: LayerPlan | None = plan if plan is None else self.adopt(plan)
+
+    # --- the plan ---
+
+    def adopt(self, plan: LayerPlan) -> LayerPlan:
+        """What this algorithm makes of a plan that it is given; the plan itself by default."""
+        return plan
+
+    @property
+    def decides(self) -> bool:
+        """Whether the run starts without a plan and the algorithm makes its own."""
+        return False
+
+    # --- what travels ---
+
+    def exchanges(self, index: int) -> tuple[str, ...]:
+        """The exchanges of a round: each sends to the sampled clients and collects their replies."""
+        return ("train",)
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        """Names of the tensors that travel, both ways. Default: all."""
+        return self.problem.tensors - self.problem.local_only
+
+    def send(self, server: State, client: int, rnd: Round) -> Message:
+        """What the server sends; the engine clones it."""
+        return Message({"model": tree.pick(server.trees["model"], self.shared(rnd, client))})
+
+    # --- what is trained ---
+
+    def start(self, initial: Tree, client: int) -> State:
+        """A client's state before its first round: the tensors that do not travel, at their common initial value."""
+        return State({"model": tree.pick(initial, self.kept(Round(0), client))})
+
+    def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
+        """Where local training starts: what the client kept, under what it received."""
+        return {**state.trees.get("model", {}), **message.trees.get("model", {})}
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        """Local training. Default: one phase over all tensors."""
+        return (Phase("train", self.problem.tensors, self.problem.epochs),)
+
+    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """The local objective on one batch (x [b, ...], y [b]): a scalar."""
+        x, y = batch
+        return ctx.criterion(ctx.forward(params, x), y)
+
+    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        """What the client uploads; it also brings the client's state up to date."""
+        state.trees = {**trained, "model": tree.pick(trained["model"], self.kept(rnd, client))}
+        return Message({"model": tree.pick(trained["model"], self.shared(rnd, client))}, {**ctx.observed})
+
+    def kept(self, rnd: Round, client: int) -> frozenset[str]:
+        """Names of the tensors that stay with the client between rounds: those that do not travel."""
+        return self.problem.tensors - self.shared(rnd, client)
+
+    # --- how it is mixed ---
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        """Take the replies in, one at a time, in the order of the sampled clients. Default: the weighted mean."""
+        mean = tree.Mean()
+        for update in updates:
+            mean.add(update.message.trees["model"], update.weight)
+        server.trees["model"].update(mean.result())
+
+    # --- what is evaluated ---
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        """The models of one client after a round, by name: ``global`` and/or ``personal``."""
+        return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}
+
+    def finish(self, client: int) -> tuple[Phase, ...]:
+        """Fine-tuning after the last round, on a copy of the client's model; its result is named ``personal``."""
+        return ()
+
+    @property
+    def headline(self) -> str:
+        """The model that tables report: the fine-tuned one where there is one."""
+        return "personal" if self.finish(0) else self.evaluates
+
+    # --- for readers ---
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Tensors that some phase of a usual round trains."""
+        return frozenset().union(*(phase.train for phase in self.phases(Round(1), 0)))
+
+
+# --- the registry ----------------------------------------------------------------------------------------------
+
+_REGISTRY: dict[str, type[Algorithm]] = {}
+
+
+def register(algorithm: type[Algorithm]) -> type[Algorithm]:
+    """Class decorator: make an algorithm known under its ``name``."""
+    if algorithm.name in _REGISTRY:
+        raise ValueError(f"two algorithms are called {algorithm.name!r}")
+    _REGISTRY[algorithm.name] = algorithm
+    return algorithm
+
+
+def registry() -> dict[str, type[Algorithm]]:
+    """All algorithms by name."""
+    from fl_core.algorithms import averaging, partial, regularised  # noqa: F401  (they register themselves)
+
+    return dict(_REGISTRY)
+
+
+def find(name: str) -> type[Algorithm]:
+    """The algorithm of that name.
+
+    Raises:
+        UsageError: unknown; names the nearest.
+    """
+    known = registry()
+    return known[check_known("algorithm", name, known)]
+
+
+def configured(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
+    """The algorithm's ``Config`` with the given values; strings are read as the field's type.
+
+    Raises:
+        UsageError: an unknown key, or a value of the wrong type.
+    """
+    hints = get_type_hints(algorithm.Config)
+    known = {f.name: f for f in fields(algorithm.Config)}
+    filled = {}
+    for key, value in values.items():
+        if not known:
+            raise UsageError(f"{algorithm.name} has no configuration keys; {key!r} was given")
+        check_known(f"configuration key of {algorithm.name}", key, known)
+        filled[key] = _typed(f"{algorithm.name}: {key}", value, hints[key])
+    needed = [k for k, f in known.items() if f.default is MISSING and f.default_factory is MISSING and k not in filled]
+    if needed:
+        raise UsageError(f"{algorithm.name} needs a value for {needed[0]!r}")
+    return algorithm.Config(**filled)
+
+
+def _typed(what: str, value: Any, kind: Any) -> Any:
+    kinds = [k for k in getattr(kind, "__args__", (kind,)) if k is not type(None)]
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if len(kinds) < len(getattr(kind, "__args__", (kind,))):
+            return None
+        raise UsageError(f"{what} must be {kinds[0].__name__}, not none")
+    target = kinds[0]
+    try:
+        if target is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+        if isinstance(value, bool):
+            raise TypeError(value)
+        number = target(value)
+        if target is int and float(value) != number:
+            raise ValueError(value)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise UsageError(f"{what} must be {target.__name__}, not {value!r}") from error
+    if target in (int, float) and not (number >= 0 and math.isfinite(number)):  # strengths and counts, all of them
+        raise UsageError(f"{what} must be at least 0 and finite, not {value}")
+    return number
+
+
+def shifted(plan: LayerPlan, by: int) -> LayerPlan:
+    """A plan whose shared prefix is ``by`` layers longer, clipped to 1..L-1; the evidence's status says so.
+
+    Raises:
+        UsageError: the shared layers are not a prefix.
+    """
+    cut, most = prefix_length(plan), len(plan.layers) - 1
+    wanted = cut + by
+    clipped = min(max(wanted, 1), max(most, 1))
+    notes = [] if plan.why.status == "ok" else [plan.why.status]
+    if clipped != wanted:
+        notes.append(f"clipped from {wanted} to {clipped} of {len(plan.layers)} layers")
+    return plan.with_shared(plan.names[:clipped], rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok")
+
+
+def prefix_length(plan: LayerPlan) -> int:
+    """Number of shared layers.
+
+    Raises:
+        UsageError: they are not a prefix, so "one layer more or less" has no meaning.
+    """
+    if plan.cut is None:
+        raise UsageError("the plan's shared layers are not the first ones: one layer more or less is not defined")
+    return plan.cut

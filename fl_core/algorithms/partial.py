@@ -1,0 +1,183 @@
+"""A shared body and local heads: the algorithms that obey a layer plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fl_core import seeds
+from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, prefix_length, register, shifted
+from fl_core.errors import RunError, UsageError
+from fl_core.local import Context, Phase
+from fl_core.plan import LayerPlan
+from fl_core.tree import Tree
+
+SENSITIVITY = "federation_sensitivity"
+MEASURED = "measured"
+
+
+class Partial(Algorithm):
+    """The plan's body travels, its head stays with each client."""
+
+    splits = True
+    evaluates = "personal"
+
+    @property
+    def body(self) -> frozenset[str]:
+        """Tensors of the shared layers."""
+        return self._plan().body_tensors
+
+    @property
+    def head(self) -> frozenset[str]:
+        """Tensors of the local layers."""
+        return self._plan().head_tensors
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return self.body - self.problem.local_only
+
+    def _plan(self) -> LayerPlan:
+        if self.plan is None:
+            raise RunError(f"{self.name} has no plan yet")
+        return self.plan
+
+
+@register
+class FedPer(Partial):
+    """Body and head are trained together; only the body is averaged (Arivazhagan et al. 2019)."""
+
+    name = "fedper"
+    summary = "trains all; the body travels; averaged body with the client's head"
+    paper = "Arivazhagan et al. 2019"
+
+
+@register
+class FedRep(Partial):
+    """First the head with the body frozen, then the body with the head frozen (Collins et al. 2021).
+
+    With everything shared and no head epochs it is FedAvg.
+    """
+
+    name = "fedrep"
+    summary = "trains the head, then the body; the body travels; averaged body with the client's head"
+    paper = "Collins et al. 2021"
+
+    @dataclass(frozen=True)
+    class Config:
+        head_epochs: int = 1
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (
+            Phase("head", self.head, self.config.head_epochs, stream="head"),
+            Phase("body", self.body, self.problem.epochs),
+        )
+
+
+@register
+class FedBABU(Partial):
+    """The head stays at its common random start while the body is federated; fine-tuning at the end (Oh et al. 2022).
+
+    Until then the evaluated model is ``global``, the averaged body under the random head; ``personal`` exists after
+    every client has fine-tuned all layers of a copy.
+    """
+
+    name = "fedbabu"
+    summary = "trains the body under a fixed random head; the body travels; fine-tuned copies at the end"
+    paper = "Oh et al. 2022"
+    evaluates = "global"
+
+    @dataclass(frozen=True)
+    class Config:
+        finetune_epochs: int = 5
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("body", self.body, self.problem.epochs),)
+
+    def finish(self, client: int) -> tuple[Phase, ...]:
+        return (Phase("finetune", self.problem.tensors, self.config.finetune_epochs, stream="finetune"),)
+
+
+@register
+class PLayerFL(FedPer):
+    """FedPer whose plan is decided in the first round from the gradients of its own training (PLayer-FL, Alg. 1-3).
+
+    The first round has two exchanges. In ``stats`` every client trains all layers from the common start and replies
+    with its federation sensitivities only; the server combines them and decides. In ``upload`` nothing is trained
+    again: the clients upload the chosen layers, so the first aggregation is already partial. Given a plan, it obeys
+    that and is FedPer.
+    """
+
+    name = "playerfl"
+    summary = "trains all; the first round decides which layers travel; averaged body with the client's head"
+    paper = "PLayer-FL (2025)"
+
+    @property
+    def decides(self) -> bool:
+        return self.plan is None
+
+    def exchanges(self, index: int) -> tuple[str, ...]:
+        return ("stats", "upload") if index == 0 and self.decides else ("train",)
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        everything = self.problem.tensors - self.problem.local_only
+        return everything if self.plan is None else super().shared(rnd, client)
+
+    def send(self, server: State, client: int, rnd: Round) -> Message:
+        return Message() if rnd.exchange == "upload" else super().send(server, client, rnd)
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        observe = (SENSITIVITY,) if rnd.exchange == "stats" else ()
+        everything = Phase("train", self.problem.tensors, self.problem.epochs, observe=observe)
+        return () if rnd.exchange == "upload" else (everything,)
+
+    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        if rnd.exchange != "stats":
+            return super().reply(state, trained, ctx, rnd, client)
+        state.trees = trained
+        measured = ctx.observed[SENSITIVITY]
+        return Message({}, {MEASURED: {name: measured[name] for name in ("layers", "importance")}})
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        if rnd.exchange != "stats":
+            return super().aggregate(server, updates, rnd)
+        server.meta[MEASURED] = [
+            {"client": update.client, "weight": update.weight, **update.message.meta[MEASURED]} for update in updates
+        ]
+        return None
+
+
+@register
+class PLayerFLMinus(PLayerFL):
+    """PLayer-FL with one shared layer less than the plan says (at least one)."""
+
+    name = "playerfl_minus"
+    summary = "PLayer-FL with one shared layer less"
+
+    def adopt(self, plan: LayerPlan) -> LayerPlan:
+        return shifted(plan, -1)
+
+
+@register
+class PLayerFLPlus(PLayerFL):
+    """PLayer-FL with one shared layer more than the plan says (at most all but one)."""
+
+    name = "playerfl_plus"
+    summary = "PLayer-FL with one shared layer more"
+
+    def adopt(self, plan: LayerPlan) -> LayerPlan:
+        return shifted(plan, +1)
+
+
+@register
+class PLayerFLRandom(PLayerFL):
+    """PLayer-FL with a random prefix of the layers, neither the plan's nor all; one draw a run."""
+
+    name = "playerfl_random"
+    summary = "PLayer-FL with a random number of shared layers"
+
+    def adopt(self, plan: LayerPlan) -> LayerPlan:
+        cut = prefix_length(plan)
+        choices = [count for count in range(1, len(plan.layers)) if count != cut]
+        if not choices:
+            raise UsageError(f"{self.name}: {len(plan.layers)} layers leave no other prefix to draw")
+        draw = seeds.numpy_generator(self.problem.seed, "random prefix").choice(choices)
+        return plan.with_shared(plan.names[: int(draw)], rule="random prefix")

@@ -1,0 +1,55 @@
+"""Personal models held near a global one by a penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fl_core import tree
+from fl_core.algorithms.averaging import half_pull
+from fl_core.algorithms.base import Algorithm, Round, State, register
+from fl_core.local import Context, Phase
+from fl_core.tree import Tree
+
+
+@register
+class Ditto(Algorithm):
+    """A global model as FedAvg's, and beside it a personal model pulled to the received global one (Li et al. 2021).
+
+    Personal objective: loss(v) + (lam / 2) ||v - w_received||^2. The global copies are averaged, never the personal
+    ones. The global stream is FedAvg's bit for bit; with lam = 0 the personal stream is Local's.
+    """
+
+    name = "ditto"
+    summary = "trains a global and a personal copy; the global one travels; the personal one is evaluated"
+    paper = "Li et al. 2021"
+
+    @dataclass(frozen=True)
+    class Config:
+        lam: float = 0.1
+        personal_epochs: int | None = None
+
+    @property
+    def headline(self) -> str:
+        return "personal"
+
+    def start(self, initial: Tree, client: int) -> State:
+        state = super().start(initial, client)
+        state.trees["personal"] = tree.clone(initial)
+        return state
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        epochs = self.problem.epochs if self.config.personal_epochs is None else self.config.personal_epochs
+        return (
+            Phase("global", self.problem.tensors, self.problem.epochs),
+            Phase("personal", self.problem.tensors, epochs, tree="personal", loss="personal_loss"),
+        )
+
+    def personal_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """The personal objective on one batch."""
+        return self.loss(params, batch, ctx) + half_pull(self.config.lam, params, ctx)
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        return {**super().models(server, client, rnd), "personal": client.trees["personal"]}

@@ -1,0 +1,191 @@
+"""What a run is, by names and numbers: everything needed to do it again."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import tyro
+
+from fl_core import data
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import WAYS
+from fl_core.local import OPTIMIZERS, Training
+
+BN = ("global", "local", "drop")
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
+
+    dataset: str = "heart"
+    """Registered name, or the path of your own .npz, .csv or folder of images."""
+    model: str | None = None
+    """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
+    algorithm: str = "fedavg"
+    """Registered name."""
+    plan: str | None = None
+    """Path of a plan, or auto to measure and decide first; without it the algorithm's own default."""
+    rule: str = "sensitivity_ratio"
+    """How auto and PLayer-FL decide."""
+    threshold: float = 1.2
+    """Of the rule: layers before the first jump above it are shared."""
+    rounds: int | None = None
+    """Communication rounds."""
+    seed: int = 0
+    """Of everything that is drawn: split, initial model, client samples, batches."""
+    clients: int | None = None
+    """Number of clients."""
+    partition: str | None = None
+    """How the data are dealt: natural, iid, dirichlet or pathological."""
+    alpha: float | None = None
+    """Concentration of the Dirichlet partition; smaller means that clients differ more."""
+    classes_per_client: int | None = None
+    """Classes that a client holds in the pathological partition."""
+    samples: int | None = None
+    """Size of the pool that is dealt."""
+    participation: float = 1.0
+    """Fraction of the clients that take part in a round; at least one does."""
+    epochs: int | None = None
+    """Local epochs a round."""
+    batch: int | None = None
+    """Samples a batch."""
+    lr: float | None = None
+    """Local learning rate."""
+    optimizer: str | None = None
+    """sgd, adam or adamw."""
+    momentum: float | None = None
+    """Of sgd."""
+    weight_decay: float | None = None
+    """Coupled for sgd and adam, decoupled for adamw."""
+    amsgrad: bool | None = None
+    """Of adam and adamw."""
+    keep_optimizer: bool = False
+    """Keep each client's optimiser state from round to round instead of starting a new one."""
+    loss: str | None = None
+    """cross_entropy, focal or player_focal."""
+    loss_options: Annotated[dict[str, Any] | None, tyro.conf.Suppress] = None
+    """Of the loss."""
+    bn: str = "global"
+    """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
+    by: str = "block"
+    """What a layer is: block (normalisations and declared groups joined) or module."""
+    options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
+    """The algorithm's own configuration."""
+    model_options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
+    """The model's own options."""
+    init: str | None = None
+    """Weights to start from: .safetensors, or a state dict of torch.save."""
+    workers: int = 0
+    """Worker processes; the results are the same bits with any number."""
+    device: str = "cpu"
+    """Where clients train."""
+    eval_every: int | None = None
+    """Rounds between evaluations of all clients; default a twentieth of the rounds."""
+    checkpoint_every: int | None = None
+    """Rounds between checkpoints; default a twentieth of the rounds."""
+    data_root: str | None = None
+    """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
+    download: bool = False
+    """Let torchvision fetch missing files."""
+    client_column: str = data.files.CLIENT_COLUMN
+    """Of your own .csv file."""
+    label_column: str = data.files.LABEL_COLUMN
+    """Of your own .csv file."""
+
+    @property
+    def training(self) -> Training:
+        """The local training of a resolved configuration."""
+        names = {f.name for f in fields(Training)}
+        return Training(**{name: value for name, value in vars(self).items() if name in names})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunConfig:
+        """Rebuild a configuration.
+
+        Raises:
+            UsageError: an unknown key.
+        """
+        for name in values:
+            check_known("configuration key", name, [f.name for f in fields(cls)])
+        return cls(**values)
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The configuration with the dataset's defaults filled in, checked as far as names and numbers go.
+
+    Raises:
+        UsageError: names the key and what it may be.
+    """
+    _check_types(config)
+    recipe = data.recipe(config.dataset, client_column=config.client_column)
+    optimizer = config.optimizer or recipe.optimizer
+    own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
+    loss = config.loss or recipe.loss
+    rounds = recipe.rounds if config.rounds is None else config.rounds
+    check_known("value of bn", config.bn, BN)
+    check_known("way of grouping layers", config.by, WAYS)
+    check_known("optimizer", optimizer, OPTIMIZERS)
+    for name, value, least in (
+        ("rounds", rounds, 1),
+        ("workers", config.workers, 0),
+        ("eval_every", config.eval_every, 1),
+        ("checkpoint_every", config.checkpoint_every, 1),
+    ):
+        if value is not None and value < least:
+            raise UsageError(f"{name} must be at least {least}, not {value}")
+    if not config.threshold > 0:
+        raise UsageError(f"threshold must be above 0, not {config.threshold}")
+    if not 0 < config.participation <= 1:
+        raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
+    default = max(1, rounds // 20)
+    root = config.data_root or os.environ.get(data.named.ROOT_VARIABLE)
+
+    def or_else(value: Any, otherwise: Any) -> Any:
+        return otherwise if value is None else value
+
+    filled = replace(
+        config,
+        model=or_else(config.model, recipe.model),
+        rounds=rounds,
+        epochs=or_else(config.epochs, recipe.epochs),
+        batch=or_else(config.batch, recipe.batch),
+        lr=or_else(config.lr, recipe.lr),
+        optimizer=optimizer,
+        momentum=or_else(config.momentum, own.get("momentum", 0.0)),
+        weight_decay=or_else(config.weight_decay, own.get("weight_decay", 0.0)),
+        amsgrad=or_else(config.amsgrad, own.get("amsgrad", False)),
+        loss=loss,
+        loss_options=or_else(config.loss_options, recipe.loss_options if loss == recipe.loss else {}),
+        eval_every=or_else(config.eval_every, default),
+        checkpoint_every=or_else(config.checkpoint_every, default),
+        data_root=None if root is None else str(Path(root).absolute()),
+        dataset=config.dataset if config.dataset in data.datasets() else str(Path(config.dataset).absolute()),
+        init=None if config.init is None else str(Path(config.init).absolute()),
+    )
+    _ = filled.training  # checks its numbers
+    return filled
+
+
+def _check_types(config: RunConfig) -> None:
+    for name, hint in get_type_hints(RunConfig).items():
+        value = getattr(config, name)
+        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kinds = [get_origin(part) or part for part in parts]
+        accepted = (*kinds, int) if float in kinds else tuple(kinds)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
+            raise UsageError(f"{name} must be {wanted}, not {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{name} must be finite, not {value}")

@@ -1,0 +1,164 @@
+"""From raw arrays to features, labels and natural clients; a refusal names the place and the first bad row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core.errors import UsageError, listing
+
+Array = NDArray[np.generic]
+Integers = NDArray[np.int64]
+Place = Callable[[int], str]
+
+
+def row_of_array(row: int) -> str:
+    """How a row of an array is named in messages."""
+    return f"row {row} (rows count from 0)"
+
+
+def features(x: Array, where: str, place: Place = row_of_array) -> Array:
+    """Images as uint8 [n, H, W] or [n, H, W, C] with C = 1 or 3; anything else as finite float32, [n, ...].
+
+    A uint8 array with more than two dimensions is a stack of images; numbers of other types are taken as they are.
+
+    Raises:
+        UsageError: no sample, no feature, not numeric, not finite (also after rounding to float32), or no such image.
+    """
+    if x.dtype.kind not in "buif":
+        raise UsageError(f"{where}: {x.dtype} is not numeric")
+    if x.ndim < 2 or x.size == 0:
+        raise UsageError(
+            f"{where}: shape {x.shape} holds no features; expected [samples, ...] with at least one of each"
+        )
+    if x.ndim > 2 and x.dtype.kind in "bui":
+        if x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3))):
+            return np.ascontiguousarray(x)
+        raise UsageError(
+            f"{where}: {x.dtype} {list(x.shape)} is no stack of images; images are uint8 [n, H, W], [n, H, W, 1] or "
+            f"[n, H, W, 3], or floats with channels first"
+        )
+    with np.errstate(over="ignore"):
+        out = np.ascontiguousarray(x, dtype=np.float32)
+    finite = np.isfinite(out)
+    if not finite.all():
+        row, *cell = np.unravel_index(int(np.argmin(finite)), finite.shape)
+        at = f", position {[int(i) for i in cell]}"
+        raise UsageError(f"{where}, {place(int(row))}{at}: {x[(row, *cell)]} is not a finite float32")
+    return out
+
+
+def labels(
+    y: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
+) -> tuple[Integers, tuple[str, ...]]:
+    """Class indices 0..C-1 and the names of the C classes.
+
+    Without ``names`` the distinct labels, in ascending order, are the classes, and a label's text is its class's name.
+
+    Raises:
+        UsageError: a label that is no whole number or has no name; fewer than two classes; a class without samples.
+    """
+    values = whole_numbers(y, where, place)
+    if names is None:
+        distinct, values = np.unique(values, return_inverse=True)
+        names = [str(value) for value in distinct]
+    else:
+        _check_codes(values, names, where, place)
+        empty = [names[k] for k in np.flatnonzero(np.bincount(values, minlength=len(names)) == 0).tolist()]
+        if empty:
+            raise UsageError(f"{where}: no sample of class {listing(empty)}")
+    if len(names) < 2:
+        raise UsageError(f"{where}: only one class, {names[0]!r}; there is nothing to tell apart")
+    return values.astype(np.int64), tuple(names)
+
+
+def owners(
+    values: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
+) -> tuple[Integers, tuple[str, ...]]:
+    """The natural client of each sample, as indices into the clients' names.
+
+    Text names clients directly, in sorted order; whole numbers do too, or point into ``names``. A name that no
+    sample points to is no client.
+
+    Raises:
+        UsageError: neither text nor whole numbers, an empty name, or a number outside ``names``.
+    """
+    if values.dtype.kind == "U":
+        _check_flat(values, where)
+        if names is not None:
+            raise UsageError(f"{where}: is text, so a separate list of names has no meaning")
+        blank = np.flatnonzero(np.char.strip(values.astype(np.str_)) == "")
+        if blank.size:
+            raise UsageError(f"{where}, {place(int(blank[0]))}: the client's name is empty")
+        distinct, owner = np.unique(values, return_inverse=True)
+        return owner.astype(np.int64), tuple(str(value) for value in distinct)
+    codes = whole_numbers(values, where, place)
+    if names is not None:
+        _check_codes(codes, names, where, place)
+    distinct_codes, owner = np.unique(codes, return_inverse=True)
+    return owner.astype(np.int64), tuple(str(k) if names is None else names[k] for k in distinct_codes)
+
+
+def flags(values: Array, where: str) -> NDArray[np.bool_]:
+    """Booleans from booleans or from 0 and 1, with at least one of each.
+
+    Raises:
+        UsageError: any other value, or all the same.
+    """
+    whole = whole_numbers(values, where)
+    bad = np.flatnonzero((whole != 0) & (whole != 1))
+    if bad.size:
+        raise UsageError(f"{where}, {row_of_array(int(bad[0]))}: {whole[bad[0]]} is neither 0 nor 1")
+    if whole.min() == whole.max():
+        raise UsageError(f"{where}: is {bool(whole[0])} throughout; both training and test samples are needed")
+    return whole.astype(bool)
+
+
+def texts(values: Array, where: str) -> tuple[str, ...]:
+    """Distinct non-empty names.
+
+    Raises:
+        UsageError: not text, no name at all, an empty name, or a name twice.
+    """
+    _check_flat(values, where)
+    if values.dtype.kind != "U":
+        raise UsageError(f"{where}: {values.dtype} is not text")
+    names = [str(value) for value in values]
+    if any(not name.strip() for name in names):
+        raise UsageError(f"{where}: an empty name")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"{where}: more than once: {listing(twice)}")
+    return tuple(names)
+
+
+def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Integers:
+    """int64 [n] from integers, booleans, or floats without a fraction.
+
+    Raises:
+        UsageError: names the first value that is no whole number.
+    """
+    _check_flat(values, where)
+    if values.dtype.kind not in "buif":
+        raise UsageError(f"{where}, {place(0)}: {str(values[0])!r} is not a whole number")
+    if values.dtype.kind == "f":
+        numbers = values.astype(np.float64)
+        bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)))
+        if bad.size:
+            raise UsageError(f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is not a whole number")
+    return values.astype(np.int64)
+
+
+def _check_flat(values: Array, where: str) -> None:
+    if values.ndim != 1 or values.size == 0:
+        raise UsageError(f"{where}: shape {list(values.shape)}; expected one value a sample")
+
+
+def _check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:
+    bad = np.flatnonzero((values < 0) | (values >= len(names)))
+    if bad.size:
+        raise UsageError(
+            f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is outside 0..{len(names) - 1}, for which there are names"
+        )

@@ -1,0 +1,154 @@
+"""Ways to deal samples to clients, as one array of positions a client.
+
+Each is a function of the labels, its parameters and the seed alone: the same call gives the same positions on every
+machine, whatever else a run does.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+
+import numpy as np
+
+from fl_core import seeds
+from fl_core.data.arrays import Integers
+from fl_core.errors import UsageError, listing
+
+MIN_SIZE = 10
+_DRAWS = 1000
+
+
+def iid(labels: Integers, clients: int, seed: int) -> list[Integers]:
+    """A random permutation cut into ``clients`` parts whose sizes differ by at most one.
+
+    Raises:
+        UsageError: fewer samples than clients.
+    """
+    _check_clients(clients, len(labels))
+    order = seeds.numpy_generator(seed, "partition", "iid").permutation(len(labels))
+    return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def dirichlet(
+    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE, draws: int = _DRAWS
+) -> list[Integers]:
+    """Each class is dealt in proportions p ~ Dirichlet(alpha, ..., alpha) over clients (PLayer-FL, appendix).
+
+    Counts are rounded down and the last client takes what remains of a class; which samples they are is random. All
+    proportions are drawn anew, at most ``draws`` times, until every client has ``min_size`` samples.
+
+    Raises:
+        UsageError: ``alpha`` is not positive, or the smallest client stays below ``min_size``.
+    """
+    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not 0 < float(alpha) < math.inf:
+        raise UsageError(f"alpha={alpha!r}: the concentration must be a positive number")
+    _check_clients(clients, len(labels), min_size)
+    generator = seeds.numpy_generator(seed, "partition", "dirichlet")
+    members = [np.flatnonzero(labels == k) for k in np.unique(labels)]
+    sizes = np.array([len(each) for each in members])
+    best = 0
+    for _ in range(draws):
+        shares = generator.dirichlet(np.full(clients, float(alpha)), size=len(members))
+        counts = np.floor(shares * sizes[:, None]).astype(np.int64)
+        counts[:, -1] = sizes - counts[:, :-1].sum(1)
+        smallest = int(counts.sum(0).min())
+        if smallest >= min_size:
+            break
+        best = max(best, smallest)
+    else:
+        raise UsageError(
+            f"dirichlet partition of {len(labels)} samples over {clients} clients with alpha={float(alpha):g}: "
+            f"in {draws} draws the smallest client had at most {best} samples, and {min_size} are needed; "
+            f"ask for a larger alpha, fewer clients or more samples, or for partition 'iid'"
+        )
+    dealt = [
+        np.split(generator.permutation(each), np.cumsum(count)[:-1])
+        for each, count in zip(members, counts, strict=True)
+    ]
+    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
+
+
+def pathological(labels: Integers, clients: int, classes_per_client: int, seed: int) -> list[Integers]:
+    """Every client holds exactly ``classes_per_client`` classes (McMahan et al. 2017, with classes for shards).
+
+    Numbers of clients that hold a class differ by at most one, and a class's samples are cut evenly between its
+    holders. With fewer places than classes, some classes, chosen at random, are held by nobody and left out.
+
+    Raises:
+        UsageError: more classes a client than there are, or a class with fewer samples than holders.
+    """
+    _check_clients(clients, len(labels))
+    present, sizes = np.unique(labels, return_counts=True)
+    if not _is_whole(classes_per_client) or not 1 <= classes_per_client <= len(present):
+        raise UsageError(f"classes_per_client={classes_per_client}: the samples have {len(present)} classes")
+    generator = seeds.numpy_generator(seed, "partition", "pathological")
+    holders: list[list[int]] = [[] for _ in present]
+    for client in range(clients):
+        # the least held classes first, in random order: numbers of holders can never differ by more than one
+        order = np.lexsort((generator.random(len(present)), np.array([len(each) for each in holders])))
+        for k in order[:classes_per_client]:
+            holders[k].append(client)
+    parts: list[list[Integers]] = [[] for _ in range(clients)]
+    for k, label in enumerate(present):
+        if sizes[k] < len(holders[k]):
+            raise UsageError(
+                f"pathological partition: class {label} has {sizes[k]} samples for {len(holders[k])} clients; "
+                f"ask for fewer clients or fewer classes a client"
+            )
+        if holders[k]:
+            order = generator.permutation(np.flatnonzero(labels == label))
+            for client, part in zip(holders[k], np.array_split(order, len(holders[k])), strict=True):
+                parts[client].append(part)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def natural(owner: Integers, names: Sequence[str]) -> list[Integers]:
+    """One client for each natural owner, in the order of ``names``.
+
+    Raises:
+        UsageError: an owner without samples, by name.
+    """
+    parts = [np.flatnonzero(owner == number) for number in range(len(names))]
+    empty = [name for name, part in zip(names, parts, strict=True) if not len(part)]
+    if empty:
+        raise UsageError(f"natural clients without samples to train on: {listing(empty)}; ask for more samples")
+    return parts
+
+
+def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> list[Integers]:
+    """Deal further samples in the proportions in which training samples of their class were dealt.
+
+    Args:
+        train_labels: labels of each client's training samples.
+        labels: labels of the samples to deal; a class that no client trains on is left out.
+
+    Returns:
+        Positions in ``labels`` for each client; a client's count is within one of its exact proportion.
+    """
+    generator = seeds.numpy_generator(seed, "partition", "test")
+    parts: list[list[Integers]] = [[] for _ in train_labels]
+    for k in np.unique(labels):
+        counts = np.array([(each == k).sum() for each in train_labels])
+        if not counts.sum():
+            continue
+        order = generator.permutation(np.flatnonzero(labels == k))
+        cuts = np.rint(np.cumsum(counts) / counts.sum() * len(order)).astype(np.int64)[:-1]
+        for part, piece in zip(parts, np.split(order, cuts), strict=True):
+            part.append(piece)
+    return [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
+
+
+def _check_clients(clients: int, samples: int, each: int = 1) -> None:
+    if not _is_whole(clients) or clients < 1:
+        raise UsageError(f"clients={clients!r}: a whole number from 1 is needed")
+    if clients * each > samples:
+        raise UsageError(
+            f"clients={clients}: {samples} samples cannot give {each} to each; "
+            f"ask for at most {samples // each} clients"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -1,0 +1,127 @@
+"""What a run trains and tests on: every client's tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fl_core.data.partitions import SPLITS, Partition
+from fl_core.data.sources import Source
+from fl_core.errors import check_known
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples ``x``, contiguous float32 [n, *shape], and their class indices ``y``, int64 [n]."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def to(self, device: torch.device | str) -> Split:
+        """The same samples on another device; nothing is copied when they are there already."""
+        return Split(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's samples; no sample is in two splits."""
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+
+    def split(self, name: str) -> Split:
+        """``train``, ``validation`` or ``test`` by name.
+
+        Raises:
+            UsageError: another name.
+        """
+        return getattr(self, check_known("split", name, SPLITS))
+
+    def to(self, device: torch.device | str) -> ClientData:
+        """The same client with its tensors on another device."""
+        return ClientData(self.name, self.train.to(device), self.validation.to(device), self.test.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A dataset dealt to clients.
+
+    Attributes:
+        name: registry name or path.
+        shape: shape of one sample; images are (C, H, W).
+        classes: names of the classes, in the order of class indices.
+        clients: the clients, in order.
+        partition: which sample went where.
+        source_digest: SHA-256 of the samples before dealing.
+        digest: SHA-256 of the samples and of who holds which in which split.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    clients: tuple[ClientData, ...]
+    partition: Partition
+    source_digest: str
+    digest: str
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, whether or not every client has samples of each."""
+        return len(self.classes)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Number of training samples of each client."""
+        return tuple(len(client.train) for client in self.clients)
+
+    def client(self, name: str) -> ClientData:
+        """A client by name.
+
+        Raises:
+            UsageError: there is no such client.
+        """
+        names = [client.name for client in self.clients]
+        return self.clients[names.index(check_known("client", name, names))]
+
+    def class_counts(self, split: str = "train") -> pd.DataFrame:
+        """Samples of each class at each client: clients x classes, by name.
+
+        Raises:
+            UsageError: an unknown split.
+        """
+        counts = [torch.bincount(client.split(split).y, minlength=self.n_classes).cpu() for client in self.clients]
+        names = [client.name for client in self.clients]
+        return pd.DataFrame(torch.stack(counts).numpy(), index=names, columns=list(self.classes))
+
+    def to(self, device: torch.device | str) -> FederatedData:
+        """The same data with every client's tensors on another device."""
+        return replace(self, clients=tuple(client.to(device) for client in self.clients))
+
+
+def gather(source: Source, partition: Partition) -> FederatedData:
+    """Every client's tensors, copied out of the source.
+
+    Raises:
+        UsageError: the partition was made for another source.
+    """
+    partition.check(source)
+    clients = tuple(
+        ClientData(name, **{split: _split(source, splits[split]) for split in SPLITS})
+        for name, splits in partition.indices.items()
+    )
+    digest = hashlib.sha256(f"{source.digest}|{partition.digest}".encode()).hexdigest()
+    return FederatedData(source.name, source.shape, source.classes, clients, partition, source.digest, digest)
+
+
+def _split(source: Source, indices: np.ndarray) -> Split:
+    return Split(source.tensor(indices), torch.from_numpy(source.y[indices]))

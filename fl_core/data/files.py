@@ -1,0 +1,341 @@
+"""The user's own data by path: an .npz file, a .csv table, or a folder of images."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fl_core.data import arrays
+from fl_core.data.arrays import Array
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError, check_known, listing
+
+OWNER_KEYS = ("client", "domain", "center")
+IMAGES = (".png", ".jpg", ".jpeg")
+CLIENT_COLUMN = "client"
+LABEL_COLUMN = "label"
+
+_SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
+_ONE_FORM = ("x", "y")
+_MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+_Listing = dict[str, dict[str, list[Path]]]
+
+
+def read(path: Path, *, client_column: str = CLIENT_COLUMN, label_column: str = LABEL_COLUMN) -> Source:
+    """A source from a path, checked whole before it is returned.
+
+    * ``.npz``, never unpickled: ``x_train y_train x_test y_test``; or ``x y`` with, optionally, one of ``client``,
+      ``domain``, ``center`` (natural clients: text, or whole numbers with names in e.g. ``client_names``) and
+      ``is_train`` (false = official test set). Either may have ``classes``, the names of labels 0..C-1. Image
+      arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3] and are scaled to 0..1; floats are taken as they are,
+      channels first; tables are [n, d].
+    * a folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files, names sorted, other files passed
+      over. All images must have one size; they are gray when every one is, otherwise RGB, scaled to 0..1.
+    * ``.csv`` with a header: a label column of whole numbers, a column that names the client, all others numbers.
+      Without a ``client`` column there are no natural clients.
+
+    Raises:
+        UsageError: anything that does not fit, by file, array or column, and first bad row.
+    """
+    if path.is_dir() or path.suffix.lower() == ".npz":
+        if (client_column, label_column) != (CLIENT_COLUMN, LABEL_COLUMN):
+            raise UsageError(f"{path} has no columns to name; client_column and label_column are for .csv files")
+        return read_folder(path) if path.is_dir() else read_npz(path)
+    _check_kind(path)
+    return read_csv(path, client_column=client_column, label_column=label_column)
+
+
+def glance(path: Path, *, client_column: str = CLIENT_COLUMN) -> tuple[tuple[int, ...], bool]:
+    """Shape of one sample and whether natural clients are named, from names and headers only.
+
+    Raises:
+        UsageError: the path is not one of the kinds that :func:`read` takes.
+    """
+    if path.is_dir():
+        found = _list_folder(path)
+        first = next(file for classes in found.values() for files in classes.values() for file in files)
+        size, mode = _image_header(first)
+        return (1 if mode in ("1", "L") else 3, size[1], size[0]), "" not in found
+    if path.suffix.lower() == ".npz":
+        with _open_npz(path) as file:
+            key = "x" if "x" in file.files else "x_train"
+            owner = any(key in file.files for key in OWNER_KEYS)
+        if key not in file.files:
+            raise UsageError(f"{path}: no array 'x' or 'x_train'; it has {listing(file.files) or 'none'}")
+        shape, dtype = _npy_header(path, key)
+        return (_image_shape(shape[1:]) if dtype == np.uint8 and len(shape) > 2 else shape[1:]), owner
+    _check_kind(path)
+    header = next(csv_rows(path))[1]
+    named = client_column in header
+    return (len(header) - 1 - named,), named
+
+
+def read_npz(path: Path) -> Source:
+    """A source from an .npz file (see :func:`read`).
+
+    Raises:
+        UsageError: not an .npz file, arrays that are missing, unknown, of unequal length, or of bad content.
+    """
+    with _open_npz(path) as file:
+        known = (*_SPLIT_FORM, *_ONE_FORM, "is_train", "classes", *OWNER_KEYS, *(f"{key}_names" for key in OWNER_KEYS))
+        for key in file.files:
+            check_known(f"array in {path}", key, known)
+        try:
+            data: dict[str, Array] = {key: file[key] for key in file.files}
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{path}: {error}; store plain numbers and text, not Python objects") from error
+    split = "x_train" in data
+    for key in _SPLIT_FORM if split else _ONE_FORM:
+        if key not in data:
+            raise UsageError(
+                f"{path}: no array {key!r}; needed are {' '.join(_ONE_FORM)}, or {' '.join(_SPLIT_FORM)}; "
+                f"it has {listing(data) or 'none'}"
+            )
+    if split:
+        _refuse(path, data, ("x", "y", "is_train", *OWNER_KEYS), "x_train")
+        return _split_npz(path, data)
+    _refuse(path, data, _SPLIT_FORM, "x")
+    keys = [key for key in OWNER_KEYS if key in data]
+    if len(keys) > 1:
+        raise UsageError(f"{path}: {' and '.join(keys)} both name natural clients; keep one")
+    for key in ("y", *keys, "is_train"):
+        if key in data:
+            _check_length(path, data, key, "x")
+    for key in OWNER_KEYS:
+        if f"{key}_names" in data and key not in data:
+            raise UsageError(f"{path}: array '{key}_names' without an array {key!r}")
+    x = arrays.features(data["x"], f"{path}, array 'x'")
+    y, classes = arrays.labels(data["y"], f"{path}, array 'y'", _names(path, data, "classes"))
+    owner, is_train = None, None
+    owner_names: tuple[str, ...] = ()
+    for key in keys:
+        names = _names(path, data, f"{key}_names")
+        owner, owner_names = arrays.owners(data[key], f"{path}, array {key!r}", names)
+    if "is_train" in data:
+        is_train = arrays.flags(data["is_train"], f"{path}, array 'is_train'")
+    return Source(str(path), x, y, classes, owner, owner_names, is_train)
+
+
+def _split_npz(path: Path, data: dict[str, Array]) -> Source:
+    sides = [arrays.features(data[key], f"{path}, array {key!r}") for key in ("x_train", "x_test")]
+    for key in ("train", "test"):
+        _check_length(path, data, f"y_{key}", f"x_{key}")
+    if sides[0].shape[1:] != sides[1].shape[1:] or sides[0].dtype != sides[1].dtype:
+        raise UsageError(
+            f"{path}: x_train is {data['x_train'].dtype} {list(sides[0].shape)}, "
+            f"but x_test is {data['x_test'].dtype} {list(sides[1].shape)}"
+        )
+    names = _names(path, data, "classes")
+    train = arrays.whole_numbers(data["y_train"], f"{path}, array 'y_train'")
+    test = arrays.whole_numbers(data["y_test"], f"{path}, array 'y_test'")
+    n_train = len(train)
+
+    def place(row: int) -> str:
+        return arrays.row_of_array(row) if row < n_train else f"y_test {arrays.row_of_array(row - n_train)}"
+
+    y, classes = arrays.labels(np.concatenate([train, test]), f"{path}, array 'y_train'", names, place)
+    is_train = np.arange(len(y)) < n_train
+    return Source(name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train)
+
+
+def read_csv(path: Path, *, client_column: str = CLIENT_COLUMN, label_column: str = LABEL_COLUMN) -> Source:
+    """A source from a table (see :func:`read`); features [n, d] in the order of their columns.
+
+    Raises:
+        UsageError: a missing column, a ragged line, or a cell that is not a finite number, by line and column.
+    """
+    rows = csv_rows(path)
+    _, header = next(rows)
+    for name in header:
+        if header.count(name) > 1:
+            raise UsageError(f"{path}: column {name!r} is there more than once")
+    check_known(f"column of {path} (label_column)", label_column, header)
+    if client_column != CLIENT_COLUMN:
+        check_known(f"column of {path} (client_column)", client_column, header)
+    if client_column == label_column:
+        raise UsageError(f"{path}: column {label_column!r} cannot be both the client and the label")
+    lines: list[int] = []
+    table: list[list[str]] = []
+    for line, cells in rows:
+        lines.append(line)
+        table.append(cells)
+    if not table:
+        raise UsageError(f"{path}: a header and no rows")
+
+    def place(row: int) -> str:
+        return f"line {lines[row]}"
+
+    columns = dict(zip(header, zip(*table, strict=True), strict=True))
+    owner = None
+    owner_names: tuple[str, ...] = ()
+    if client_column in columns:
+        where = f"{path}, column {client_column!r}"
+        owner, owner_names = arrays.owners(np.array(columns.pop(client_column), dtype=str), where, place=place)
+    numbers = {name: _numbers(cells, f"{path}, column {name!r}", place) for name, cells in columns.items()}
+    y, classes = arrays.labels(numbers.pop(label_column), f"{path}, column {label_column!r}", place=place)
+    if not numbers:
+        raise UsageError(f"{path}: no column of features beside {listing(header)}")
+    x = np.concatenate(
+        [arrays.features(cells[:, None], f"{path}, column {name!r}", place) for name, cells in numbers.items()], axis=1
+    )
+    return Source(name=str(path), x=x, y=y, classes=classes, owner=owner, owner_names=owner_names)
+
+
+def read_folder(path: Path) -> Source:
+    """A source from a folder of images (see :func:`read`).
+
+    Raises:
+        UsageError: no such layout, an image that cannot be read or has another size, or a class without images.
+    """
+    found = _list_folder(path)
+    clients = sorted(found)
+    classes = sorted({name for each in found.values() for name in each})
+    files = [
+        (file, classes.index(name), owner)
+        for owner, client in enumerate(clients)
+        for name in sorted(found[client])
+        for file in found[client][name]
+    ]
+    headers = [_image_header(file) for file, _, _ in files]
+    size = headers[0][0]
+    for (file, _, _), (other, _) in zip(files, headers, strict=True):
+        if other != size:
+            raise UsageError(
+                f"{file} is {other[0]}x{other[1]}; {files[0][0]} is {size[0]}x{size[1]}: one size is needed"
+            )
+    mode = "L" if all(mode in ("1", "L") for _, mode in headers) else "RGB"
+    x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
+    for row, (file, _, _) in enumerate(files):
+        try:
+            with Image.open(file) as image:
+                x[row] = np.asarray(image.convert(mode))
+        except _UNREADABLE as error:
+            raise UsageError(f"{file}: {error}") from error
+    y, names = arrays.labels(np.array([label for _, label, _ in files]), str(path), classes)
+    if clients == [""]:
+        return Source(name=str(path), x=x, y=y, classes=names)
+    owner = np.array([owner for _, _, owner in files])
+    return Source(name=str(path), x=x, y=y, classes=names, owner=owner, owner_names=tuple(clients))
+
+
+def _list_folder(path: Path) -> _Listing:
+    """Image files by client and class; the one client of a folder without clients is ''."""
+    folders = _subfolders(path)
+    flat = [folder for folder in folders if _images(folder)]
+    deep = [folder for folder in folders if any(_images(inner) for inner in _subfolders(folder))]
+    if not flat and not deep:
+        raise UsageError(f"{path}: no images in class/* or client/class/* ({', '.join(IMAGES)})")
+    if flat and deep:
+        raise UsageError(
+            f"{path}: {flat[0].name!r} holds images, {deep[0].name!r} holds folders of them; use one layout"
+        )
+    for folder in folders:
+        if folder not in flat and folder not in deep:
+            raise UsageError(f"{folder}: a {'class' if flat else 'client'} without images")
+    if flat:
+        return {"": {folder.name: _images(folder) for folder in flat}}
+    return {client.name: {inner.name: _images(inner) for inner in _subfolders(client)} for client in deep}
+
+
+def _subfolders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(path: Path) -> list[Path]:
+    return sorted(
+        entry
+        for entry in path.iterdir()
+        if entry.is_file() and entry.suffix.lower() in IMAGES and not entry.name.startswith(".")
+    )
+
+
+def _image_header(file: Path) -> tuple[tuple[int, int], str]:
+    """((width, height), mode) without decoding the pixels."""
+    try:
+        with Image.open(file) as image:
+            size, mode = image.size, image.mode
+    except _UNREADABLE as error:
+        raise UsageError(f"{file}: {error}") from error
+    if mode not in _MODES:
+        raise UsageError(f"{file}: mode {mode} has more than 8 bits a channel; convert it to 8 bits first")
+    return size, mode
+
+
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[2] if len(shape) > 2 else 1, *shape[:2])
+
+
+def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
+    try:
+        file = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} is not a readable .npz file: {error}") from error
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise UsageError(f"{path} holds a single array; an .npz file of named arrays is needed")
+    return file
+
+
+def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of one array of an .npz file, without reading it."""
+    with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+    return shape, dtype
+
+
+def _names(path: Path, data: dict[str, Array], key: str) -> tuple[str, ...] | None:
+    return arrays.texts(data[key], f"{path}, array {key!r}") if key in data else None
+
+
+def _refuse(path: Path, data: dict[str, Array], keys: tuple[str, ...], beside: str) -> None:
+    for key in keys:
+        if key in data:
+            raise UsageError(f"{path}: array {key!r} does not go with {beside!r}")
+
+
+def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) -> None:
+    lengths = [data[name].shape[0] if data[name].ndim else 0 for name in (reference, key)]
+    if lengths[0] != lengths[1]:
+        raise UsageError(f"{path}: {reference} has {lengths[0]} rows, but {key} has {lengths[1]}")
+
+
+def _check_kind(path: Path) -> None:
+    if path.suffix.lower() != ".csv":
+        raise UsageError(f"cannot read {path}: a dataset is an .npz file, a .csv file, or a folder of images")
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of every line that is not blank; the header first."""
+    width = 0
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            for cells in reader:
+                if not cells:
+                    continue
+                if width and len(cells) != width:
+                    raise UsageError(f"{path}, line {reader.line_num}: {len(cells)} cells, but the header has {width}")
+                width = width or len(cells)
+                yield reader.line_num, cells
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is not a readable .csv file: {error}") from error
+    if not width:
+        raise UsageError(f"{path} is empty")
+
+
+def _numbers(cells: tuple[str, ...], where: str, place: arrays.Place) -> Array:
+    values = np.empty(len(cells))
+    for row, cell in enumerate(cells):
+        try:
+            values[row] = float(cell)
+        except ValueError as error:
+            what = f"{cell!r} is not a number" if cell.strip() else "the cell is empty"
+            raise UsageError(f"{where}, {place(row)}: {what}") from error
+    return values

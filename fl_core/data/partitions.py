@@ -1,0 +1,225 @@
+"""Who holds which sample: a source dealt to clients, and each client's samples to train, validation and test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_core import seeds
+from fl_core.data import deal
+from fl_core.data.arrays import Integers
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError, check_known
+from fl_core.tree import Tree
+
+KINDS = ("iid", "dirichlet", "pathological", "natural")
+SPLITS = ("train", "validation", "test")
+SHARES = (0.64, 0.16, 0.20)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which sample of a source belongs to which client and split.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        params: what the kind was asked for, and ``splits``; plain numbers and lists.
+        seed: the seed it was drawn with.
+        indices: ``indices[client][split]``, ascending int64 positions in the source; no sample is there twice.
+        n_samples: size of the source.
+        source_digest: :attr:`Source.digest` of the source.
+    """
+
+    kind: str
+    params: dict[str, Any]
+    seed: int
+    indices: dict[str, dict[str, Integers]]
+    n_samples: int
+    source_digest: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Client names, in order."""
+        return tuple(self.indices)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the clients' names and indices."""
+        sha = hashlib.sha256()
+        for name, splits in self.indices.items():
+            for split in SPLITS:
+                sha.update(f"{name}|{split}|{len(splits[split])}|".encode())
+                sha.update(splits[split].astype("<i8").tobytes())
+        return sha.hexdigest()
+
+    def to_tree(self) -> Tree:
+        """Everything as tensors: int64 indices under ``<client number>/<split>``, the rest as UTF-8 under ``meta``."""
+        meta = {
+            "kind": self.kind,
+            "params": self.params,
+            "seed": self.seed,
+            "names": self.names,
+            "n_samples": self.n_samples,
+            "source_digest": self.source_digest,
+        }
+        tree = {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8).clone()}
+        for number, splits in enumerate(self.indices.values()):
+            tree |= {f"{number}/{split}": torch.from_numpy(splits[split].copy()) for split in SPLITS}
+        return tree
+
+    @classmethod
+    def from_tree(cls, tree: Tree) -> Partition:
+        """The partition that :meth:`to_tree` was called on.
+
+        Raises:
+            UsageError: the tree is no stored partition.
+        """
+        try:
+            meta = json.loads(tree["meta"].cpu().numpy().tobytes())
+            names = meta.pop("names")
+            indices = {
+                name: {split: tree[f"{number}/{split}"].cpu().numpy().astype(np.int64) for split in SPLITS}
+                for number, name in enumerate(names)
+            }
+            return cls(indices=indices, **meta)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"not a stored partition: {type(error).__name__}: {error}") from error
+
+    def check(self, source: Source) -> None:
+        """Refuse a source that these indices were not made for.
+
+        Raises:
+            UsageError: another number of samples, other samples, or indices that overlap or lie outside.
+        """
+        if self.n_samples != len(source):
+            raise UsageError(f"the stored partition is of {self.n_samples} samples; {source.name} has {len(source)}")
+        if self.source_digest != source.digest:
+            raise UsageError(
+                f"the stored partition was made for other samples than those of {source.name}: "
+                f"digest {self.source_digest[:12]}, not {source.digest[:12]}"
+            )
+        every = np.concatenate([part[split] for part in self.indices.values() for split in SPLITS])
+        if every.size and (every.min() < 0 or every.max() >= len(source)):
+            raise UsageError(f"the stored partition has indices outside 0..{len(source) - 1}")
+        if len(np.unique(every)) != len(every):
+            raise UsageError("the stored partition has a sample twice")
+
+
+def make(
+    source: Source,
+    kind: str,
+    *,
+    clients: int | None = None,
+    alpha: float = 0.5,
+    classes_per_client: int = 2,
+    seed: int = 0,
+    splits: Sequence[float] = SHARES,
+) -> Partition:
+    """Deal a source to clients and divide each client's samples.
+
+    Without an official test set every client's samples are divided at random into shares ``splits`` (train,
+    validation, test). With one, only its training side is dealt; its test side follows: natural clients keep their
+    own, and otherwise each class's test samples go to the clients in the proportions of their training samples of
+    that class (a class that no client trains on is left out). Then only the ratio of the first two shares is used.
+
+    Args:
+        clients: number of clients; for ``natural`` None or exactly the number of natural clients.
+
+    Raises:
+        UsageError: an unknown kind, a parameter out of range, or a client with too few samples to divide.
+    """
+    check_known("partition", kind, KINDS)
+    shares = check_shares(splits)
+    train = np.arange(len(source)) if source.is_train is None else np.flatnonzero(source.is_train)
+    labels = source.y[train]
+    names: tuple[str, ...]
+    params: dict[str, Any]
+    if kind == "natural":
+        owner, names = _natural_clients(source, clients)
+        parts, params = deal.natural(owner[train], names), {}
+    else:
+        if clients is None:
+            raise UsageError(f"partition {kind!r} needs a number of clients")
+        if kind == "iid":
+            parts, params = deal.iid(labels, clients, seed), {}
+        elif kind == "dirichlet":
+            parts, params = deal.dirichlet(labels, clients, alpha, seed), {"alpha": float(alpha)}
+        else:
+            parts = deal.pathological(labels, clients, classes_per_client, seed)
+            params = {"classes_per_client": int(classes_per_client)}
+        names = tuple(f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients))
+    parts = [train[part] for part in parts]
+    tests = None if source.is_train is None else _official_tests(source, kind, parts, seed)
+    indices = {}
+    for number, (name, part) in enumerate(zip(names, parts, strict=True)):
+        shuffled = seeds.numpy_generator(seed, "split", number).permutation(part)
+        sizes = split_sizes(name, len(part), shares if tests is None else shares[:2])
+        cut = np.split(shuffled, np.cumsum(sizes)[:-1])
+        if tests is not None:
+            if not len(tests[number]):
+                raise UsageError(f"client {name!r} has no sample of the official test set of {source.name}")
+            cut.append(tests[number])
+        indices[name] = {split: np.sort(each).astype(np.int64) for split, each in zip(SPLITS, cut, strict=True)}
+    params = {"clients": len(names), **params, "splits": list(shares)}
+    return Partition(kind, params, int(seed), indices, len(source), source.digest)
+
+
+def _natural_clients(source: Source, clients: int | None) -> tuple[Integers, tuple[str, ...]]:
+    if source.owner is None:
+        fitting = ", ".join(kind for kind in KINDS if kind != "natural")
+        raise UsageError(f"{source.name} has no natural clients; partitions that fit: {fitting}")
+    if clients not in (None, len(source.owner_names)):
+        raise UsageError(
+            f"clients={clients}: {source.name} has {len(source.owner_names)} natural clients, and all take part; "
+            f"leave the number out, or ask for another partition"
+        )
+    return source.owner, source.owner_names
+
+
+def _official_tests(source: Source, kind: str, parts: Sequence[Integers], seed: int) -> list[Integers]:
+    """Each client's samples of the official test set."""
+    test = np.flatnonzero(~np.asarray(source.is_train))
+    if kind == "natural" and source.owner is not None:
+        return [test[source.owner[test] == number] for number in range(len(parts))]
+    return [test[part] for part in deal.follow([source.y[part] for part in parts], source.y[test], seed)]
+
+
+def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
+    """The shares of train, validation and test as three positive numbers with sum 1.
+
+    Raises:
+        UsageError: they are not.
+    """
+    shares = tuple(float(share) for share in splits)
+    if len(shares) != 3 or not all(share > 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
+        raise UsageError(
+            f"splits={list(splits)}: three positive shares (train, validation, test) with sum 1 are needed"
+        )
+    return shares
+
+
+def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
+    """Sizes of a client's splits: the later splits rounded up, from the last to the second, and at least 1 each.
+
+    A share is taken of what the splits after it have left over, so that 46 samples at 64/16/20 % give 28, 8, 10.
+
+    Raises:
+        UsageError: fewer samples than splits.
+    """
+    if n < len(shares):
+        kinds = ", ".join(SPLITS[: len(shares)])
+        raise UsageError(f"client {name!r} has {n} samples, too few for one in each of {kinds}")
+    sizes: list[int] = []
+    left = n
+    for k in range(len(shares) - 1, 0, -1):
+        wanted = math.ceil(round(left * shares[k] / sum(shares[: k + 1]), 9))
+        sizes.insert(0, min(max(wanted, 1), left - k))
+        left -= sizes[0]
+    return [left, *sizes]

@@ -1,0 +1,117 @@
+"""A dataset before it is dealt to clients."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_core.data.arrays import Array, Integers
+from fl_core.errors import UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Samples with their labels and, where the data have them, natural clients and an official test set.
+
+    Attributes:
+        name: registry name or path.
+        x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], taken as it is.
+        y: class indices, int64 [n].
+        classes: names of the classes.
+        owner: index of each sample's natural client, int64 [n]; None = no natural clients.
+        owner_names: names of the natural clients.
+        is_train: false for samples of the official test set, bool [n]; None = there is none.
+        mean, std: one number a channel, applied to images scaled to 0..1; empty = not normalised.
+        shuffled: whether the order in the file carries no meaning, so that the first samples are a fair pool.
+    """
+
+    name: str
+    x: Array
+    y: Integers
+    classes: tuple[str, ...]
+    owner: Integers | None = None
+    owner_names: tuple[str, ...] = ()
+    is_train: NDArray[np.bool_] | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    shuffled: bool = False
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def is_image(self) -> bool:
+        """Whether ``x`` holds raw images."""
+        return self.x.dtype == np.uint8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample as :meth:`tensor` gives it; images are (C, H, W)."""
+        if not self.is_image:
+            return tuple(self.x.shape[1:])
+        height, width, *channels = self.x.shape[1:]
+        return (channels[0] if channels else 1, height, width)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over every array and name here: equal digests mean the same samples in the same order."""
+        sha = hashlib.sha256(repr((self.classes, self.owner_names, self.mean, self.std)).encode())
+        for array in (self.x, self.y, self.owner, self.is_train):
+            if array is None:
+                sha.update(b"none")
+            else:
+                sha.update(f"{array.dtype.str}{array.shape}".encode())
+                sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return sha.hexdigest()
+
+    def tensor(self, indices: Integers) -> Tensor:
+        """Samples as contiguous float32 [len(indices), *shape]; images scaled to 0..1, then (x - mean) / std."""
+        x = torch.from_numpy(self.x[indices])
+        if not self.is_image:
+            return x
+        x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)
+        x = x.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        if self.mean:
+            x.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+        return x
+
+    def take(self, indices: Integers) -> Source:
+        """The same source with only these samples, in this order; its classes and clients stay as they are."""
+        return replace(
+            self,
+            x=self.x[indices],
+            y=self.y[indices],
+            owner=None if self.owner is None else self.owner[indices],
+            is_train=None if self.is_train is None else self.is_train[indices],
+        )
+
+    def first(self, samples: int) -> Source:
+        """A pool of ``samples`` samples, the first in file order.
+
+        The first of each group, and as many of a group as its share of all samples asks for; groups are the natural
+        clients, the two sides of an official test set and, unless the file is ``shuffled``, the classes (a file
+        sorted by class would otherwise give a pool of one class).
+
+        Raises:
+            UsageError: fewer than one sample, or more than there are.
+        """
+        if not isinstance(samples, int) or not 1 <= samples <= len(self):
+            raise UsageError(f"samples={samples!r}: {self.name} has {len(self)} samples; ask for 1 to {len(self)}")
+        if samples == len(self):
+            return self
+        keys = [key for key in (self.owner, self.is_train, None if self.shuffled else self.y) if key is not None]
+        if not keys:
+            return self.take(np.arange(samples))
+        _, group = np.unique(np.stack([key.astype(np.int64) for key in keys]), axis=1, return_inverse=True)
+        group = group.reshape(-1)
+        sizes = np.bincount(group)
+        quota, rest = np.divmod(sizes * samples, len(self))
+        quota[np.argsort(-rest, kind="stable")[: samples - quota.sum()]] += 1
+        chosen = [np.flatnonzero(group == k)[:count] for k, count in enumerate(quota)]
+        return self.take(np.sort(np.concatenate(chosen)))

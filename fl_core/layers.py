@@ -1,0 +1,326 @@
+"""The ordered layers of any network: which tensors belong together, and in which order a forward pass meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from fl_core import tree
+from fl_core.errors import UsageError, check_known
+from fl_core.seeds import torch_seeded
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+_WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
+WAYS = ("block", "module")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a model: the unit that is federated or kept local.
+
+    Attributes:
+        name: exact name; a module path wherever one module holds the layer.
+        parameters: exact names in ``model.named_parameters()``.
+        buffers: exact names of persistent buffers.
+        output: path of the module whose output is the layer's representation.
+        used: whether a forward pass of the example reaches the layer.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    output: str = ""
+    used: bool = True
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Parameters, then buffers."""
+        return self.parameters + self.buffers
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The parameters that are not biases."""
+        return tuple(name for name in self.parameters if not _is_bias(name))
+
+
+def _is_bias(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last.startswith("bias") or last.endswith("bias")
+
+
+def layers_of(
+    model: nn.Module, example: Tensor | tuple[Any, ...], by: str = "block", groups: Sequence[str] | None = None
+) -> tuple[Layer, ...]:
+    """The layers of ``model``, ordered by first use in a forward pass of ``example``.
+
+    Every parameter and persistent buffer is in exactly one layer. A parameter held by a container (a class token, a
+    position table) joins the layer that was running, or had last run, when it was first used. Layers that the pass
+    does not reach come last, marked ``used=False``.
+
+    Args:
+        model: any module; it is left as it was (mode, buffers, random state).
+        example: one batch, or the tuple of the forward pass's arguments.
+        by: ``"block"`` (default) joins a normalisation to the Linear or convolution before it and keeps declared
+            groups together; ``"module"`` makes every module that owns tensors a layer of its own.
+        groups: module paths that are one layer each (a residual block, an attention with its projections). Default:
+            the model's own ``layer_groups``, or timm's group matcher where the model has one.
+
+    Raises:
+        UsageError: ``by`` is unknown, a group names no module, or the model has no tensors.
+    """
+    check_known("way of grouping layers", by, WAYS)
+    tensors = tree.live(model)
+    if not tensors:
+        raise UsageError(f"{type(model).__name__} has no parameters: there is nothing to federate")
+    parameters = {name for name, _ in model.named_parameters()}
+    unit_of = _units(model, tensors, by, groups)
+    trace = _trace(model, example)
+
+    owners = {name: _owner(name) for name in tensors}
+    holders = _holders(model, tensors)
+    first: dict[str, int] = {}
+    for name, unit in unit_of.items():
+        if unit is not None:
+            # a group whose own code reads its children's tensors (attention) is used when the group itself is called
+            moments = [trace.called[path] for path in (*holders[name], unit) if path in trace.called]
+            if not moments and name in trace.touched:
+                moments = [trace.touched[name]]
+            if moments:
+                first[unit] = min([*moments, first.get(unit, trace.moments)])
+    alone = {unit for unit in first if all(owners[name] == unit for name in tensors if unit_of[name] == unit)}
+    joins = _norm_joins(model, trace, set(first), alone) if by == "block" else {}
+    for name, unit in unit_of.items():
+        unit_of[name] = _neighbour(trace.touched.get(name), first, owners[name]) if unit is None else unit
+        unit_of[name] = joins.get(unit_of[name] or "", unit_of[name])
+
+    members: dict[str, list[str]] = {}
+    for name, unit in unit_of.items():
+        members.setdefault(str(unit), []).append(name)
+    ordered = sorted(members, key=lambda unit: first.get(unit, trace.moments))
+    return tuple(
+        Layer(
+            name=unit or "model",
+            parameters=tuple(name for name in members[unit] if name in parameters),
+            buffers=tuple(name for name in members[unit] if name not in parameters),
+            output=_output(unit, members[unit], owners, trace, joins) if unit in first else "",
+            used=unit in first,
+        )
+        for unit in ordered
+    )
+
+
+def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:
+    """Trainable scalars of each layer, by layer name."""
+    tensors = tree.live(model)
+    return {layer.name: sum(tensors[name].numel() for name in layer.parameters) for layer in layers}
+
+
+# --- which tensors belong together -----------------------------------------------------------------------------
+
+
+def _owner(name: str) -> str:
+    """The path of the module that owns a tensor; a parametrised weight belongs to the module it parametrises."""
+    return name.rpartition(".")[0].partition(".parametrizations")[0]
+
+
+def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]]:
+    """The modules that hold each tensor: one, or several where it is tied."""
+    everywhere = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    paths: dict[int, set[str]] = {}
+    for name, tensor in everywhere:
+        paths.setdefault(id(tensor), set()).add(_owner(name))
+    return {name: paths[id(tensor)] for name, tensor in tensors.items()}
+
+
+def _units(
+    model: nn.Module, tensors: dict[str, Tensor], by: str, groups: Sequence[str] | None
+) -> dict[str, str | None]:
+    """The unit of each tensor, None for a parameter that a container holds loosely."""
+    modules = dict(model.named_modules())
+    for path in groups or ():
+        check_known("module", path, modules)
+    whole = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
+    by_matcher: dict[str, str] = {}
+    if by == "block":
+        declared = groups if groups is not None else getattr(model, "layer_groups", ())
+        whole += list(declared)
+        if not declared and callable(getattr(model, "group_matcher", None)):
+            by_matcher = _timm_groups(model, tensors)
+    owners = {_owner(name) for name in tensors}
+    units: dict[str, str | None] = {}
+    for name in tensors:
+        owner = _owner(name)
+        inside = [path for path in whole if path == "" or owner == path or owner.startswith(path + ".")]
+        is_container = any(other != owner and other.startswith(owner + "." if owner else "") for other in owners)
+        if name in by_matcher:
+            units[name] = by_matcher[name]
+        elif inside:
+            units[name] = max(inside, key=len)
+        else:
+            units[name] = None if is_container else owner
+    return units
+
+
+def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """timm's own grouping (stem, blocks, head), each group named by the module path its tensors share."""
+    from timm.models._manipulate import group_with_matcher
+
+    matched = group_with_matcher(iter(tensors.items()), model.group_matcher(coarse=False))
+    names: dict[str, str] = {}
+    for position, group in enumerate(matched.values()):
+        name = _own_path(group, tensors, least=1.0 if position == 0 else 0.5)
+        name = name or ("stem" if position == 0 else group[0])
+        while name in names.values():
+            name += "+"
+        names.update(dict.fromkeys(group, name))
+    return names
+
+
+def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str:
+    """The deepest path that holds the most of the named tensors, at least this fraction, and no others; or ""."""
+    counts = _held(names)
+    everywhere = _held(tensors)
+    own = [path for path, n in counts.items() if n >= least * len(names) and n == everywhere[path]]
+    return max(own, key=lambda path: (counts[path], path.count(".")), default="")
+
+
+def _held(names: Iterable[str]) -> dict[str, int]:
+    """How many of the named tensors are under each module path."""
+    counts: dict[str, int] = {}
+    for name in names:
+        parts = _owner(name).split(".")
+        for depth in range(1, len(parts) + 1):
+            path = ".".join(parts[:depth])
+            counts[path] = counts.get(path, 0) + 1
+    counts.pop("", None)
+    return counts
+
+
+def _norm_joins(model: nn.Module, trace: _Trace, units: set[str], alone: set[str]) -> dict[str, str]:
+    """Normalisations that join the Linear or convolution used last before them, if it has as many channels.
+
+    Both must be units of their own: what a group holds stays as it is, and nothing is added to a group.
+    """
+    modules = dict(model.named_modules())
+    joins: dict[str, str] = {}
+    latest: str | None = None
+    for path in sorted(trace.called, key=lambda path: trace.called[path]):
+        module = modules[path]
+        if isinstance(module, _WEIGHTED):
+            latest = path
+        elif (
+            isinstance(module, _NORMS)
+            and path in alone
+            and latest in units
+            and _channels(module) == _channels(modules[latest])
+        ):
+            joins[path] = latest
+    return joins
+
+
+def _channels(module: nn.Module) -> int | None:
+    for attribute in ("out_features", "out_channels", "embed_dim", "num_features", "num_channels"):
+        if hasattr(module, attribute):
+            return int(getattr(module, attribute))
+    shape = getattr(module, "normalized_shape", None)
+    return int(shape[-1]) if shape else None
+
+
+def _neighbour(moment: int | None, first: dict[str, int], owner: str) -> str:
+    """The unit of a loose parameter: the last one entered before the moment of its first use, else the next one."""
+    if moment is None or not first:
+        return owner
+    earlier = [unit for unit in first if first[unit] <= moment]
+    return max(earlier, key=lambda u: first[u]) if earlier else min(first, key=lambda u: first[u])
+
+
+def _output(unit: str, names: list[str], owners: dict[str, str], trace: _Trace, joins: dict[str, str]) -> str:
+    if unit in trace.called and unit not in joins.values():
+        return unit
+    inside = {owners[name] for name in names} & trace.called.keys()
+    if inside:
+        return max(inside, key=lambda path: trace.called[path])
+    # tensors that a module around them uses itself: its output is the first in which they are seen
+    path = unit
+    while path and path not in trace.called:
+        path = path.rpartition(".")[0]
+    return path
+
+
+# --- the forward pass ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Trace:
+    """Moments of one forward pass, counted over both kinds of events."""
+
+    called: dict[str, int]  # module path -> its first call
+    touched: dict[str, int]  # tensor -> the first time that a function made a tensor from it
+
+    @property
+    def moments(self) -> int:
+        return len(self.called) + len(self.touched)
+
+
+class _Touches(TorchFunctionMode):
+    """Notes when a function first makes a tensor from one of the model's (reading its type or shape is no use)."""
+
+    def __init__(self, names: dict[int, str], trace: _Trace) -> None:
+        super().__init__()
+        self.names, self.trace = names, trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            for leaf in tree_leaves((args, kwargs or {})):
+                if isinstance(leaf, Tensor) and id(leaf) in self.names:
+                    self.trace.touched.setdefault(self.names[id(leaf)], self.trace.moments)
+        return result
+
+
+def _trace(model: nn.Module, example: Tensor | tuple[Any, ...]) -> _Trace:
+    trace = _Trace({}, {})
+
+    def note(path: str) -> Any:
+        def hook(_module: nn.Module, _args: Any) -> None:
+            trace.called.setdefault(path, trace.moments)
+
+        return hook
+
+    names = {id(tensor): name for name, tensor in tree.live(model).items()}
+    args = example if isinstance(example, tuple) else (example,)
+    with ExitStack() as stack:
+        for path, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(note(path)).remove)
+        for context in (_unchanged(model), torch.no_grad(), _Touches(names, trace)):
+            stack.enter_context(context)
+        model(*args)
+    return trace
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; mode, buffers and random state restored after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch_seeded(0):
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            for table, held in tables:
+                table.clear()
+                table.update(held)
+            with torch.no_grad():
+                for buffer, kept in values:
+                    buffer.copy_(kept)

@@ -1,0 +1,170 @@
+"""Losses by name, each with its mean over a batch and its value for every sample.
+
+A loss is an immutable value: two built with the same options are equal, and it survives pickling. All are computed
+from log-sigmoid and log-softmax, never from a logarithm of a probability, so values and derivatives of every order
+stay finite and exact when a probability rounds to 0 or to 1.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_core.errors import UsageError, check_known
+
+
+@dataclass(frozen=True)
+class Loss:
+    """``loss(logits [n, C], y [n])`` is a scalar: the mean over samples of :meth:`per_sample`. Lower is better."""
+
+    name: ClassVar[str]
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        return self.per_sample(logits, y).mean()
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of every sample, [n], in the logits' type; ``y`` holds class indices (int64)."""
+        raise NotImplementedError
+
+    def check(self, n_classes: int) -> None:
+        """Refuse options that do not fit ``n_classes`` classes.
+
+        Raises:
+            UsageError: the number of classes or the length of a list does not fit.
+        """
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """-log p_y with p = softmax(logits), at least 0."""
+
+    name = "cross_entropy"
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y)
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y, reduction="none")
+
+
+@dataclass(frozen=True)
+class _Weighted(Loss):
+    """What both focal losses share: the class weights ``alpha`` (one number, or one a class) and ``gamma`` >= 0."""
+
+    gamma: float = 2.0
+    alpha: float | tuple[float, ...] = 1.0
+
+    largest_alpha: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        _number(f"{self.name}: gamma", self.gamma, math.inf)
+        if isinstance(self.alpha, Sequence) and not isinstance(self.alpha, str):
+            object.__setattr__(self, "alpha", tuple(self.alpha))
+            if not self.alpha:
+                raise UsageError(f"{self.name}: alpha is an empty list; give one weight for each class, or one number")
+        for value in self._weights():
+            _number(f"{self.name}: alpha", value, self.largest_alpha)
+
+    def check(self, n_classes: int) -> None:
+        if n_classes < 2:
+            raise UsageError(f"{self.name} needs at least 2 classes, not {n_classes}")
+        if isinstance(self.alpha, tuple) and len(self.alpha) != n_classes:
+            raise UsageError(f"{self.name}: alpha has {len(self.alpha)} weights for {n_classes} classes")
+
+    def _weights(self) -> tuple[float, ...]:
+        return self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
+
+    def _alpha(self, logits: Tensor) -> Tensor:
+        """One weight for each class, [C], on the logits' device and in their type."""
+        self.check(logits.shape[-1])
+        return torch.tensor(self._weights(), dtype=logits.dtype, device=logits.device).expand(logits.shape[-1])
+
+
+@dataclass(frozen=True)
+class Focal(_Weighted):
+    """alpha_y (1 - p_y)^gamma (-log p_y): Lin et al., Focal Loss for Dense Object Detection, Eq. 5, over C classes.
+
+    ``gamma`` = 0 and ``alpha`` = 1 give cross-entropy. The default ``gamma`` = 2 is the one that they recommend.
+    """
+
+    name = "focal"
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        alpha = self._alpha(logits)
+        margin = _margin(logits, y, _is_target(logits, y))
+        return -alpha[y] * torch.exp(self.gamma * F.logsigmoid(-margin)) * F.logsigmoid(margin)
+
+
+@dataclass(frozen=True)
+class PlayerFocal(_Weighted):
+    """The focal loss of PLayer-FL's released code, which is not the standard one.
+
+    10 (-log p_y) (1/C) [alpha_y (1 - p_y)^gamma + sum_{j != y} (1 - alpha_j) p_j^gamma]: every other class
+    contributes too, with the complement of its weight, and the whole is ten times the mean over samples and classes.
+    ``alpha`` lies in [0, 1].
+    """
+
+    gamma: float = 3.0
+
+    name = "player_focal"
+    largest_alpha = 1.0
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        alpha = self._alpha(logits)
+        target = _is_target(logits, y)
+        margin = _margin(logits, y, target)
+        # log(1 - p_t): log(1 - p_y) at the label, log p_j elsewhere
+        log_rest = torch.where(target, F.logsigmoid(-margin).unsqueeze(-1), logits.log_softmax(-1))
+        weight = torch.where(target, alpha, 1 - alpha) * torch.exp(self.gamma * log_rest)
+        return -10 * weight.mean(-1) * F.logsigmoid(margin)
+
+
+LOSSES: dict[str, type[Loss]] = {kind.name: kind for kind in (CrossEntropy, Focal, PlayerFocal)}
+
+
+def build(name: str, *, n_classes: int | None = None, **options: Any) -> Loss:
+    """A loss by its name: ``cross_entropy``, ``focal`` (gamma=2, alpha=1), ``player_focal`` (gamma=3, alpha=1).
+
+    Args:
+        n_classes: when given, the length of a list ``alpha`` is checked now, otherwise at the first batch.
+        options: the loss's own; ``alpha`` is one number for all classes or a list with one number a class.
+
+    Raises:
+        UsageError: an unknown name or option, a value outside its range, or an ``alpha`` of the wrong length.
+    """
+    kind = LOSSES[check_known("loss", name, LOSSES)]
+    known = [field.name for field in fields(kind)]
+    for option in options:
+        if not known:
+            raise UsageError(f"loss {name!r} takes no options, so not {option!r}")
+        check_known(f"option of loss {name!r}", option, known)
+    loss = kind(**options)
+    if n_classes is not None:
+        loss.check(n_classes)
+    return loss
+
+
+def _number(what: str, value: Any, largest: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise UsageError(f"{what} is {value!r}, not a number")
+    if not (math.isfinite(value) and 0 <= float(value) <= largest):
+        bounds = "at least 0 and finite" if math.isinf(largest) else f"between 0 and {largest:g}"
+        raise UsageError(f"{what} is {value}; it must be {bounds}")
+
+
+def _is_target(logits: Tensor, y: Tensor) -> Tensor:
+    """[n, C], true at each sample's label."""
+    return y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)
+
+
+def _margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """z_y - log sum_{j != y} exp z_j, [n]: its sigmoid is p_y, and the sigmoid of its negative is 1 - p_y."""
+    own = logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return own - logits.masked_fill(target, -torch.inf).logsumexp(-1)

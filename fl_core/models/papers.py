@@ -1,0 +1,174 @@
+"""The networks of the papers, and a plain multilayer perceptron.
+
+Each is a chain of named children, conv1, conv2, ..., fc1, fc2, ...: one child with parameters is one layer, and its
+output is the layer's representation, after activation and pooling. No activation works in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError
+from fl_core.models.registry import register
+
+Shape = tuple[int, ...]
+
+
+class Layered(nn.Sequential):
+    """A chain of named children in which every child that has parameters is one layer."""
+
+    @property
+    def layer_groups(self) -> tuple[str, ...]:
+        """Paths of the modules that form one layer each, from input to output."""
+        return tuple(name for name, child in self.named_children() if any(True for _ in child.parameters()))
+
+
+@register
+def fmnist_cnn(shape: Shape, n_classes: int) -> Layered:
+    """3 conv + 2 fc for FashionMNIST and EMNIST (PLayer-FL); images of 8 x 8 or larger.
+
+    5x5 kernels, 64-128-256 channels, each halved in size, global average pooling, 100 hidden units; Kaiming-normal
+    weights (fan-in, ReLU), zero biases. 1,052,758 parameters for 1 x 28 x 28 and 10 classes.
+    """
+    channels, _, _ = _image("fmnist_cnn", shape, smallest=8)
+    return _kaiming(
+        _chain(
+            conv1=_conv(channels, 64, 5, padding=2, pool=True),
+            conv2=_conv(64, 128, 5, padding=2, pool=True),
+            conv3=_conv(128, 256, 5, padding=2, pool=True),
+            flatten=_average(),
+            fc1=_fc(256, 100),
+            fc2=_fc(100, n_classes, last=True),
+        )
+    )
+
+
+@register
+def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3) -> Layered:
+    """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
+
+    3x3 kernels with padding 2, 64-128-256-512-512 channels, the second and the fourth halved in size, dropout after
+    each, global average pooling, 100 hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 3,963,094
+    parameters for 3 x 32 x 32 and 10 classes.
+    """
+    channels, _, _ = _image("cifar_cnn", shape, smallest=1)
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise UsageError(f"cifar_cnn: dropout is {dropout!r}; it must be a number from 0 up to, but not, 1")
+    return _kaiming(
+        _chain(
+            conv1=_conv(channels, 64, 3, padding=2, dropout=dropout),
+            conv2=_conv(64, 128, 3, padding=2, pool=True, dropout=dropout),
+            conv3=_conv(128, 256, 3, padding=2, dropout=dropout),
+            conv4=_conv(256, 512, 3, padding=2, pool=True, dropout=dropout),
+            conv5=_conv(512, 512, 3, padding=2, dropout=dropout),
+            flatten=_average(),
+            fc1=_fc(512, 100),
+            fc2=_fc(100, n_classes, last=True),
+        )
+    )
+
+
+@register
+def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
+    """2 conv + 2 fc of the papers on Vanilla and Anti scheduling; images of 16 x 16 or larger.
+
+    5x5 kernels without padding, 32-64 channels, each halved in size, 512 hidden units; PyTorch's default
+    initialisation. fc1 grows with the image: with 10 classes 582,026 parameters for 1 x 28 x 28 and 878,538 for
+    3 x 32 x 32.
+    """
+    channels, height, width = _image("scheduling_cnn", shape, smallest=16)
+    side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+    return _chain(
+        conv1=_conv(channels, 32, 5, pool=True),
+        conv2=_conv(32, 64, 5, pool=True),
+        flatten=nn.Flatten(),
+        fc1=_fc(64 * side_h * side_w, 512),
+        fc2=_fc(512, n_classes, last=True),
+    )
+
+
+@register
+def heart_mlp(shape: Shape, n_classes: int) -> Layered:
+    """4 fc for Fed-Heart (PLayer-FL); tables.
+
+    50-20-20 hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 2,095 parameters for 10 features and 5
+    classes.
+    """
+    if len(shape) != 1:
+        raise UsageError(
+            f"model heart_mlp takes tables, samples of shape (features,), not {shape}; mlp takes any shape"
+        )
+    return _perceptron(shape[0], (50, 20, 20), n_classes)
+
+
+@register
+def mlp(shape: Shape, n_classes: int, *, sizes: Sequence[int] = (64, 32)) -> Layered:
+    """Fully connected layers with ReLU, hidden widths sizes=(64, 32); samples of any shape, flattened.
+
+    Kaiming-normal weights (fan-in, ReLU), zero biases. ``sizes=()`` is multinomial logistic regression.
+    """
+    if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not all(_positive(size) for size in sizes):
+        raise UsageError(f"mlp: sizes is {sizes!r}; it must be a list of hidden widths, each an integer above 0")
+    return _perceptron(math.prod(shape), sizes, n_classes)
+
+
+def _perceptron(n_inputs: int, hidden: Sequence[int], n_classes: int) -> Layered:
+    widths = [n_inputs, *hidden, n_classes]
+    layers = {f"fc{i}": _fc(widths[i - 1], widths[i], last=i == len(widths) - 1) for i in range(1, len(widths))}
+    return _kaiming(_chain(flatten=nn.Flatten(), **layers))
+
+
+def _chain(**children: nn.Module) -> Layered:
+    return Layered(OrderedDict(children))
+
+
+def _conv(
+    n_in: int, n_out: int, kernel: int, *, padding: int = 0, pool: bool = False, dropout: float | None = None
+) -> nn.Sequential:
+    parts: OrderedDict[str, nn.Module] = OrderedDict(
+        conv=nn.Conv2d(n_in, n_out, kernel, padding=padding), relu=nn.ReLU()
+    )
+    if pool:
+        parts["pool"] = nn.MaxPool2d(2)
+    if dropout is not None:
+        parts["drop"] = nn.Dropout(dropout)
+    return nn.Sequential(parts)
+
+
+def _fc(n_in: int, n_out: int, *, last: bool = False) -> nn.Sequential:
+    parts: OrderedDict[str, nn.Module] = OrderedDict(linear=nn.Linear(n_in, n_out))
+    if not last:
+        parts["relu"] = nn.ReLU()
+    return nn.Sequential(parts)
+
+
+def _average() -> nn.Sequential:
+    """[n, channels, height, width] -> [n, channels], the mean over positions."""
+    return nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()))
+
+
+def _kaiming(model: Layered) -> Layered:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            assert isinstance(module.bias, Tensor)
+            nn.init.zeros_(module.bias)
+    return model
+
+
+def _image(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
+    takes = f"model {model} takes images (channels, height, width) of at least {smallest} x {smallest}"
+    if len(shape) != 3:
+        raise UsageError(f"{takes}, not samples of shape {shape}; mlp takes any shape")
+    if min(shape[1:]) < smallest:
+        raise UsageError(f"{takes}, not {shape[1]} x {shape[2]}; mlp takes any shape")
+    channels, height, width = shape
+    return channels, height, width
+
+
+def _positive(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size > 0

@@ -1,0 +1,66 @@
+"""Initial weights from a file, strictly."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError, listing
+
+
+def load(model: nn.Module, path: str | Path) -> None:
+    """Copy a state dict from ``path`` into ``model``: a .safetensors file, or one that torch.load reads as tensors.
+
+    Tied tensors may be in the file under any of their names, or under several if those agree.
+
+    Raises:
+        UsageError: no such file, not a state dict, names missing or unexpected, or a shape that differs; the message
+            names the first of them.
+    """
+    path = Path(path)
+    stored = read(path)
+    names: dict[int, list[str]] = {}
+    wanted = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    for name, tensor in wanted.items():
+        names.setdefault(id(tensor), []).append(name)
+    missing = [tied[0] for tied in names.values() if not any(name in stored for name in tied)]
+    unexpected = [name for name in stored if name not in wanted]
+    problems = [
+        f"{what}: {listing(keys, 4)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys
+    ]
+    if problems:
+        raise UsageError(f"the weights in {path} do not fit the model; " + "; ".join(problems))
+    for name, tensor in stored.items():
+        if tensor.shape != wanted[name].shape:
+            shapes = f"{tuple(tensor.shape)} in {path}, {tuple(wanted[name].shape)} in the model"
+            raise UsageError(f"tensor {name!r} has different shapes: {shapes}")
+    for tied in names.values():
+        first, *rest = [name for name in tied if name in stored]
+        for name in rest:
+            if not torch.equal(stored[first], stored[name]):
+                raise UsageError(f"the model ties {first!r} and {name!r}, but {path} has different values for them")
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            wanted[name].copy_(tensor)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a state-dict file, on the CPU, without running any code from it."""
+    if not path.is_file():
+        raise UsageError(f"no weights file at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise UsageError(f"{path} cannot be read as a file of weights: {first_line}") from error
+    if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
+        held = f"its keys are {listing(map(str, stored), 6)}" if isinstance(stored, dict) else type(stored).__name__
+        raise UsageError(f"{path} is not a state dict, names to tensors ({held})")
+    return stored

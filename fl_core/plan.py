@@ -1,0 +1,254 @@
+"""LayerPlan: which layers are federated and why. Diagnostics emit it, algorithm runners obey it; JSON on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fl_core import tree
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.layers import Layer
+
+FORMAT = "fedlayers.plan/1"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a plan is what it is. Everything here is JSON; fields that do not apply stay empty.
+
+    Attributes:
+        rule: name of the rule, with ``metric``, ``variant`` and ``threshold`` as it was applied.
+        values: the combined metric of each layer, in the plan's order.
+        clients: each client's own values, in the same order.
+        weights: each client's weight in the combination (training samples).
+        votes: for each client, the last shared layer its own values would choose.
+        alternatives: for each other threshold, the last shared layer it would choose.
+        status: ``ok``, or what had to be adjusted (a cut that was clipped, for instance).
+        data, checkpoint: digests of what was measured.
+        seed, version: of the measurement.
+    """
+
+    rule: str = "manual"
+    metric: str = ""
+    variant: str = ""
+    threshold: float | None = None
+    values: tuple[float | None, ...] = ()
+    clients: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    votes: dict[str, str] = field(default_factory=dict)
+    alternatives: dict[str, str] = field(default_factory=dict)
+    status: str = "ok"
+    data: str = ""
+    checkpoint: str = ""
+    seed: int | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The decision: ``layers`` from input to output, and the names of those that are ``shared``.
+
+    The shared layers are the body, the rest is the head; either may be empty, and the body need not be a prefix.
+
+    Raises:
+        UsageError: a shared name that is no layer, or a layer or tensor named twice.
+    """
+
+    layers: tuple[Layer, ...]
+    shared: tuple[str, ...]
+    why: Evidence = field(default_factory=Evidence)
+
+    def __post_init__(self) -> None:
+        names = [layer.name for layer in self.layers]
+        tensors = [name for layer in self.layers for name in layer.tensors]
+        for kind, found in (("layer", names), ("tensor", tensors), ("shared layer", list(self.shared))):
+            twice = sorted({name for name in found if found.count(name) > 1})
+            if twice:
+                raise UsageError(f"a plan names the {kind} {twice[0]!r} twice")
+        for name in self.shared:
+            check_known("layer", name, names)
+        object.__setattr__(self, "shared", tuple(name for name in names if name in set(self.shared)))
+
+    # --- reading it ---
+
+    @property
+    def body(self) -> tuple[Layer, ...]:
+        """The layers that are federated."""
+        return tuple(layer for layer in self.layers if layer.name in self.shared)
+
+    @property
+    def head(self) -> tuple[Layer, ...]:
+        """The layers that stay local."""
+        return tuple(layer for layer in self.layers if layer.name not in self.shared)
+
+    @property
+    def body_tensors(self) -> frozenset[str]:
+        """Exact names of the federated tensors, buffers included."""
+        return frozenset(name for layer in self.body for name in layer.tensors)
+
+    @property
+    def head_tensors(self) -> frozenset[str]:
+        """Exact names of the tensors that stay local, buffers included."""
+        return frozenset(name for layer in self.head for name in layer.tensors)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Layer names from input to output."""
+        return tuple(layer.name for layer in self.layers)
+
+    @property
+    def cut(self) -> int | None:
+        """Number of shared layers where they are a prefix, else None."""
+        count = len(self.shared)
+        return count if self.shared == self.names[:count] else None
+
+    def __repr__(self) -> str:
+        marks = " ".join(f"[{name}]" if name in self.shared else name for name in self.names)
+        how = self.why.rule if self.why.threshold is None else f"{self.why.rule} t={self.why.threshold:g}"
+        return f"LayerPlan({marks}; [shared], by {how})"
+
+    def diff(self, other: LayerPlan) -> tuple[str, ...]:
+        """One sentence for each layer that the two plans treat differently; empty if they decide alike."""
+        ours = {layer.name: "shared" if layer.name in self.shared else "local" for layer in self.layers}
+        theirs = {layer.name: "shared" if layer.name in other.shared else "local" for layer in other.layers}
+        names = [*ours, *(name for name in theirs if name not in ours)]
+        return tuple(
+            f"{name}: {ours.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
+            for name in names
+            if ours.get(name) != theirs.get(name)
+        )
+
+    # --- making it ---
+
+    @classmethod
+    def prefix(cls, layers: Sequence[Layer], count: int, why: Evidence | None = None) -> LayerPlan:
+        """Share the first ``count`` layers."""
+        return cls(tuple(layers), tuple(layer.name for layer in layers[:count]), why or Evidence())
+
+    @classmethod
+    def all_but_last(cls, layers: Sequence[Layer]) -> LayerPlan:
+        """Share everything but the last layer in use, the classifier: what FedPer and its kin do by default."""
+        used = [layer for layer in layers if layer.used and layer.parameters]
+        rest = tuple(layer.name for layer in layers if not used or layer is not used[-1])
+        return cls(tuple(layers), rest, Evidence(rule="all_but_last"))
+
+    @classmethod
+    def everything(cls, layers: Sequence[Layer]) -> LayerPlan:
+        """Share every layer: FedAvg."""
+        return cls(tuple(layers), tuple(layer.name for layer in layers), Evidence(rule="everything"))
+
+    def with_shared(self, shared: Iterable[str], **why: Any) -> LayerPlan:
+        """The same layers with another decision; keywords replace fields of the evidence."""
+        return LayerPlan(self.layers, tuple(shared), replace(self.why, **why))
+
+    # --- holding it against a model ---
+
+    def check_fits(self, model: nn.Module) -> None:
+        """Refuse a model whose tensors are not exactly the plan's.
+
+        Raises:
+            UsageError: names the first tensors that only one of the two has.
+        """
+        planned = {name for layer in self.layers for name in layer.tensors}
+        present = set(tree.live(model))
+        if planned != present:
+            parts = [
+                f"only in the {who}: {listing(sorted(names), 4)}"
+                for who, names in (("plan", planned - present), ("model", present - planned))
+                if names
+            ]
+            raise UsageError("the plan was made for another model; " + "; ".join(parts))
+
+    # --- on disk ---
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; :meth:`from_json` gives an equal plan back."""
+        return {
+            "format": FORMAT,
+            "layers": [asdict(layer) for layer in self.layers],
+            "shared": list(self.shared),
+            "why": asdict(self.why),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LayerPlan:
+        """Rebuild a plan.
+
+        Raises:
+            UsageError: another format, a missing or unknown key, or contents that are no plan.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            raise UsageError(f"not a plan: its format is not {FORMAT!r}")
+        missing = {"layers", "shared", "why"} - data.keys()
+        if missing:
+            raise UsageError(f"not a plan: {listing(sorted(missing))} missing")
+        _check_kinds("a plan", data, {"format": "", "layers": (), "shared": (), "why": {}})
+        _check_kinds("a plan's evidence", data["why"], asdict(Evidence()))
+        try:
+            layers = tuple(layer_from_json(item) for item in data["layers"])
+            why = dict(data["why"])
+            why["values"] = tuple(why.get("values", ()))
+            why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
+            return cls(layers, tuple(data["shared"]), Evidence(**why))
+        except (TypeError, AttributeError, KeyError) as error:
+            raise UsageError(f"not a plan: {error}") from error
+
+    def save(self, path: Path | str) -> None:
+        """Write the plan as JSON, at once: a reader never sees a part."""
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path | str) -> LayerPlan:
+        """Read a plan from a file.
+
+        Raises:
+            UsageError: no such file, not JSON, or not a plan.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise UsageError(f"no plan at {path}")
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is not a plan: {error}") from error
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what is decided (layers and sharing), without the evidence."""
+        decided = [[layer.name, list(layer.tensors), layer.name in self.shared] for layer in self.layers]
+        return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
+
+
+def layer_from_json(item: Mapping[str, Any]) -> Layer:
+    """A layer from ``asdict(layer)`` as JSON gives it back.
+
+    Raises:
+        UsageError: an unknown field, no name, or a field of another type.
+    """
+    if not isinstance(item, Mapping) or "name" not in item:
+        raise UsageError(f"not a layer: {item!r}")
+    data = dict(item)
+    _check_kinds("a layer", data, asdict(Layer("", ())))
+    data["parameters"], data["buffers"] = tuple(data.get("parameters", ())), tuple(data.get("buffers", ()))
+    for name in data["parameters"] + data["buffers"]:
+        if not isinstance(name, str):
+            raise UsageError(f"not a layer: {name!r} among its tensor names")
+    return Layer(**data)
+
+
+def _check_kinds(what: str, data: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+    """Refuse a field that ``like`` does not have, or that is of another type there; None stands for a number."""
+    for name, value in data.items():
+        default = like[check_known(f"field of {what}", name, like)]
+        kinds = {tuple: (tuple, list), type(None): (type(None), int, float)}.get(type(default), (type(default),))
+        if not isinstance(value, kinds):
+            raise UsageError(f"not {what}: {name!r} is {type(value).__name__}, not {kinds[-1].__name__}")

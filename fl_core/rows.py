@@ -1,0 +1,125 @@
+"""The one schema of rows, for runs and for diagnostics, and its JSON-lines file.
+
+A file is a header line followed by one row a line. ``value`` is null exactly when ``status`` is not ``"ok"``: a
+value that could not be computed is there as a row with the reason, never as 0 and never left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fl_core.errors import CorruptError, UsageError
+
+SCHEMA = 1
+COLUMNS: dict[str, str] = {
+    "run": "name of the run directory or study, empty for a direct diagnosis",
+    "algorithm": "registry name, empty for a direct diagnosis",
+    "seed": "the run's seed",
+    "round": "rounds completed when the value was taken; 0 = before the first aggregation",
+    "model": "which model: global, local, personal (or a name such as personal@best_val)",
+    "split": "train, validation, test, or probe",
+    "client": "client name; empty for a combined value",
+    "client_b": "the second client of a pair",
+    "layer": "exact layer name; empty for a whole model",
+    "metric": "registry name of the metric",
+    "variant": "which definition of the metric; empty for its only one",
+    "value": "the number; null where status is not ok",
+    "stderr": "standard error of the value; 0 = exact; null = not known",
+    "estimator": "how the value was obtained",
+    "unit": "unit of the value; empty for a pure number",
+    "n_params": "parameters that the value covers",
+    "n_samples": "samples that the value was computed from",
+    "n_train": "training samples of the client (its weight)",
+    "status": "ok, or why there is no value",
+}
+_INTEGERS = ("seed", "round", "n_params", "n_samples", "n_train")
+_NUMBERS = ("value", "stderr")
+
+Row = dict[str, Any]
+
+
+def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any) -> Row:
+    """One row; columns not given are empty. A value that is None or not finite needs a ``status`` of its own.
+
+    Raises:
+        KeyError: a column that the schema does not have.
+        ValueError: no finite value, but the status says ok; or a value, but another status.
+    """
+    unknown = set(columns) - set(COLUMNS)
+    if unknown:
+        raise KeyError(f"not in the schema of rows: {sorted(unknown)}")
+    if value is not None and not math.isfinite(value):
+        value = None
+    if value is None and status == "ok":
+        raise ValueError(f"{metric}: no finite value, and no status that says why")
+    if value is not None and status != "ok":
+        raise ValueError(f"{metric}: a value of {value}, but the status is {status!r}")
+    if columns.get("stderr") is not None and not math.isfinite(columns["stderr"]):
+        columns["stderr"] = None
+    filled = {"metric": metric, "value": None if value is None else float(value), "status": status, **columns}
+    return {name: filled.get(name, None if name in (*_INTEGERS, *_NUMBERS) else "") for name in COLUMNS}
+
+
+def dumps(record: dict[str, Any]) -> str:
+    """One line of JSON, without the non-standard NaN."""
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """A tidy frame with every column of the schema; missing numbers are NaN, integers are pandas' Int64."""
+    rows = list(rows)
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    for name in _NUMBERS:
+        table[name] = pd.to_numeric(table[name])
+    for name in _INTEGERS:
+        table[name] = pd.array([row.get(name) for row in rows], dtype="Int64")  # exact: never by way of floats
+    return table
+
+
+def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
+    """Write a whole file at once: a reader sees the old file or the new one, never a part."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(dumps({"schema": SCHEMA, **header}) + "\n")
+        file.writelines(dumps(record) + "\n" for record in rows)
+    part.replace(path)
+
+
+def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Header and frame of a rows file.
+
+    Raises:
+        UsageError: there is no such file, or it is not a rows file.
+        CorruptError: a line in it is damaged.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"no rows file at {path}")
+    lines = _lines(path)
+    header = next(lines, None)
+    if not isinstance(header, dict) or "schema" not in header:
+        raise UsageError(f"{path} is not a rows file: its first line has no schema")
+    if header["schema"] != SCHEMA:
+        raise UsageError(f"{path} has schema {header['schema']}; this version reads {SCHEMA}")
+    return header, frame(lines)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line.decode("utf-8"))
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                if number == 1:
+                    raise UsageError(f"{path} is not a rows file: {error}") from error
+                raise CorruptError(f"{path}, line {number}: {error}") from error
+            if number > 1 and (not isinstance(record, dict) or record.keys() != COLUMNS.keys()):
+                raise CorruptError(f"{path}, line {number}: not a row of the schema")
+            yield record

@@ -1,0 +1,43 @@
+"""Random draws that depend on what they are for and on nothing else.
+
+Every draw comes from a generator seeded by a hash of (run seed, purpose, round, client, stream). The algorithm's
+name is never part of it, so two algorithms whose definitions coincide see the same batches and stay equal bit for
+bit, and a resumed run needs no stored random state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
+    """A 63-bit seed for one purpose: the first 8 bytes of SHA-256 over the parts, each with its type."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (int(run_seed), purpose, *parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def torch_generator(run_seed: int, purpose: str, *parts: int | str) -> torch.Generator:
+    """A CPU generator for one purpose (CPU also when training on a GPU, so that draws agree between devices)."""
+    return torch.Generator().manual_seed(seed_of(run_seed, purpose, *parts))
+
+
+def numpy_generator(run_seed: int, purpose: str, *parts: int | str) -> np.random.Generator:
+    """NumPy's counterpart of :func:`torch_generator`."""
+    return np.random.default_rng(seed_of(run_seed, purpose, *parts))
+
+
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Seed torch's global generators inside the block and restore them after it, also after an error.
+
+    For modules that draw from the global generator (dropout, initialisation).
+    """
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,175 @@
+"""One place where clients run: a process with a model skeleton, the data, and an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from fl_core import evaluate
+from fl_core.algorithms.base import Algorithm, Message, Round, State
+from fl_core.data import FederatedData, Split
+from fl_core.errors import NonFiniteError
+from fl_core.layers import Layer
+from fl_core.local import Context, Observer, Phase, Training, Workspace, batch_slices, train
+from fl_core.losses import Loss
+from fl_core.tree import Tree
+
+OPTIMIZER_TREE = "optimizer"
+SCORE_BATCH = 1024
+
+
+@dataclass
+class TrainJob:
+    """One client's part in one exchange."""
+
+    client: int
+    rnd: Round
+    message: Message
+    state: State
+    score: tuple[str, ...] = ()  # splits on which to score the model that local training gave
+    keep_local: bool = False  # whether to hand that model back
+
+
+@dataclass
+class FinishJob:
+    """Fine-tuning of a copy after the last round."""
+
+    client: int
+    index: int
+    tree: Tree
+
+
+@dataclass
+class ScoreJob:
+    """Scores of one tree on splits of one client."""
+
+    client: int
+    tree: Tree
+    splits: tuple[str, ...]
+    model: str = ""  # what the tree is called, and the rounds completed: for an error message
+    done: int = 0
+
+
+@dataclass
+class Result:
+    """What comes back from any job; fields that do not apply stay empty."""
+
+    client: int
+    message: Message = field(default_factory=Message)
+    state: State = field(default_factory=State)
+    tree: Tree | None = None
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)  # split -> metric -> value
+    work: dict[str, float] = field(default_factory=dict)
+
+
+Job = TrainJob | FinishJob | ScoreJob
+
+
+class Site:
+    """Runs jobs, one client at a time, always with one thread, so that results do not depend on where it runs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: FederatedData,
+        training: Training,
+        criterion: Loss,
+        layers: tuple[Layer, ...],
+        observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]],
+        device: str = "cpu",
+    ) -> None:
+        self.workspace = Workspace(model, device)
+        self.data, self.training, self.criterion = data, training, criterion
+        self.layers, self.makers = layers, observers
+        self.algorithm: Algorithm | None = None
+
+    def run(self, job: Job) -> Result:
+        """Run one job."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            if isinstance(job, TrainJob):
+                return self._train(job)
+            if isinstance(job, FinishJob):
+                return self._finish(job)
+            return Result(job.client, scores=self._scores(job.client, job.tree, job.splits, job.model, job.done))
+        finally:
+            torch.set_num_threads(before)
+
+    def _train(self, job: TrainJob) -> Result:
+        algorithm = self._algorithm()
+        state = State(dict(job.state.trees), dict(job.state.meta))
+        optimizer = state.trees.pop(OPTIMIZER_TREE, {})
+        trained = {**state.trees, "model": algorithm.begin(state, job.message, job.rnd, job.client)}
+        ctx = self._context(algorithm, job.client, job.rnd.index, job.message.trees.get("model", trained["model"]))
+        for phase in algorithm.phases(job.rnd, job.client):
+            trained[phase.tree], kept = self._phase(algorithm, phase, trained[phase.tree], ctx, optimizer)
+            optimizer = {**optimizer, **kept}
+        local = trained["model"]
+        message = algorithm.reply(state, trained, ctx, job.rnd, job.client)
+        if self.training.keep_optimizer:
+            state.trees[OPTIMIZER_TREE] = optimizer
+        return Result(
+            job.client,
+            message,
+            state,
+            tree=local if job.keep_local else None,
+            scores=self._scores(job.client, local, job.score, "local", job.rnd.index + 1),
+            work=ctx.work,
+        )
+
+    def _finish(self, job: FinishJob) -> Result:
+        algorithm = self._algorithm()
+        ctx = self._context(algorithm, job.client, job.index, job.tree)
+        tree = job.tree
+        for phase in algorithm.finish(job.client):
+            tree, _ = self._phase(algorithm, phase, tree, ctx, {})
+        return Result(job.client, tree=tree, work=ctx.work)
+
+    def _phase(
+        self, algorithm: Algorithm, phase: Phase, source: Tree, ctx: Context, optimizer: Tree
+    ) -> tuple[Tree, Tree]:
+        observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
+        split = self.data.clients[ctx.client].train
+        return train(self.workspace, algorithm, phase, source, split, self.training, ctx, observers, optimizer)
+
+    def _context(self, algorithm: Algorithm, client: int, index: int, reference: Tree) -> Context:
+        device = self.workspace.device
+        return Context(
+            algorithm=algorithm.name,
+            round=index,
+            client=client,
+            client_name=self.data.clients[client].name,
+            n_train=len(self.data.clients[client].train),
+            criterion=self.criterion,
+            forward=self.workspace.forward,
+            reference={name: tensor.to(device) for name, tensor in reference.items()},
+        )
+
+    def _scores(
+        self, client: int, tree: Tree, splits: tuple[str, ...], model: str, done: int
+    ) -> dict[str, dict[str, float]]:
+        if not splits:
+            return {}
+        self.workspace.load(tree)
+        self.workspace.model.eval()
+        found: dict[str, dict[str, float]] = {}
+        for name in splits:
+            split: Split = getattr(self.data.clients[client], name)
+            x, y = split.x.to(self.workspace.device), split.y.to(self.workspace.device)
+            parts = batch_slices(len(y), SCORE_BATCH, whole=bool(self.workspace.norms)) or [slice(None)]
+            logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
+            try:
+                found[name] = evaluate.scores(logits, y, self.criterion)
+            except NonFiniteError as error:
+                who = f"{self._algorithm().name}, round {done}, client {self.data.clients[client].name!r}"
+                raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}") from error
+        return found
+
+    def _algorithm(self) -> Algorithm:
+        if self.algorithm is None:
+            raise RuntimeError("no algorithm was loaded at this site")
+        return self.algorithm

@@ -1,0 +1,210 @@
+"""Statistics over clients, runs, datasets and algorithms: pure functions of numbers.
+
+A missing or non-finite number is never skipped: what depends on it is NaN, or says in its status why there is no
+value. A table has one row for each algorithm and one column for each block (a dataset, or a seed).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pandas as pd
+import scikit_posthocs
+from numpy.typing import NDArray
+from scipy import stats
+
+from fl_core.errors import UsageError
+from fl_core.seeds import numpy_generator
+
+Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]] | pd.Series
+
+
+class Interval(NamedTuple):
+    """An estimate and the ends of its 95 % confidence interval; NaN where they cannot be had."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class FriedmanTest:
+    """``statistic`` is chi-square with ``n_algorithms`` - 1 degrees of freedom; both are NaN unless status is ok."""
+
+    statistic: float
+    p_value: float
+    n_algorithms: int
+    n_blocks: int
+    status: str = "ok"
+
+
+@dataclass(frozen=True)
+class PostHoc:
+    """``p_values`` of every pair of algorithms, symmetric, 1 on the diagonal; all NaN unless status is ok."""
+
+    p_values: pd.DataFrame
+    status: str = "ok"
+
+
+def combine(values: Values, weights: Values) -> float:
+    """The weighted mean of clients' values, sum_c p_c m_c with p_c = w_c / sum w (weights: training samples).
+
+    Raises:
+        UsageError: lengths that differ, no values, a negative weight, or weights that sum to 0.
+    """
+    m, w = _aligned(values=values, weights=weights)
+    if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
+        raise UsageError("weights must be finite, at least 0, and not all 0")
+    return float((w / w.sum()) @ m) if _whole(m) else math.nan
+
+
+def median_interval(values: Values, n_resamples: int = 1000, seed: int = 0) -> Interval:
+    """The median with its percentile-bootstrap interval; equal seeds give equal intervals.
+
+    The ends are the 2.5 and 97.5 percentiles of the medians of ``n_resamples`` samples drawn with replacement. One
+    value has no interval: its ends are NaN.
+
+    Raises:
+        UsageError: no values, or fewer than one resample.
+    """
+    (x,) = _aligned(values=values)
+    if n_resamples < 1:
+        raise UsageError(f"n_resamples is {n_resamples}; it must be at least 1")
+    median = float(np.median(x)) if _whole(x) else math.nan
+    if len(x) < 2 or not _whole(x):
+        return Interval(median, math.nan, math.nan)
+    drawn = numpy_generator(seed, "bootstrap").integers(len(x), size=(n_resamples, len(x)))
+    low, high = np.percentile(np.median(x[drawn], axis=1), [2.5, 97.5])
+    return Interval(median, float(low), float(high))
+
+
+def mean_interval(values: Values) -> Interval:
+    """The mean with Student's t interval, mean -+ t(0.975, n - 1) s / sqrt(n); one value has no interval (NaN).
+
+    Raises:
+        UsageError: no values.
+    """
+    (x,) = _aligned(values=values)
+    mean = float(x.mean()) if _whole(x) else math.nan
+    if len(x) < 2 or not _whole(x):
+        return Interval(mean, math.nan, math.nan)
+    half = float(stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    return Interval(mean, mean - half, mean + half)
+
+
+def fairness(values_per_client: Values) -> float:
+    """The population variance over clients, (1/C) sum_c (P_c - mean P)^2 (PLayer-FL, Eq. A.5); lower is fairer.
+
+    Raises:
+        UsageError: no values.
+    """
+    (x,) = _aligned(values_per_client=values_per_client)
+    return float(x.var()) if _whole(x) else math.nan
+
+
+def incentive(personal: Values, local: Values, fedavg: Values, higher_is_better: bool) -> float:
+    """The fraction of clients, 0 to 1, that do strictly better than with local training and than with FedAvg.
+
+    (1/C) sum_c 1{P_c > max(S_c, G_c)} (PLayer-FL, Eq. A.6), with < and min where lower is better; a tie does not
+    count. NaN if any of the values is missing. Series must have the same clients in their index, in any order.
+
+    Raises:
+        UsageError: no values, or clients that differ.
+    """
+    p, s, g = _aligned(personal=personal, local=local, fedavg=fedavg)
+    if not (_whole(p) and _whole(s) and _whole(g)):
+        return math.nan
+    better = (p > np.maximum(s, g)) if higher_is_better else (p < np.minimum(s, g))
+    return float(better.mean())
+
+
+def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
+    """Each algorithm's mean rank over the blocks; 1 is best, ties share the mean of their ranks.
+
+    Args:
+        table: algorithms (rows) by datasets or seeds (columns).
+
+    Raises:
+        UsageError: an empty table, or a value that is missing: ranks in different company do not compare.
+    """
+    if status := _incomplete(table):
+        raise UsageError(f"no ranks: {status}")
+    return table.astype(float).rank(axis=0, method="average", ascending=not higher_is_better).mean(axis=1)
+
+
+def friedman(table: pd.DataFrame) -> FriedmanTest:
+    """Friedman's test of whether the algorithms differ, with scipy's correction for ties.
+
+    The algorithms (rows) are the treatments and the datasets or seeds (columns) the blocks. The transposed table
+    would answer whether the datasets differ, which they always do. The p-value is the chi-square approximation.
+    """
+    n_algorithms, n_blocks = table.shape
+    status = _incomplete(table)
+    if not status and n_algorithms < 3:
+        status = f"Friedman's test needs at least 3 algorithms, not {n_algorithms}"
+    if not status and n_blocks < 2:
+        status = f"Friedman's test needs at least 2 datasets or seeds, not {n_blocks}"
+    values = None if status else table.to_numpy(float)
+    if values is not None and (values == values[:1]).all():
+        status = "all algorithms are tied in every dataset or seed"
+    if values is None or status:
+        return FriedmanTest(math.nan, math.nan, n_algorithms, n_blocks, status)
+    result = stats.friedmanchisquare(*values)
+    return FriedmanTest(float(result.statistic), float(result.pvalue), n_algorithms, n_blocks)
+
+
+def nemenyi(table: pd.DataFrame) -> PostHoc:
+    """Nemenyi's test of every pair of algorithms on their mean ranks, after Friedman's (Demsar, 2006).
+
+    The p-value is the studentized range's tail at |R_i - R_j| / sqrt(k (k + 1) / (6 N)) times sqrt(2), for k
+    algorithms (rows) and N datasets or seeds (columns).
+    """
+    n_algorithms, n_blocks = table.shape
+    status = _incomplete(table)
+    if not status and (n_algorithms < 2 or n_blocks < 2):
+        status = (
+            f"Nemenyi's test needs at least 2 algorithms and 2 datasets or seeds, not {n_algorithms} and {n_blocks}"
+        )
+    if status:
+        empty = pd.DataFrame(math.nan, index=table.index, columns=table.index)
+        return PostHoc(empty, status)
+    p_values = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy(float).T)
+    return PostHoc(pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index))
+
+
+def _aligned(**named: Values) -> list[NDArray[np.float64]]:
+    """The values as float64 vectors of one length of at least 1, Series in the order of the first one's index."""
+    order: pd.Index | None = None
+    vectors = []
+    for name, values in named.items():
+        if isinstance(values, pd.Series):
+            order = values.index if order is None else order
+            if not values.index.is_unique or set(values.index) != set(order):
+                raise UsageError(f"{name} is not for the same clients as {next(iter(named))}, each once")
+            values = values.loc[order].to_numpy(float, na_value=math.nan)
+        vectors.append(np.asarray(values, dtype=float))
+    lengths = {name: vector.shape for name, vector in zip(named, vectors, strict=True)}
+    if any(vector.ndim != 1 for vector in vectors) or len(set(lengths.values())) > 1:
+        raise UsageError(f"vectors of one length are needed, not shapes {lengths}")
+    if len(vectors[0]) == 0:
+        raise UsageError(f"no values in {next(iter(named))}")
+    return vectors
+
+
+def _incomplete(table: pd.DataFrame) -> str:
+    """Why a table cannot be ranked, or nothing."""
+    if table.empty:
+        return "the table is empty"
+    missing = ~np.isfinite(table.to_numpy(float, na_value=math.nan))
+    if missing.any():
+        row, column = np.argwhere(missing)[0]
+        return f"no finite value for {table.index[row]!r} in {table.columns[column]!r} ({int(missing.sum())} missing)"
+    return ""
+
+
+def _whole(values: NDArray[np.float64]) -> bool:
+    return bool(np.isfinite(values).all())

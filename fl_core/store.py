@@ -1,0 +1,496 @@
+"""The run directory: what a run writes, atomically and checksummed, and what a reader gets back.
+
+    config.json  environment.json  partition.safetensors   written before any training
+    manifest.json                 digests of those three and of the rows' header
+    rows.jsonl                    header and rows, flushed after every round
+    checkpoints/000010.json       after round 10: digests of every state, length and digest of the rows up to there,
+                                  and the round of the checkpoint before it
+    blobs/<sha256>.safetensors    tensors, stored once by content
+    plan.json                     the layer plan in force, a copy for readers
+    timing.jsonl                  wall-clock seconds; not covered, since no two runs agree on them
+    lock                          held by the writer
+
+Every file appears by an atomic rename, a checkpoint's manifest last, so that a run killed at any moment leaves the
+last complete checkpoint and nothing that could be mistaken for one. No pickle is ever read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fl_core import rows
+from fl_core.algorithms.base import State
+from fl_core.errors import BusyError, CorruptError, RunError, UsageError
+from fl_core.tree import Tree, clone
+
+_SEPARATOR = "|"  # between the name of a tree and the name of a tensor; module paths have no such character
+ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
+
+
+@dataclass
+class Checkpoint:
+    """Everything after a round: the server, every client, and the named model trees kept beside them."""
+
+    round: int
+    server: State
+    clients: dict[str, State]
+    models: dict[str, dict[str, Tree]]  # "local" or "personal" -> client -> tree
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _json_bytes(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def _signed(data: Mapping[str, Any]) -> bytes:
+    return _json_bytes({**data, "sha256": _sha(_json_bytes(data))})
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON atomically."""
+    write_atomically(path, _json_bytes(data))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise CorruptError(f"{path} is missing") from error
+
+
+def _read_signed(path: Path) -> dict[str, Any]:
+    raw = _read(path)
+    try:
+        data = json.loads(raw)
+        sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == _signed(data)
+    except ValueError as error:  # no JSON, no UTF-8, or a NaN
+        raise CorruptError(f"{path} is damaged: {error}") from error
+    if not sound:
+        raise CorruptError(f"{path} is damaged: its contents do not match its digest")
+    return data
+
+
+def _read_checked(path: Path, digest: str) -> bytes:
+    data = _read(path)
+    if _sha(data) != digest:
+        raise CorruptError(f"{path} is damaged: its digest is {_sha(data)[:12]}…, recorded is {digest[:12]}…")
+    return data
+
+
+def _tensors(path: Path, digest: str) -> Tree:
+    data = _read_checked(path, digest)
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise CorruptError(f"{path} is damaged: {error}") from error
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A run directory, for reading.
+
+    Raises:
+        UsageError: there is no run at ``path``.
+        CorruptError: there is one, without its configuration.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not (self.path / "config.json").is_file():
+            if (self.path / "manifest.json").is_file():
+                raise CorruptError(f"{self.path / 'config.json'} is missing")
+            raise UsageError(f"no run at {self.path}: it has no config.json")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, as JSON.
+
+        Raises:
+            CorruptError: it is damaged, or another run's.
+        """
+        if self.begun:
+            self._checked("config.json")
+        return _read_signed(self.path / "config.json")
+
+    @property
+    def begun(self) -> bool:
+        """Whether everything that precedes training has been written.
+
+        Raises:
+            CorruptError: it had been, for there are checkpoints, but the manifest is gone.
+        """
+        path = self.path / "manifest.json"
+        if not path.is_file() and self.rounds:
+            raise CorruptError(f"{path} is missing")
+        return path.is_file()
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds with a complete checkpoint, ascending."""
+        return sorted(int(p.stem) for p in (self.path / "checkpoints").glob("*.json") if p.stem.isdigit())
+
+    def rows(self) -> tuple[dict[str, Any], Any]:
+        """Header and tidy frame of the rows."""
+        return rows.read(self.path / "rows.jsonl")
+
+    def partition(self) -> dict[str, Tensor]:
+        """The stored partition, as :meth:`fl_core.data.Partition.from_tree` takes it.
+
+        Raises:
+            CorruptError: it is damaged.
+        """
+        name = "partition.safetensors"
+        return _tensors(self.path / name, self._manifest()["files"][name]["sha256"])
+
+    def manifest(self, which: int) -> dict[str, Any]:
+        """The manifest of the checkpoint after round ``which``.
+
+        Raises:
+            UsageError: there is no such checkpoint; names those that exist.
+            CorruptError: it is damaged.
+        """
+        if which not in self.rounds:
+            known = ", ".join(map(str, self.rounds)) or "none yet"
+            raise UsageError(f"{self.path} has no checkpoint after round {which}; there are: {known}")
+        path = self._checkpoint_path(which)
+        found = _read_signed(path)
+        if found["round"] != which:
+            raise CorruptError(f"{path} is damaged: it is the checkpoint after round {found['round']}")
+        return found
+
+    def checkpoint(self, which: int | str = "last") -> Checkpoint:
+        """Load a checkpoint, every digest checked.
+
+        Raises:
+            UsageError: no such checkpoint.
+            CorruptError: a byte of it differs from what was written.
+        """
+        if which == "last":
+            if not self.rounds:
+                raise UsageError(f"{self.path} has no checkpoint yet")
+            which = self.rounds[-1]
+        try:
+            manifest = self.manifest(int(which))
+        except ValueError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"a round is a number or 'last', not {which!r}") from error
+        found = Checkpoint(manifest["round"], State(), {}, {})
+        for name, entry in manifest["states"].items():
+            state = State(self._trees(entry), entry["meta"])
+            kind, _, client = name.partition("/")
+            if kind == "server":
+                found.server = state
+            elif kind == "client":
+                found.clients[client] = state
+            else:
+                found.models.setdefault(kind, {})[client] = state.trees["model"]
+        return found
+
+    def _trees(self, entry: Mapping[str, Any]) -> dict[str, Tree]:
+        trees: dict[str, Tree] = {name: {} for name in entry["trees"]}
+        if entry["blob"]:
+            for key, tensor in _tensors(self.path / "blobs" / f"{entry['blob']}.safetensors", entry["blob"]).items():
+                name, _, tensor_name = key.partition(_SEPARATOR)
+                trees[name][tensor_name] = tensor
+        return trees
+
+    def verify(self) -> list[str]:
+        """Check every covered byte.
+
+        Returns:
+            What was checked, a line each.
+
+        Raises:
+            CorruptError: the first thing that differs from what was written.
+        """
+        if not self.begun:
+            path = self.path / "manifest.json"
+            raise CorruptError(f"{path} is missing: the run was never fully created; resume starts it from round 0")
+        manifest = self._manifest()
+        checked = []
+        for name, entry in manifest["files"].items():
+            self._checked(name)
+            checked.append(f"{name}: {entry['bytes']:,} bytes")
+        seen: set[str] = set()
+        ends = [manifest["rows"]]
+        for which in self.rounds:
+            found = self.manifest(which)
+            previous = found["previous"]
+            if previous is not None and previous not in self.rounds:
+                raise CorruptError(f"{self._checkpoint_path(previous)} is missing")
+            for entry in found["states"].values():
+                if entry["blob"] not in seen:
+                    self._trees(entry)
+                    seen.add(entry["blob"])
+            ends.append(found["rows"])
+            checked.append(f"checkpoint after round {which}: {len(found['states'])} states")
+        self._check_rows(*ends)
+        covered, size = ends[-1]["bytes"], (self.path / "rows.jsonl").stat().st_size
+        beyond = f", {size - covered:,} bytes after the last checkpoint not covered" if size > covered else ""
+        checked.append(f"{len(seen - {''})} blobs; rows up to {covered:,} bytes{beyond}")
+        plan, path = self._plan(), self.path / "plan.json"
+        if plan is not None:
+            if _read(path) != _json_bytes(plan):
+                raise CorruptError(f"{path} is damaged: it is not the plan of this run")
+            checked.append("plan.json")
+        return checked
+
+    def _manifest(self) -> dict[str, Any]:
+        return _read_signed(self.path / "manifest.json")
+
+    def _checkpoint_path(self, which: int) -> Path:
+        return self.path / "checkpoints" / f"{which:06d}.json"
+
+    def _checked(self, name: str) -> bytes:
+        return _read_checked(self.path / name, self._manifest()["files"][name]["sha256"])
+
+    def _plan(self) -> dict[str, Any] | None:
+        """The plan in force, which the last checkpoint has, or else the configuration."""
+        decided = self.manifest(self.rounds[-1])["states"]["server"]["meta"].get("plan") if self.rounds else None
+        return decided or self.config.get("given")
+
+    def _last_rows(self) -> dict[str, Any]:
+        return (self.manifest(self.rounds[-1]) if self.rounds else self._manifest())["rows"]
+
+    def _check_rows(self, *ends: Mapping[str, Any]) -> None:
+        """Check the rows up to each of these ends, which ascend."""
+        path = self.path / "rows.jsonl"
+        sha, at = hashlib.sha256(), 0
+        try:
+            with path.open("rb") as file:
+                for end in ends:
+                    sha.update(file.read(max(end["bytes"] - at, 0)))
+                    at = end["bytes"]
+                    if sha.hexdigest() != end["sha256"]:
+                        raise CorruptError(f"{path} is damaged within its first {at:,} bytes")
+        except FileNotFoundError as error:
+            raise CorruptError(f"{path} is missing") from error
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """The one writer of a run directory, from :func:`create` or :func:`reopen`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = Run(path)
+        self._rows_bytes = 0
+        self._rows_sha = hashlib.sha256()
+        self._sound: set[str] = set()  # blobs that this writer has written or found undamaged
+
+    def begin(self, environment: Mapping[str, Any], partition: dict[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Write what precedes training: environment, partition, the rows' header, and the manifest over them."""
+        write_json(self.path / "environment.json", environment)
+        write_atomically(self.path / "partition.safetensors", save(partition))
+        line = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
+        write_atomically(self.path / "rows.jsonl", line)
+        self._count(line)
+        files = {name: (self.path / name).read_bytes() for name in ROOT_FILES}
+        manifest = {
+            "format": "fedlayers.run/1",
+            "files": {name: {"sha256": _sha(data), "bytes": len(data)} for name, data in files.items()},
+            "rows": self._rows_entry(),
+        }
+        write_atomically(self.path / "manifest.json", _signed(manifest))
+
+    def rewind(self) -> int:
+        """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
+
+        Raises:
+            CorruptError: something that the run goes on from is damaged; nothing is changed then.
+        """
+        rounds = self.run.rounds
+        for name in ROOT_FILES:
+            self.run._checked(name)
+        if rounds:
+            try:
+                self.run.checkpoint()
+            except CorruptError as error:
+                path = self.run._checkpoint_path(rounds[-1])
+                raise CorruptError(f"{error}; remove {path} to go on from the checkpoint before it") from error
+        entry = self.run._last_rows()
+        self.run._check_rows(entry)
+        plan = self.run._plan()
+        if plan is not None:
+            write_json(self.path / "plan.json", plan)  # only a copy
+        with (self.path / "rows.jsonl").open("r+b") as file:
+            self._count(file.read(entry["bytes"]))
+            file.truncate(entry["bytes"])
+        return rounds[-1] if rounds else 0
+
+    def add_rows(self, new: Iterable[rows.Row]) -> None:
+        """Append rows and hand them to the operating system."""
+        data = "".join(rows.dumps(record) + "\n" for record in new).encode()
+        with (self.path / "rows.jsonl").open("ab") as file:
+            file.write(data)
+        self._count(data)
+
+    def add_timing(self, record: Mapping[str, Any]) -> None:
+        """Append one record of wall-clock seconds."""
+        with (self.path / "timing.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Save everything after a round; its manifest is written last.
+
+        Tensors are stored by value: those that share memory come back apart.
+        """
+        states = {"server": self._put(checkpoint.server)}
+        states |= {f"client/{name}": self._put(state) for name, state in checkpoint.clients.items()}
+        for kind, trees in checkpoint.models.items():
+            states |= {f"{kind}/{name}": self._put(State({"model": tree})) for name, tree in trees.items()}
+        with (self.path / "rows.jsonl").open("rb") as file:
+            os.fsync(file.fileno())  # the manifest must not outlive the rows that it covers
+        manifest = {
+            "round": checkpoint.round,
+            "previous": max((which for which in self.run.rounds if which < checkpoint.round), default=None),
+            "rows": self._rows_entry(),
+            "states": states,
+        }
+        write_atomically(self.run._checkpoint_path(checkpoint.round), _signed(manifest))
+
+    def _put(self, state: State) -> dict[str, Any]:
+        for name in state.trees:
+            if _SEPARATOR in name:
+                raise UsageError(f"a tree called {name!r} cannot be stored: the name has a {_SEPARATOR!r}")
+        flat = {
+            f"{name}{_SEPARATOR}{key}": tensor
+            for name, tree in state.trees.items()
+            for key, tensor in clone(tree).items()
+        }
+        blob = ""
+        if flat:
+            data = save(flat)
+            blob = _sha(data)
+            path = self.path / "blobs" / f"{blob}.safetensors"
+            if blob not in self._sound:
+                if not path.exists() or _sha(path.read_bytes()) != blob:
+                    write_atomically(path, data)
+                self._sound.add(blob)
+        return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
+
+    def _count(self, data: bytes) -> None:
+        self._rows_bytes += len(data)
+        self._rows_sha.update(data)
+
+    def _rows_entry(self) -> dict[str, Any]:
+        return {"bytes": self._rows_bytes, "sha256": self._rows_sha.hexdigest()}
+
+
+@contextmanager
+def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
+    """A new run directory, locked; its configuration is written first, so that a run killed later can be resumed.
+
+    Raises:
+        UsageError: ``path`` holds a run, or anything else, or cannot be made.
+        BusyError: another process is writing there.
+    """
+    path = Path(path)
+    check_free(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the directory {path}: {error.strerror}") from error
+    with _locked(path):
+        check_free(path)  # another writer may have come and gone
+        write_atomically(path / "config.json", _signed(config))
+        yield Writer(path)
+
+
+def check_free(path: Path) -> None:
+    """Refuse a directory that holds anything but the traces of a run killed before its first file was complete.
+
+    Raises:
+        UsageError: says what is there.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file, not a directory")
+    if (path / "config.json").exists():
+        raise UsageError(f"{path} already holds a run: resume it, or choose another directory")
+    traces = {path / "lock", *path.glob("config.json.*.part")}
+    if path.is_dir() and not traces.issuperset(path.iterdir()):
+        raise UsageError(f"{path} is not empty; choose another directory")
+
+
+@contextmanager
+def reopen(path: Path | str) -> Iterator[Writer]:
+    """An existing run directory, locked, for going on.
+
+    Raises:
+        UsageError: no run there.
+        BusyError: another process is writing there.
+    """
+    path = Run(path).path
+    with _locked(path):
+        yield Writer(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """An operating-system lock that dies with its holder."""
+    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
+            raise BusyError(f"{path} is being written by another process (pid {holder})") from error
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        for part in (*path.glob("*.part"), *path.glob("*/*.part")):  # of a writer that was killed
+            part.unlink()
+        yield
+    finally:
+        os.close(handle)
+
+
+__all__ = [
+    "Checkpoint",
+    "Run",
+    "RunError",
+    "Writer",
+    "check_free",
+    "create",
+    "reopen",
+    "write_atomically",
+    "write_json",
+]

@@ -1,0 +1,207 @@
+"""Trees: flat dictionaries of tensors whose keys are module paths, and pure functions on them.
+
+A tree is what a model's ``state_dict`` is (parameters and buffers), contiguous and unaliased: no two keys share
+memory. Everything that crosses between server and client, and everything that is stored, is made of trees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError, listing
+
+Tree = dict[str, Tensor]
+
+GROUP = 8
+"""Weighted means are summed in float64 over groups of this many consecutive trees, groups in order."""
+
+
+def of(module: nn.Module) -> Tree:
+    """A copy of a module's parameters and buffers. Tied tensors are kept once, under their first name."""
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in live(module).items()}
+
+
+def live(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters and persistent buffers by name, each tensor once (ties under their first name)."""
+    persistent = module.state_dict(keep_vars=True).keys()
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in tensors.items() if name in persistent}
+
+
+def load(module: nn.Module, tree: Mapping[str, Tensor]) -> None:
+    """Copy a tree into a module, strictly: the keys must be exactly the module's.
+
+    Raises:
+        UsageError: keys or shapes differ; the message names the first of them.
+    """
+    targets = live(module)
+    check_same(targets, tree, "the model", "the tree")
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tree[name])
+
+
+def clone(tree: Mapping[str, Tensor]) -> Tree:
+    """A deep copy: contiguous tensors that share no memory with the original."""
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
+
+
+def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
+    """The named entries, in the tree's order, without copying.
+
+    Raises:
+        KeyError: a name that the tree does not have.
+    """
+    wanted = set(names)
+    missing = wanted - tree.keys()
+    if missing:
+        raise KeyError(f"not in the tree: {listing(sorted(missing))}")
+    return {name: tensor for name, tensor in tree.items() if name in wanted}
+
+
+def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
+    """``a - b`` entry by entry, over floating entries (integer counters have no meaningful difference)."""
+    check_same(a, b)
+    return {name: a[name] - b[name] for name in a if a[name].is_floating_point()}
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Euclidean distance over all floating entries, accumulated in float64; 0 = equal."""
+    return sum(float(d.double().square().sum()) for d in sub(a, b).values()) ** 0.5
+
+
+def n_bytes(tree: Mapping[str, Tensor]) -> int:
+    """Bytes of the entries as they travel; a bool mask costs one bit an entry, integer counters do not travel."""
+    bits = 0
+    for tensor in tree.values():
+        if tensor.dtype == torch.bool:
+            bits += tensor.numel()
+        elif tensor.is_floating_point():
+            bits += 8 * tensor.numel() * tensor.element_size()
+    return -(-bits // 8)
+
+
+def digest(tree: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes, in sorted order of names: equal digests mean equal bits."""
+    sha = hashlib.sha256()
+    for name in sorted(tree):
+        tensor = tree[name].detach().cpu().contiguous()
+        sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def check_same(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str = "one", name_b: str = "the other"
+) -> None:
+    """Refuse two trees with different keys or shapes.
+
+    Raises:
+        UsageError: names the first keys that differ, or the first shape.
+    """
+    if a.keys() != b.keys():
+        only_a, only_b = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
+        parts = [f"only in {who}: {listing(keys, 4)}" for who, keys in ((name_a, only_a), (name_b, only_b)) if keys]
+        raise UsageError("tensor names differ; " + "; ".join(parts))
+    for key in a:
+        if a[key].shape != b[key].shape:
+            shapes = f"{tuple(a[key].shape)} in {name_a}, {tuple(b[key].shape)} in {name_b}"
+            raise UsageError(f"tensor {key!r} has different shapes: {shapes}")
+
+
+def check_unaliased(tree: Mapping[str, Tensor]) -> None:
+    """Refuse a tree in which two keys share memory.
+
+    Raises:
+        UsageError: names both keys.
+    """
+    seen: dict[int, str] = {}
+    for name, tensor in tree.items():
+        if tensor.numel() == 0:
+            continue
+        address = tensor.untyped_storage().data_ptr()
+        if address in seen:
+            raise UsageError(f"tensors {seen[address]!r} and {name!r} share memory")
+        seen[address] = name
+
+
+def first_nonfinite(tree: Mapping[str, Tensor]) -> str | None:
+    """The first key whose tensor holds NaN or infinity, or None."""
+    for name, tensor in tree.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+class Mean:
+    """A streaming weighted mean whose bits do not depend on how the work was spread over processes.
+
+    Trees are added in their order; every key is averaged over the trees that have it:
+    mean_k = sum_i w_i t_ik / sum_i w_i. Sums run in float64 over groups of :data:`GROUP` consecutive trees, then
+    over the groups in order. Integer entries are not averaged: the first tree's value stands.
+    """
+
+    def __init__(self) -> None:
+        self._total: dict[str, Tensor] = {}
+        self._group: dict[str, Tensor] = {}
+        self._weight: dict[str, float] = {}
+        self._dtype: dict[str, torch.dtype] = {}
+        self._count = 0
+
+    def add(self, tree: Mapping[str, Tensor], weight: float) -> None:
+        """Add one tree with a weight above 0 (clients' training-set sizes, usually).
+
+        Raises:
+            UsageError: a weight that is not positive, or a shape that differs from an earlier tree's.
+        """
+        if not (weight > 0 and math.isfinite(weight)):
+            raise UsageError(f"a weight of {weight} in a mean; weights must be above 0 and finite")
+        for key, tensor in tree.items():
+            if not tensor.is_floating_point():
+                self._total.setdefault(key, tensor.clone())
+                self._dtype.setdefault(key, tensor.dtype)
+                continue
+            if key in self._dtype and self._shape(key) != tensor.shape:
+                raise UsageError(f"tensor {key!r} has different shapes: {self._shape(key)} and {tuple(tensor.shape)}")
+            self._dtype.setdefault(key, tensor.dtype)
+            self._weight[key] = self._weight.get(key, 0.0) + weight
+            term = tensor.double() * weight  # a step of its own: fused into the sum it would round by the hardware
+            if key in self._group:
+                self._group[key].add_(term)
+            else:
+                self._group[key] = term
+        self._count += 1
+        if self._count % GROUP == 0:
+            self._close_group()
+
+    def result(self) -> Tree:
+        """The mean, in the trees' own types; empty if nothing was added."""
+        self._close_group()
+        return {
+            key: (total / self._weight[key]).to(self._dtype[key]) if key in self._weight else total
+            for key, total in self._total.items()
+        }
+
+    def _shape(self, key: str) -> torch.Size:
+        return (self._group if key in self._group else self._total)[key].shape
+
+    def _close_group(self) -> None:
+        for key, partial in self._group.items():
+            if key in self._total:
+                self._total[key].add_(partial)
+            else:
+                self._total[key] = partial
+        self._group = {}
+
+
+def mean(trees: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tree:
+    """The weighted mean of trees (see :class:`Mean`)."""
+    accumulator = Mean()
+    for tree, weight in zip(trees, weights, strict=True):
+        accumulator.add(tree, weight)
+    return accumulator.result()

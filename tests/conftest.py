@@ -1,0 +1,213 @@
+"""What several test files need: one thread, small federations, small networks, and a run that remembers every round."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from hypothesis import settings
+from torch import Tensor, nn
+
+from diagnostics.measure import instruments
+from fl_core import runner, tree
+from fl_core.algorithms import Round
+from fl_core.config import AUTO, RunConfig
+from fl_core.data import FederatedData, Source, partitions
+from fl_core.data.federated import gather
+from fl_core.engine import Engine, Instruments, Schedule
+from fl_core.executors import Executor, Serial
+from fl_core.plan import LayerPlan
+from fl_core.rows import Row
+from fl_core.runner import Task
+from fl_core.seeds import torch_seeded
+from fl_core.site import Site
+from fl_core.store import Checkpoint
+
+torch.set_num_threads(1)
+settings.register_profile("fedlayers", deadline=None)
+settings.load_profile("fedlayers")
+
+SIZES = (30, 45, 33, 28, 40)
+CONFIG = RunConfig(
+    rounds=3, epochs=1, batch=8, lr=0.05, loss="cross_entropy", eval_every=1, checkpoint_every=1, optimizer="sgd"
+)
+
+
+def federation(
+    sizes: Iterable[int] = SIZES, shape: tuple[int, ...] = (1, 6, 6), classes: int = 3, seed: int = 0
+) -> FederatedData:
+    """Clients with so many samples each, named a, b, c, ...: noise with a learnable linear rule behind the labels."""
+    sizes, random = list(sizes), np.random.default_rng(seed)
+    x = random.standard_normal((sum(sizes), *shape)).astype(np.float32)
+    y = (x.reshape(len(x), -1) @ random.standard_normal((int(np.prod(shape)), classes))).argmax(1).astype(np.int64)
+    names = tuple(chr(ord("a") + k) for k in range(len(sizes)))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    source = Source("toy", x, y, tuple(f"class {k}" for k in range(classes)), owner, names)
+    return gather(source, partitions.make(source, "natural", seed=seed))
+
+
+TOY = federation()
+
+
+def network(kind: str, seed: int = 0) -> nn.Module:
+    """Three or four layers on samples of TOY: ``plain``, with dropout (``drop``), with batch normalisation (``norm``),
+    or with a layer that no forward pass reaches (``unused``)."""
+    with torch_seeded(seed):
+        flat = ("flat", nn.Flatten())
+        if kind == "norm":
+            return nn.Sequential(
+                OrderedDict(
+                    conv=nn.Conv2d(1, 4, 3),
+                    bn1=nn.BatchNorm2d(4),
+                    relu1=nn.ReLU(),
+                    flat=nn.Flatten(),
+                    fc1=nn.Linear(64, 8),
+                    bn2=nn.BatchNorm1d(8),
+                    relu2=nn.ReLU(),
+                    fc2=nn.Linear(8, 3),
+                )
+            )
+        parts = [flat, ("fc1", nn.Linear(36, 8)), ("relu1", nn.ReLU())]
+        if kind == "drop":
+            parts += [("drop", nn.Dropout(0.4))]
+        parts += [("fc2", nn.Linear(8, 6)), ("relu2", nn.ReLU()), ("fc3", nn.Linear(6, 3))]
+        model = nn.Sequential(OrderedDict(parts))
+        if kind == "unused":
+            return Unused(model)
+        return model
+
+
+class Unused(nn.Module):
+    """A network beside a layer that it never calls."""
+
+    def __init__(self, used: nn.Module) -> None:
+        super().__init__()
+        self.used, self.spare = used, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+@dataclass
+class Recorder:
+    """A writer that keeps everything in memory."""
+
+    path: Path
+    rows: list[Row] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+    def add_rows(self, new: Iterable[Row]) -> None:
+        self.rows += new
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.checkpoints.append(copy.deepcopy(checkpoint))
+
+    def add_timing(self, record: Mapping[str, Any]) -> None:
+        pass
+
+
+@dataclass
+class Played:
+    """A finished run with its state after every round."""
+
+    task: Task
+    engine: Engine
+    rows: list[Row]
+    checkpoints: list[Checkpoint]
+
+    def server(self) -> list[str]:
+        """Digest of the server's model after each round."""
+        return [tree.digest(c.server.trees["model"]) for c in self.checkpoints]
+
+    def models(self, which: str) -> list[list[str]]:
+        """Digest of every client's model of that name after each round."""
+        return [
+            [
+                tree.digest(self.engine.algorithm.models(c.server, state, Round(c.round))[which])
+                for state in c.clients.values()
+            ]
+            for c in self.checkpoints
+        ]
+
+    def evaluated(self) -> list[list[str]]:
+        """Digest of the model that exists for every client after every round."""
+        return self.models(self.engine.algorithm.evaluates)
+
+    def everything(self) -> list[dict[str, Any]]:
+        """Digests and meta data of all that a checkpoint holds."""
+        return [
+            {
+                "server": _digests(c.server.trees) | {"meta": c.server.meta},
+                "clients": {name: _digests(s.trees) | {"meta": s.meta} for name, s in c.clients.items()},
+                "models": {kind: _digests(found) for kind, found in c.models.items()},
+            }
+            for c in self.checkpoints
+        ]
+
+    def values(self, metric: str, **columns: Any) -> dict[tuple[int, str], float | None]:
+        """(round, client) -> value of the rows with these columns."""
+        chosen = [r for r in self.rows if r["metric"] == metric and all(r[k] == v for k, v in columns.items())]
+        found = {(r["round"], r["client"]): r["value"] for r in chosen}
+        assert len(found) == len(chosen), "the columns do not single rows out"
+        return found
+
+
+def _digests(trees: Mapping[str, tree.Tree]) -> dict[str, Any]:
+    return {name: tree.digest(each) for name, each in trees.items()}
+
+
+def site_of(task: Task, borrowed: Instruments | None = None) -> Site:
+    """Where a task's clients run."""
+    observers = (borrowed or instruments()).observers
+    config = task.config
+    return Site(task.model, task.data, config.training, task.criterion, task.layers, observers, config.device)
+
+
+def play(
+    config: RunConfig = CONFIG,
+    *,
+    data: FederatedData = TOY,
+    model: nn.Module | str = "plain",
+    plan: LayerPlan | None = None,
+    executor: Executor | None = None,
+    borrowed: Instruments | None = None,
+    **changes: Any,
+) -> Played:
+    """Run to the end in this process (or in ``executor``), remembering every round."""
+    if "config_plan" in changes:
+        changes["plan"] = changes.pop("config_plan")
+    config = replace(config, **changes)
+    task = runner.assemble(config, data=data, model=network(model) if isinstance(model, str) else model, plan=plan)
+    borrowed = borrowed or instruments()
+    site = site_of(task, borrowed)
+    initial = tree.of(task.model)
+    schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(Path(folder))
+        engine = Engine(
+            task.problem,
+            task.algorithm,
+            task.data,
+            initial,
+            site,
+            executor or Serial(site),
+            schedule,
+            borrowed,
+            plan=task.plan,
+            measure_first=config.plan == AUTO and not task.algorithm(None).decides,
+            rule=config.rule,
+            threshold=config.threshold,
+            writer=recorder,  # type: ignore[arg-type]
+        )
+        engine.run(progress=False)
+    return Played(task, engine, recorder.rows, recorder.checkpoints)

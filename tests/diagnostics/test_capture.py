@@ -1,0 +1,211 @@
+"""Recording leaves no trace, records what was there, and refuses what it cannot read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from diagnostics.capture import activations, batches, set_mode, untouched
+from fl_core.errors import UsageError
+
+
+class Net(nn.Module):
+    """Batch norm, dropout, an in-place ReLU after a convolution, an LSTM, a layer used twice and one never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 3, 3, padding=1)
+        self.norm = nn.BatchNorm1d(3)
+        self.relu = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.5)
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+        self.twice = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.relu(self.norm(self.conv(x))))
+        sequence, _ = self.lstm(x.transpose(1, 2))
+        return self.head(self.twice(self.twice(sequence[:, -1])))
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def snapshot(model: nn.Module) -> list[object]:
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()]
+    return [
+        [m.training for m in model.modules()],
+        [(p.requires_grad, None if p.grad is None else p.grad.tolist(), id(p.grad)) for p in model.parameters()],
+        [(id(b), b.tolist()) for b in model.buffers()],
+        hooks,
+        torch.get_rng_state().tolist(),
+    ]
+
+
+def disturb(model: Net) -> None:
+    model.eval()
+    model.drop.train()
+    model.norm.train()
+    model.conv.weight.requires_grad_(False)
+    model.head.register_forward_hook(lambda m, i, o: None)
+    model.head.register_forward_pre_hook(lambda m, i: None)
+    model(X).sum().backward()
+    model.norm.running_mean = torch.full((3,), 7.0)
+    torch.randn(3)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("with_grads", [False, True])
+def test_untouched_restores_everything(net: Net, raises: bool, with_grads: bool) -> None:
+    net.conv.eval()
+    net.head.bias.requires_grad_(False)
+    kept = net.relu.register_forward_hook(lambda m, i, o: None)
+    if with_grads:
+        net(X).sum().backward()
+    before = snapshot(net)
+    try:
+        with untouched(net):
+            disturb(net)
+            assert snapshot(net) != before
+            if raises:
+                raise ArithmeticError
+    except ArithmeticError:
+        assert raises
+    assert snapshot(net) == before
+    kept.remove()
+    assert not net.relu._forward_hooks
+
+
+def test_untouched_covers_every_model_given() -> None:
+    models = Net(), Net()
+    before = [snapshot(model) for model in models]
+    with untouched(*models):
+        for model in models:
+            disturb(model)
+    assert [snapshot(model) for model in models] == before
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_set_mode(net: Net, mode: str) -> None:
+    net.train(mode == "eval")
+    net.drop.eval()
+    before = snapshot(net)
+    with set_mode(net, mode):
+        assert all(module.training == (mode == "train") for module in net.modules())
+        net(X)
+    assert snapshot(net) == before
+    with pytest.raises(UsageError, match="did you mean 'eval'"), set_mode(net, "evl"):
+        pass
+
+
+def test_activations_are_those_before_an_in_place_operation(net: Net) -> None:
+    net.eval()
+    with activations(net, ["norm", "relu", "lstm", "head", ""]) as recorded:
+        logits = net(X)
+    expected = net.norm(net.conv(X))
+    assert torch.equal(recorded["norm"], expected)
+    assert (expected < 0).any()
+    assert torch.equal(recorded["relu"], expected.relu())
+    assert recorded["lstm"].shape == (6, 5, 4)
+    assert torch.equal(recorded["head"], logits)
+    assert torch.equal(recorded[""], logits)
+    assert not any(tensor.requires_grad for tensor in recorded.values())
+
+
+def test_every_forward_pass_starts_anew(net: Net) -> None:
+    net.eval()
+    with activations(net, ["head", "unused"]) as recorded:
+        net(X)
+        net(2 * X)
+    assert torch.equal(recorded["head"], net(2 * X))
+    assert "unused" not in recorded
+
+
+def test_repeated_calls(net: Net) -> None:
+    net.eval()
+    before = snapshot(net)
+    with pytest.raises(UsageError, match="'twice' is called more than once"), activations(net, ["twice"]):
+        net(X)
+    assert snapshot(net) == before
+    with activations(net, ["twice", "head"], allow_repeats=True) as recorded:
+        net(X)
+    assert torch.equal(net.head(recorded["twice"]), recorded["head"])
+
+
+def test_hooks_are_removed_after_errors(net: Net) -> None:
+    before = snapshot(net)
+    with pytest.raises(UsageError, match="did you mean 'head'"), activations(net, ["conv", "haed"]):
+        pass
+    with pytest.raises(RuntimeError), activations(net, ["conv", "head"]):
+        net.eval()(torch.randn(1, 9, 9))
+    net.train()
+    torch.set_rng_state(torch.tensor(before[-1], dtype=torch.uint8))
+    assert snapshot(net) == before
+
+
+def test_an_output_without_a_tensor() -> None:
+    class Silent(nn.Module):
+        def forward(self, x: Tensor) -> str:
+            return "nothing"
+
+    model = Silent()
+    with pytest.raises(UsageError, match="no tensor but str"), activations(model, [""]):
+        model(X)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 6, 100, None])
+def test_batches_of_a_pair_cover_it_in_order(batch: int | None) -> None:
+    parts = list(batches((X, Y), batch))
+    assert torch.equal(torch.cat([x for x, _ in parts]), X)
+    assert torch.equal(torch.cat([y for _, y in parts]), Y)
+    assert max(len(y) for _, y in parts) == min(batch or 6, 6)
+
+
+def test_batches_of_other_sources() -> None:
+    class Split:
+        x, y = X, Y
+
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+    for source in (loader, [(X[:4], Y[:4]), (X[4:], Y[4:])], Split(), [X, Y]):
+        assert torch.equal(torch.cat([x for x, _ in batches(source, 5)]), X)
+    assert [len(y) for _, y in batches(loader, 2)] == [4, 2]
+
+
+NAN = torch.full_like(X, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X[:0], Y[:0]), "no samples"),
+        ((X, Y[:3]), "6 samples and 3 labels"),
+        ((NAN, Y), "the samples hold NaN"),
+        ((X, NAN[:, 0, 0]), "the labels hold NaN"),
+        ((X, [0, 1]), "not a pair"),
+        ([(X, Y), (NAN, Y)], "batch 1 of the loader: the samples hold NaN"),
+        ([(X, Y), (X[:0], Y[:0])], "batch 1 of the loader: no samples"),
+        ([(X, Y), (X, Y, Y)], "batch 1 of the loader: not a pair"),
+        ([X, Y, Y], "batch 0 of the loader: not a pair"),
+        ([], "no batches"),
+        (iter([(X, Y)]), "only once"),
+        (3, "not int"),
+    ],
+)
+def test_batches_refuses(data: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        list(batches(data, 4))
+
+
+def test_batch_size_must_be_positive() -> None:
+    with pytest.raises(UsageError, match="a batch of 0"):
+        batches((X, Y), 0)

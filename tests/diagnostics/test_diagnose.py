@@ -1,0 +1,472 @@
+"""From models and data to a report: forms of input, the report's views, and no trace left on any model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm.auto import tqdm
+
+from diagnostics import METRICS, Report, diagnose
+from diagnostics.gradients import Subject
+from diagnostics.hessian import hessian_trace
+from fl_core import losses
+from fl_core.errors import UsageError
+from fl_core.layers import layers_of
+from fl_core.plan import LayerPlan
+
+mpl.use("agg")
+C = 3
+CE = losses.build("cross_entropy")
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(4, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.2),
+        nn.Linear(6, 5),
+        nn.ReLU(),
+        nn.Linear(5, C),
+    )
+
+
+def pair(n: int = 12, seed: int = 1) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 4, generator=g), torch.randint(C, (n,), generator=g)
+
+
+def run(models: Any = None, data: Any = None, metrics: Any = tuple(METRICS), **how: Any) -> Report:
+    models = {"a": net(0), "b": net(1), "c": net(2)} if models is None else models
+    return diagnose(models, pair() if data is None else data, metrics, progress=False, **how)
+
+
+# --- the whole -------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
+    report = run()
+    frame, layers = report.frame, ["0", "4", "6"]
+    assert [layer.name for layer in report.layers] == layers
+    assert set(frame["status"]) == {"ok"}
+    assert list(dict.fromkeys(frame["metric"])) == list(METRICS)
+    for name, metric in METRICS.items():
+        rows = frame[(frame["metric"] == name) & (frame["variant"] == metric.variant)]
+        who = [("a", "b"), ("a", "c"), ("b", "c")] if metric.pairs else [("a", ""), ("b", ""), ("c", "")]
+        who += [("", "")] if name == "federation_sensitivity" else []
+        assert set(zip(rows["client"], rows["client_b"], rows["layer"], strict=True)) == {
+            (*pair_, layer) for pair_ in who for layer in layers
+        }
+        assert len(rows) == len(who) * len(layers)
+        assert set(rows["estimator"]) != {""}
+
+
+def test_the_hessian_rows_are_the_trace_and_its_mean() -> None:
+    model = net()
+    layers = layers_of(model, pair()[0])
+    frame = run(
+        {"a": model}, metrics=["hessian_trace"], options={"hessian_trace": {"estimator": "hutchinson", "probes": 3}}
+    ).frame
+    expected = hessian_trace(model, pair(), layers, loss=CE, estimator="hutchinson", probes=3)
+    for variant, value, stderr in (
+        ("absolute", "trace", "stderr"),
+        ("per_parameter", "per_parameter", "stderr_per_parameter"),
+    ):
+        rows = frame[frame["variant"] == variant]
+        assert rows["value"].tolist() == [getattr(result, value) for result in expected]
+        assert rows["stderr"].tolist() == [getattr(result, stderr) for result in expected]
+        assert rows["n_params"].tolist() == [result.n_params for result in expected]
+
+
+def test_the_report_s_tables() -> None:
+    report = run()
+    table = report.values("grad_variance")
+    assert list(table.index) == ["0", "4", "6"]
+    assert list(table.columns) == ["a", "b", "c"]
+    frame = report.frame
+    (row,) = frame[(frame["metric"] == "grad_variance") & (frame["client"] == "b") & (frame["layer"] == "4")].to_dict(
+        "records"
+    )
+    assert table.loc["4", "b"] == row["value"]
+    assert (report.values("federation_sensitivity").loc["0"] == 1).all()
+    assert (report.values("federation_sensitivity", "importance").loc["0"] < 1).all()
+    matrix = report.cka("4")
+    assert list(matrix.index) == list(matrix.columns) == ["a", "b", "c"]
+    assert (matrix == matrix.T).all().all()
+    assert matrix.to_numpy().diagonal().tolist() == [1, 1, 1]
+    assert report.values("cka").loc["4", "b"] == pytest.approx((matrix.loc["b", "a"] + matrix.loc["b", "c"]) / 2)
+    for wrong, words in (
+        (lambda: report.values("grad_varianc"), "did you mean 'grad_variance'"),
+        (lambda: report.values("grad_variance", "batch"), "known: epoch"),
+        (lambda: report.cka("5"), "unknown layer '5'"),
+        (lambda: run(metrics=["grad_variance"]).cka("0"), "unknown metric of this report 'cka'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            wrong()
+
+
+def test_a_value_that_is_missing_is_missing_in_the_tables_too() -> None:
+    broken = net(1)
+    nn.init.zeros_(broken[4].weight)
+    nn.init.zeros_(broken[4].bias)
+    report = run({"a": net(0), "b": broken, "c": net(2)}, metrics=["cka"])
+    assert report.values("cka").isna().to_numpy().tolist() == [[False] * 3, [True] * 3, [True] * 3]
+    assert report.cka("4").isna().sum().sum() == 4
+    assert "2 rows without" not in repr(report)
+    assert "4 rows without a value" in repr(report)
+
+
+def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(tmp_path: Path) -> None:
+    data = {name: pair(seed=k) for k, name in enumerate("abc")}
+    report = run(data=data, context={"round": 3, "algorithm": "fedavg"}, probe=pair(8))
+    report.write(tmp_path / "rows.jsonl")
+    again = Report.read(tmp_path / "rows.jsonl")
+    pd.testing.assert_frame_equal(again.frame, report.frame)
+    assert again.header == report.header
+    assert again.layers == report.layers
+    LayerPlan.prefix(again.layers, 2).check_fits(net())
+    assert set(again.frame["round"]) == {3}
+    assert set(again.frame["algorithm"]) == {"fedavg"}
+    assert len(set(report.header["data"]["clients"].values())) == 3
+    assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0]) == report.header
+    (tmp_path / "other.jsonl").write_text('{"schema": 1}\n')
+    with pytest.raises(UsageError, match="names no layers"):
+        Report.read(tmp_path / "other.jsonl")
+
+
+def test_digests_name_what_was_measured() -> None:
+    first, same, other = (run(m, metrics=["grad_variance"]).header for m in (net(0), net(0), net(1)))
+    assert first == same
+    assert first["checkpoint"] != other["checkpoint"]
+    assert first["data"] == other["data"]
+    assert run(net(), pair(seed=5), metrics=["grad_variance"]).header["data"]["digest"] != first["data"]["digest"]
+    loader = DataLoader(TensorDataset(*pair()), batch_size=5)
+    assert run(net(), loader, metrics=["grad_variance"]).header["data"] == {
+        "digest": None,
+        "clients": {"client_0": None},
+    }
+
+
+def test_plot_draws_what_was_measured() -> None:
+    report = run(metrics=["grad_variance"])
+    ax = report.plot("grad_variance")
+    assert ax.has_data()
+    with pytest.raises(UsageError, match="unknown metric of this report 'cka'"):
+        report.plot("cka")
+
+
+# --- forms of input --------------------------------------------------------------------------------------------
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*pair()), batch_size=5, shuffle=True)
+
+
+def split() -> Any:
+    return SimpleNamespace(x=pair()[0], y=pair()[1])
+
+
+@pytest.mark.parametrize(
+    ("models", "data", "names"),
+    [
+        (lambda: net(), pair, ["client_0"]),
+        (lambda: net(), list(pair()), ["client_0"]),
+        (lambda: net(), split, ["client_0"]),
+        (lambda: net(), loader, ["client_0"]),
+        (lambda: [net(), net(1)], pair, ["client_0", "client_1"]),
+        (lambda: [net(), net(1)], lambda: [pair(), pair()], ["client_0", "client_1"]),
+        (lambda: (net(), net(1)), lambda: (loader(), loader()), ["client_0", "client_1"]),
+        (lambda: {"x": net(), "y": net(1)}, lambda: [pair(), pair()], ["x", "y"]),
+        (lambda: {"x": net(), "y": net(1)}, lambda: {"y": pair(), "x": split()}, ["x", "y"]),
+        (lambda: [net(), net(1)], lambda: {"x": pair(), "y": pair()}, ["x", "y"]),
+        (lambda: net(), lambda: {"x": pair(), "y": loader()}, ["x", "y"]),
+        (lambda: {"x": net()}, lambda: {"y": pair(), "z": pair()}, ["y", "z"]),
+    ],
+)
+def test_models_and_data_in_every_form(models: Any, data: Any, names: list[str]) -> None:
+    report = run(
+        models(), data() if callable(data) else data, ["grad_variance", "hessian_trace", "federation_sensitivity"]
+    )
+    assert list(report.values("grad_variance").columns) == names
+    assert set(report.frame["status"]) == {"ok"}
+    assert set(report.frame.loc[report.frame["client"] != "", "n_train"]) == {12}
+    plain = run(net(), metrics=["grad_variance"])
+    assert report.values("grad_variance")[names[0]].tolist() == pytest.approx(
+        plain.values("grad_variance")["client_0"].tolist(), rel=1e-4
+    )
+
+
+def test_data_follow_their_clients_names() -> None:
+    models, data = {"x": net(), "y": net(1)}, {"y": pair(seed=2), "x": pair(seed=3)}
+    found = run(models, data, ["grad_variance"]).values("grad_variance")
+    assert (
+        found["y"].tolist()
+        == run(models["y"], data["y"], ["grad_variance"]).values("grad_variance")["client_0"].tolist()
+    )
+
+
+@pytest.mark.parametrize("how", [{}, {"n_train": 7}, {"n_train": [7, 8]}, {"n_train": {"y": 8, "x": 7}}])
+def test_weights_of_clients(how: dict[str, Any]) -> None:
+    frame = run({"x": net(), "y": net(1)}, [pair(7), pair(8)], ["grad_variance"], **how).frame
+    weights = frame.drop_duplicates("client").set_index("client")["n_train"].to_dict()
+    assert weights == {"x": 7, "y": 7 if how.get("n_train") == 7 else 8}
+
+
+def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_its_own_twin() -> None:
+    data = {"x": pair(), "y": pair(seed=2)}
+    report = run(net(), data, ["cka", "grad_variance"])
+    assert set(report.frame.loc[report.frame["metric"] == "cka", "status"]) == {"needs at least two models"}
+    with pytest.raises(UsageError, match="needs at least two models"):
+        report.cka("0")
+    model = net()
+    twins = run([model, model], loader(), ["cka"])
+    assert twins.frame["value"].tolist() == pytest.approx([1, 1, 1], abs=1e-6)
+
+
+def test_some_layers_have_the_values_they_have_among_all() -> None:
+    every, some = run(), run(layers=["6", "4"])
+    for name, metric in METRICS.items():
+        for variant in (metric.variant, every.frame.loc[every.frame["metric"] == name, "variant"].iloc[-1]):
+            pd.testing.assert_frame_equal(some.values(name, variant), every.values(name, variant).loc[["4", "6"]])
+    assert some.layers == every.layers
+
+
+def test_a_metric_alone_has_the_values_it_has_among_others() -> None:
+    every = run(mode="train", options={"grad_variance": {"reduction": "batch"}}, batch=5)
+    for name in METRICS:
+        options = {"grad_variance": {"reduction": "batch"}} if name == "grad_variance" else {}
+        alone = run(metrics=[name], mode="train", options=options, batch=5)
+        pd.testing.assert_frame_equal(alone.values(name), every.values(name))
+
+
+def test_options_reach_their_metric() -> None:
+    report = run(
+        loss="focal",
+        options={
+            "grad_variance": {"tensors": "all"},
+            "cka": {"estimator": "minibatch"},
+            "federation_sensitivity": {"when": "figure", "single_batch": 9},
+        },
+    )
+    of = {name: report.frame[report.frame["metric"] == name] for name in METRICS}
+    assert set(of["grad_variance"]["estimator"]) == {"full_gradient, all tensors"}
+    assert set(of["cka"]["estimator"]) == {"minibatch"}
+    assert set(of["federation_sensitivity"]["variant"]) == {"figure", "importance"}
+    assert set(of["federation_sensitivity"].loc[of["federation_sensitivity"]["client"] != "", "n_samples"]) == {9}
+    assert report.header["loss"] == "focal"
+    assert report.values("grad_variance").equals(
+        run(
+            metrics=["grad_variance"], loss=losses.build("focal"), options={"grad_variance": {"tensors": "all"}}
+        ).values("grad_variance")
+    )
+
+
+def test_layers_by_module() -> None:
+    assert [layer.name for layer in run(metrics=["grad_variance"], by="module").layers] == ["0", "1", "4", "6"]
+
+
+class Wider(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 7), nn.Linear(7, C))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"metrics": ["grad_varience"]}, "did you mean 'grad_variance'"),
+        ({"layers": ["40"]}, "unknown layer '40'"),
+        ({"layers": [""]}, "unknown layer ''"),
+        ({"by": "blocks"}, "did you mean 'block'"),
+        ({"mode": "evaluation"}, "unknown mode"),
+        ({"loss": "cross_entrop"}, "did you mean 'cross_entropy'"),
+        ({"loss": nn.CrossEntropyLoss()}, "not CrossEntropyLoss"),
+        ({"options": {"ckaa": {}}}, "did you mean 'cka'"),
+        ({"options": {"cka": {"estimater": "full"}}}, "did you mean 'estimator'"),
+        ({"options": {"cka": {"subjects": []}}}, "unknown option of cka 'subjects'"),
+        ({"metrics": ["cka"], "options": {"grad_variance": {}}}, "metric with options 'grad_variance'"),
+        ({"context": {"metric": "x"}}, "unknown column of the context"),
+        ({"models": []}, "no models given"),
+        ({"data": []}, "no data given"),
+        ({"models": [net(), "net"]}, "one of them is str"),
+        ({"models": [net()] * 3, "data": [pair()] * 2}, "3 models and 2 sets of data"),
+        ({"models": {"a": net()}, "data": {"b": pair()}}, "unknown client with data 'a'"),
+        ({"models": [net(), Wider()]}, "tensor names differ; only in the model of client 'client_0'"),
+        ({"models": [net()] * 2, "n_train": [1]}, "n_train has 1 numbers for 2 clients"),
+        ({"models": {"a": net()}, "n_train": {"b": 1}}, "unknown client in n_train 'a'"),
+        ({"data": (pair()[0], pair()[1] + C)}, "label"),
+        ({"data": (torch.full((2, 4), torch.nan), torch.tensor([0, 1]))}, "NaN"),
+        ({"data": pair(0)}, "no samples"),
+    ],
+)
+def test_bad_requests_are_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        run(**change)
+
+
+# --- no trace --------------------------------------------------------------------------------------------------
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """Everything a diagnosis must leave alone, by value, and the gradients' identities."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return {
+        "tensors": {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},
+        "grads": {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+        "identities": [id(p.grad) for p in model.parameters() if p.grad is not None],
+        "flags": [p.requires_grad for p in model.parameters()],
+        "modes": [module.training for module in model.modules()],
+        "hooks": [len(getattr(module, name)) for module in model.modules() for name in hooks],
+        "random": torch.get_rng_state(),
+    }
+
+
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_same(one, other)
+    elif isinstance(a, Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b
+
+
+class Raising(nn.Module):
+    """The same tensors; the forward pass fails after some calls, between its layers."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.body, self.left = net(), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body[:4](x)
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("broken on purpose")
+        return self.body[4:](h)
+
+
+def used(model: nn.Module) -> nn.Module:
+    """In a state of its own: mixed modes, one frozen tensor, gradients that are there already."""
+    model.train()
+    parameters = list(model.parameters())
+    parameters[0].requires_grad_(False)
+    for p in parameters[1:3]:
+        p.grad = torch.ones_like(p)
+    next(module for module in model.modules() if isinstance(module, nn.Dropout)).eval()
+    return model
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("metric", [*METRICS, "all"])
+@pytest.mark.parametrize("direct", [False, True])
+def test_nothing_is_left_on_the_models(metric: str, mode: str, direct: bool) -> None:
+    models = [used(net(k)) for k in range(2)]
+    before = [state(model) for model in models]
+    chosen = list(METRICS) if metric == "all" else [metric]
+    if direct:
+        layers = layers_of(models[0], pair()[0])
+        subjects = [Subject(str(k), model, loader(), 12) for k, model in enumerate(models)]
+        before = [state(model) for model in models]
+        for name in chosen:
+            METRICS[name].compute(subjects, layers, loss=CE, batch=5, seed=0, mode=mode)
+    else:
+        run(models, loader(), chosen, mode=mode)
+    assert_same(before, [state(model) for model in models])
+
+
+@pytest.mark.parametrize("metric", list(METRICS))
+def test_nothing_is_left_after_a_bad_argument(metric: str) -> None:
+    models = [used(net(k)) for k in range(2)]
+    before = [state(model) for model in models]
+    bad = {"estimator": "nearly"} if "estimator" in METRICS[metric].options else {"tensors": "some"}
+    for how in ({"options": {metric: bad}}, {"data": (pair()[0], pair()[1] + 9)}):
+        if metric == "cka" and "data" in how:
+            continue  # reads no labels
+        with pytest.raises(UsageError):
+            run(models, **{"metrics": [metric], **how})
+        assert_same(before, [state(model) for model in models])
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("metric", list(METRICS))
+def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int) -> None:
+    model = used(Raising(after))
+    models = [model, copy.deepcopy(model)]
+    before = [state(model) for model in models]
+    subjects = [Subject(str(k), m, loader(), 12) for k, m in enumerate(models)]
+    layers = layers_of(net(), pair()[0])
+    layers = tuple(
+        replace(layer, parameters=tuple(f"body.{n}" for n in layer.parameters), output=f"body.{layer.output}")
+        for layer in layers
+    )
+    with pytest.raises(RuntimeError, match="on purpose"):
+        METRICS[metric].compute(subjects, layers, loss=CE, batch=5, seed=0, mode="train")
+    assert_same(before, [state(model) for model in models])
+    with pytest.raises(RuntimeError, match="on purpose"):
+        run(models, loader(), [metric])
+    assert_same(before, [state(model) for model in models])
+
+
+# --- degenerate inputs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("one_class", [False, True])
+def test_few_samples_and_one_class(n: int, one_class: bool) -> None:
+    x, y = pair(n)
+    report = run(data=(x, torch.zeros_like(y) if one_class else y), batch=2)
+    missing = report.frame[report.frame["status"] != "ok"]
+    assert set(missing["metric"]) <= ({"cka"} if n == 1 else set())
+    assert (n > 1) or all("1 samples, at least 2 are needed" in status for status in missing["status"])
+
+
+class Rich(nn.Module):
+    """A tuple from an LSTM, an in-place ReLU, a module that is never called."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.lstm, self.relu, self.head = nn.LSTM(4, 5, batch_first=True), nn.ReLU(inplace=True), nn.Linear(5, C)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.lstm(x.unsqueeze(1))
+        return self.head(self.relu(h[:, 0] + 0))
+
+
+def test_unused_modules_and_tuples_by_every_metric() -> None:
+    report = run([Rich(0), Rich(1)])
+    by_layer = report.frame.groupby("layer")["status"].agg(set).to_dict()
+    assert by_layer["lstm"] == by_layer["head"] == {"ok"}
+    assert all("unused in the forward pass" in status for status in by_layer["unused"])
+    assert (report.cka("lstm").to_numpy() <= 1 + 1e-6).all()
+
+
+def test_progress_counts_every_metric_and_client(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["diagnostics.diagnose"]
+    monkeypatch.setattr(module, "tqdm", partial(tqdm, mininterval=0))  # draw every step
+    diagnose([net(), net(1)], pair(), progress=True)
+    assert "6/6" in capsys.readouterr().err  # two gradient metrics share a pass
+    run()
+    assert capsys.readouterr().err == ""

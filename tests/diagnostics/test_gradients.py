@@ -1,0 +1,242 @@
+"""Gradient variance against brute force in float64, and what happens where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from diagnostics.gradients import GradVariance, Subject, grad_variance, measure, variance
+from diagnostics.sensitivity import Sensitivity, federation_sensitivity
+from fl_core import losses
+from fl_core.errors import UsageError
+from fl_core.layers import Layer, layers_of
+from fl_core.rows import Row
+
+CE = losses.build("cross_entropy")
+N, C = 23, 3
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(32, 5),
+        nn.Tanh(),
+        nn.Linear(5, C),
+    ).double()
+
+
+def pair(n: int = N, seed: int = 1) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 1, 6, 6, generator=g).double(), torch.randint(C, (n,), generator=g)
+
+
+def subject(model: nn.Module, data: Any = None, n_train: int = N) -> Subject:
+    return Subject("a", model, pair() if data is None else data, n_train)
+
+
+def reference(
+    model: nn.Module, layer: Layer, batches: Sequence[tuple[Tensor, Tensor]], tensors: str, loss: losses.Loss
+) -> list[float]:
+    """The variance of the layer's gradient on each batch, from a plain backward pass."""
+    values = []
+    for x, y in batches:
+        model.zero_grad()
+        loss(model(x), y).backward()
+        names = layer.weights if tensors == "weights" else layer.parameters
+        entries = torch.cat([dict(model.named_parameters())[name].grad.reshape(-1) for name in names])
+        values.append(float(((entries - entries.mean()) ** 2).sum() / (len(entries) - 1)))
+        model.zero_grad()
+    return values
+
+
+def by_layer(rows: Sequence[Row]) -> dict[str, Row]:
+    return {r["layer"]: r for r in rows}
+
+
+@pytest.mark.parametrize("tensors", ["weights", "all"])
+@pytest.mark.parametrize("batch", [1, 4, 7, 100])
+@pytest.mark.parametrize("loss", [CE, losses.build("player_focal", gamma=2.0)], ids=lambda loss: loss.name)
+def test_epoch_variance_is_that_of_the_full_gradient_whatever_the_batch(
+    tensors: str, batch: int, loss: losses.Loss
+) -> None:
+    model = net().eval()
+    layers = layers_of(model, pair()[0][:2])
+    assert len(layers[0].weights) == 2  # the convolution with its normalisation: pooled over two tensors
+    rows = by_layer(grad_variance([subject(model)], layers, loss=loss, batch=batch, tensors=tensors))
+    for layer in layers:
+        (expected,) = reference(model, layer, [pair()], tensors, loss)
+        assert rows[layer.name]["value"] == pytest.approx(expected, rel=1e-12)
+        assert rows[layer.name]["stderr"] == 0
+        assert rows[layer.name]["n_samples"] == N
+        assert rows[layer.name]["variant"] == "epoch"
+
+
+def test_batch_variance_is_the_mean_over_batches_with_its_standard_error() -> None:
+    model = net().eval()
+    layers = layers_of(model, pair()[0][:2])
+    x, y = pair()
+    parts = [(x[k : k + 5], y[k : k + 5]) for k in range(0, N, 5)]
+    rows = by_layer(grad_variance([subject(model)], layers, loss=CE, batch=5, reduction="batch"))
+    for layer in layers:
+        expected = torch.tensor(reference(model, layer, parts, "weights", CE), dtype=torch.float64)
+        assert rows[layer.name]["value"] == pytest.approx(float(expected.mean()), rel=1e-12)
+        assert rows[layer.name]["stderr"] == pytest.approx(float(expected.std() / len(parts) ** 0.5), rel=1e-10)
+
+
+def test_one_batch_gives_the_same_value_by_either_reduction_but_no_error_of_a_mean() -> None:
+    layers = layers_of(net(), pair()[0][:2])
+    epoch, batch = (grad_variance([subject(net())], layers, loss=CE, reduction=r) for r in ("epoch", "batch"))
+    assert [r["value"] for r in epoch] == pytest.approx([r["value"] for r in batch], rel=1e-12)
+    assert {r["stderr"] for r in batch} == {None}
+
+
+def test_float32_agrees_with_float64_and_small_gradients_do_not_vanish() -> None:
+    layers = layers_of(net(), pair()[0][:2])
+    single = grad_variance([subject(net().float())], layers, loss=CE, batch=5)
+    double = grad_variance([subject(net())], layers, loss=CE, batch=5)
+    assert [r["value"] for r in single] == pytest.approx([r["value"] for r in double], rel=1e-4)
+    tiny = torch.tensor([1.0, 3.0]) * 1e-25  # their squares are no float32
+    assert float(variance([tiny])) == pytest.approx(2e-50, rel=1e-6)
+
+
+def test_a_shuffling_loader_gives_the_pair_s_value() -> None:
+    layers = layers_of(net(), pair()[0][:2])
+    loader = DataLoader(TensorDataset(*pair()), batch_size=6, shuffle=True)
+    shuffled = grad_variance([subject(net(), loader)], layers, loss=CE)
+    assert [r["value"] for r in shuffled] == pytest.approx(
+        [r["value"] for r in grad_variance([subject(net())], layers, loss=CE)], rel=1e-10
+    )
+
+
+def test_train_mode_is_seeded_and_is_not_eval_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, C)).double()
+    data = (torch.randn(9, 4).double(), torch.randint(C, (9,)))
+    layers = layers_of(model, data[0])
+
+    def values(**how: Any) -> list[float]:
+        return [r["value"] for r in grad_variance([subject(model, data)], layers, loss=CE, **how)]
+
+    assert values(mode="train", seed=3) == values(mode="train", seed=3)
+    assert values(mode="train", seed=3) != values(mode="train", seed=4)
+    assert values(mode="train", seed=3) != values()
+
+
+def test_a_frozen_layer_is_measured_and_stays_frozen() -> None:
+    model, frozen = net(), net()
+    for p in frozen[0].parameters():
+        p.requires_grad_(False)
+    layers = layers_of(model, pair()[0][:2])
+    assert [r["value"] for r in grad_variance([subject(frozen)], layers, loss=CE)] == [
+        r["value"] for r in grad_variance([subject(model)], layers, loss=CE)
+    ]
+    assert [p.requires_grad for p in frozen.parameters()] == [False] * 2 + [True] * 6
+
+
+class Odd(nn.Module):
+    """A layer of one weight, one that is cut off, one with a bias alone, and one that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.single, self.head, self.unused = (
+            nn.Linear(2, 2),
+            nn.Linear(1, 1),
+            nn.Linear(2, C),
+            nn.Linear(2, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cut(x).detach() + self.single(x[:, :1]))
+
+
+def test_every_layer_without_a_value_says_why() -> None:
+    model = Odd()
+    data = (torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1]))
+    layers = (*layers_of(model, data[0]), Layer("biases", ("head.bias",)))
+    rows = by_layer(grad_variance([subject(model, data)], layers, loss=CE))
+    assert {name: r["status"] for name, r in rows.items()} == {
+        "cut": "no gradient reaches the layer",
+        "single": "a variance needs at least two weights",
+        "head": "ok",
+        "unused": "unused in the forward pass",
+        "biases": "the layer has no weights",
+    }
+    assert [name for name, r in rows.items() if r["value"] is not None] == ["head"]
+
+
+@pytest.mark.parametrize("reduction", ["epoch", "batch"])
+def test_a_loss_that_is_not_finite_is_said(reduction: str) -> None:
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = torch.nan
+    layers = layers_of(model, pair()[0][:2])
+    rows = grad_variance([subject(model)], layers, loss=CE, reduction=reduction)
+    assert {(r["value"], r["status"]) for r in rows} == {(None, "the loss of client 'a' is not finite")}
+
+
+class Ignorant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ones(len(x), C)
+
+
+def test_a_model_that_ignores_its_weights() -> None:
+    rows = grad_variance(
+        [subject(Ignorant(), (torch.randn(3, 4), torch.tensor([0, 1, 2])))], [Layer("fc", ("fc.weight",))], loss=CE
+    )
+    assert rows[0]["status"] == "no gradient reaches the layer"
+
+
+def test_one_pass_for_several_metrics_gives_what_each_gives_alone() -> None:
+    layers = layers_of(net(), pair()[0][:2])
+    subjects = [Subject(str(k), net(k), pair(seed=k), 10 + k) for k in range(3)]
+    how: dict[str, Any] = {"loss": CE, "batch": 6, "mode": "train", "seed": 5}
+    both = measure(subjects, layers, [GradVariance(), Sensitivity()], **how)
+    assert both == grad_variance(subjects, layers, **how) + federation_sensitivity(subjects, layers, **how)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reduction": "epochs"}, "did you mean 'epoch'"),
+        ({"tensors": "weight"}, "did you mean 'weights'"),
+        ({"mode": "evaluate"}, "unknown mode"),
+        ({"batch": 0}, "batch"),
+    ],
+)
+def test_bad_arguments_are_named(change: dict[str, Any], words: str) -> None:
+    layers = layers_of(net(), pair()[0][:2])
+    with pytest.raises(UsageError, match=words):
+        grad_variance([subject(net())], layers, loss=CE, **change)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "words"),
+    [
+        (nn.Linear(4, C), (torch.randn(3, 4), torch.tensor([0, 1, C])), "label 3 does not fit a model of 3 classes"),
+        (nn.Linear(4, C), (torch.randn(3, 4), torch.tensor([0, 1, -1])), "label -1"),
+        (nn.Linear(4, C), (torch.randn(3, 4), torch.rand(3)), "class indices"),
+        (nn.Conv1d(1, 1, 1), (torch.randn(3, 1, 4), torch.tensor([0, 1, 1])), r"gives a tensor \(3, 1, 4\)"),
+        (nn.LSTM(4, 4, batch_first=True), (torch.randn(3, 2, 4), torch.tensor([0, 1, 1])), "gives tuple"),
+    ],
+)
+def test_data_that_do_not_fit_are_named(model: nn.Module, data: tuple[Tensor, Tensor], words: str) -> None:
+    layer = Layer("all", tuple(name for name, _ in model.named_parameters()))
+    with pytest.raises(UsageError, match=words):
+        grad_variance([subject(model, data)], [layer], loss=CE)
+
+
+def test_layers_of_another_model_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"'0\.weigth': did you mean '0\.weight'"):
+        grad_variance([subject(net())], [Layer("0", ("0.weigth",))], loss=CE)

@@ -1,0 +1,200 @@
+"""A page is one file that needs nothing else, shows its text as text, and is the same each time."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from diagnostics.page import Page
+from fl_core.errors import UsageError
+
+VOID = {"meta", "img", "br"}
+
+
+class Tree(HTMLParser):
+    """Checks that tags close in order, and keeps tags with their attributes and the visible text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.seen: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: Any, attrs: Any) -> None:
+        self.tags.append((tag, {k: v or "" for k, v in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: Any) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: Any) -> None:
+        if "style" not in self.open:
+            self.seen.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.seen).split())
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture
+def figure() -> Iterator[Figure]:
+    mpl.use("Agg")
+    drawn, ax = plt.subplots(figsize=(3, 2))
+    ax.plot([1, 2, 3])
+    yield drawn
+    plt.close("all")
+
+
+@pytest.fixture
+def full(figure: Figure) -> Page:
+    page = Page("Which layers", "Share **fc1** only.")
+    page.text("## Measured\n\nAll of `fc1`.\n\n- one\n- two\n\n### Detail\n\nlast\nline")
+    page.figure(figure, "The plan.", "boxes")
+    page.table(pd.DataFrame({"algorithm": ["fedavg"], "macro F1": [0.51234]}), "Scores.", {"macro F1": ".3f"})
+    page.figure(figure.axes[0], "Again.", "more boxes")
+    page.table(pd.DataFrame({"n": [3]}, index=pd.Index(["VA"], name="client")), "Samples.")
+    return page
+
+
+def test_nothing_is_fetched(full: Page) -> None:
+    html = full.html()
+    assert "http" not in html.replace("http-equiv", "").lower()
+    assert "@import" not in html
+    assert "url(" not in html
+    tree = Tree(html)
+    assert not tree.all("script")
+    assert not tree.all("link")
+    assert all(image["src"].startswith("data:image/png;base64,") for image in tree.all("img"))
+    assert any("default-src 'none'" in (meta.get("content") or "") for meta in tree.all("meta"))
+
+
+def test_figures_and_tables_are_numbered_apart(full: Page) -> None:
+    text = Tree(full.html()).text
+    order = [text.index(part) for part in ("Figure 1. The plan.", "Table 1. Scores.", "Figure 2. Again.", "Table 2.")]
+    assert order == sorted(order)
+
+
+def test_pictures_are_whole_and_described(full: Page) -> None:
+    images = Tree(full.html()).all("img")
+    assert [image["alt"] for image in images] == ["boxes", "more boxes"]
+    for image in images:
+        png = base64.b64decode(image["src"].partition(",")[2], validate=True)
+        assert png.startswith(b"\x89PNG")
+        assert png.rstrip().endswith(b"IEND\xaeB`\x82")
+        assert 250 < int(image["width"]) < 400
+
+
+def test_text_has_headings_lists_and_paragraphs(full: Page) -> None:
+    html = full.html()
+    for part in (
+        "<h1>Which layers</h1>", '<p class="lead">Share <strong>fc1</strong> only.</p>', "<h2>Measured</h2>",
+        "<p>All of <code>fc1</code>.</p>", "<ul><li>one</li><li>two</li></ul>", "<h3>Detail</h3>", "<p>last line</p>",
+    ):  # fmt: skip
+        assert part in html
+
+
+def test_numbers_are_to_the_right_and_missing_ones_a_dash() -> None:
+    page = Page("t")
+    page.table(
+        pd.DataFrame({
+            "name": ["a", None], "score": [1 / 3, np.nan], "n": pd.array([4, pd.NA], "Int64"), "ok": [True, False],
+        }),
+        "c",
+    )  # fmt: skip
+    html = page.html()
+    assert '<tr><td>a</td><td class="number">0.3333</td><td class="number">4</td><td>True</td></tr>' in html
+    assert '<tr><td>–</td><td class="number">–</td><td class="number">–</td><td>False</td></tr>' in html
+    assert '<th>name</th><th class="number">score</th>' in html
+
+
+@pytest.mark.parametrize(
+    ("index", "head"),
+    [
+        (pd.RangeIndex(2), ["n"]),
+        (pd.Index(["x", "y"]), ["", "n"]),
+        (pd.Index([3, 5], name="seed"), ["seed", "n"]),
+        (pd.MultiIndex.from_tuples([("a", 1), ("b", 2)]), ["", "", "n"]),
+    ],
+)
+def test_index_is_shown_unless_it_only_counts(index: Any, head: Any) -> None:
+    page, table = Page("t"), pd.DataFrame({"n": [1, 2]}, index=index)
+    copy = table.copy()
+    page.table(table, "c")
+    assert re.findall(r"<th(?: class=.number.)?>(.*?)</th>", page.html()) == head
+    pd.testing.assert_frame_equal(table, copy)
+
+
+def test_bad_formats_are_refused() -> None:
+    table = pd.DataFrame({"score": [0.5], "name": ["a"]})
+    with pytest.raises(UsageError, match="did you mean 'score'"):
+        Page("t").table(table, "c", {"scores": ".3f"})
+    with pytest.raises(UsageError, match="column 'name'"):
+        Page("t").table(table, "c", {"name": ".3f"})
+
+
+def test_axes_without_a_figure_are_refused(figure: Figure) -> None:
+    ax = figure.axes[0]
+    ax.remove()
+    with pytest.raises(UsageError, match="no figure"):
+        Page("t").figure(ax, "c", "a")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=40))
+def test_whatever_is_given_is_shown_as_text(text: Any) -> None:
+    wild = f"<script>{text}</script>&<img src=x>"
+    page = Page(wild, wild)
+    page.text(wild)
+    page.table(pd.DataFrame({wild: [wild]}), wild)
+    tree = Tree(page.html())
+    names = {name for name, _ in tree.tags}
+    assert names <= {
+        "html", "head", "meta", "title", "style", "body", "h1", "p", "figure", "figcaption", "b", "div", "table",
+        "thead", "tbody", "tr", "th", "td", "strong", "code",
+    }  # fmt: skip
+    assert tree.text.count("<script>") == 7
+
+
+def test_description_and_caption_are_escaped(figure: Figure) -> None:
+    page = Page("t")
+    page.figure(figure, "<i>x</i>", 'a "quoted" <b>')
+    tree = Tree(page.html())
+    assert tree.all("img")[0]["alt"] == 'a "quoted" <b>'
+    assert not tree.all("i")
+
+
+def test_strong_inside_code_is_left_alone() -> None:
+    page = Page("t")
+    page.text("`a**b**c` and **d**")
+    assert "<code>a**b**c</code> and <strong>d</strong>" in page.html()
+
+
+def test_written_at_once_and_the_same_each_time(full: Page, figure: Figure, tmp_path: Path) -> None:
+    full.write(tmp_path / "report.html")
+    full.write(str(tmp_path / "again.html"))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["again.html", "report.html"]
+    assert (tmp_path / "report.html").read_bytes() == (tmp_path / "again.html").read_bytes()
+    one, two = Page("t"), Page("t")
+    one.figure(figure, "c", "a")
+    two.figure(figure, "c", "a")
+    assert one.html() == two.html()

@@ -1,0 +1,630 @@
+"""Pictures show what the rows hold: the right lines at the right values, gaps with reasons, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+
+from diagnostics import plots
+from diagnostics.drawing import COLOURS, MARKERS, MOST, weighted_mean
+from fl_core import rows as schema
+from fl_core.errors import UsageError
+from fl_core.layers import Layer
+from fl_core.plan import Evidence, LayerPlan
+
+HOSPITALS = {"Cleveland": 193, "Hungarian": 167, "Switzerland": 29, "VA": 83}
+LAYERS = ["fc1", "fc2", "fc3", "fc4"]
+CKA = {"fc1": 0.98, "fc2": 0.86, "fc3": 0.66, "fc4": 0.55}
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    mpl.use("Agg")
+    yield
+    plt.close("all")
+
+
+def diagnosis(clients: dict[str, int] | None = None, layers: list[str] | None = None) -> pd.DataFrame:
+    """Rows as a diagnosis gives them, with different values for every client and layer."""
+    clients, layers = clients or HOSPITALS, layers or LAYERS
+    found = []
+    for c, (client, n) in enumerate(clients.items()):
+        for k, layer in enumerate(layers):
+            at = {"client": client, "layer": layer, "n_train": n}
+            found.append(schema.row("grad_variance", 1e-6 * (c + 1) * 5**k, variant="epoch", stderr=0.0, **at))
+            found.append(schema.row("grad_variance", 2e-6 * (c + 1) * 5**k, variant="batch", stderr=1e-7, **at))
+            found.append(schema.row("hessian_trace", 0.01 * (c + k + 1), variant="per_parameter", stderr=1e-3, **at))
+            found.append(schema.row("hessian_trace", 5.0 * (c + k + 1), variant="absolute", stderr=0.0, **at))
+            found.append(schema.row("federation_sensitivity", 1 + k * (c + 1) / 2, variant="after", **at))
+            found.append(schema.row("federation_sensitivity", 1e-9 * (k + 1), variant="importance", **at))
+    for k, layer in enumerate(layers):
+        found.append(schema.row("federation_sensitivity", 1.0 + k, variant="after", layer=layer))
+    names = list(clients)
+    for k, layer in enumerate(layers):
+        for a in range(len(names)):
+            for b in range(a + 1, len(names)):
+                value = 1 - 0.01 * (k + 1) * (a + b)
+                pair = {"client": names[a], "client_b": names[b], "layer": layer, "variant": "flatten"}
+                found.append(schema.row("cka", value, **pair))
+    return schema.frame(found)
+
+
+def lines(ax: Axes) -> dict[str, np.ndarray]:
+    """The drawn values of each named line."""
+    return {str(line.get_label()): np.asarray(line.get_ydata(), dtype=float) for line in ax.lines}
+
+
+def entries(ax: Axes) -> list[str]:
+    legend = ax.get_legend()
+    return [] if legend is None else [text.get_text() for text in legend.get_texts()]
+
+
+def texts(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+# --- metric ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "together", "scale", "words"),
+    [
+        ("grad_variance", "epoch", "mean of clients", "log", "gradient variance, epoch"),
+        ("hessian_trace", "per_parameter", "mean of clients", "log", "Hessian trace, per parameter"),
+        ("federation_sensitivity", "after", "combined", "log", "first layer = 1"),
+        ("cka", "flatten", "mean of clients", "linear", "0 = same representation"),
+    ],
+)
+def test_metric_draws_every_client_over_the_layers(
+    name: Any, variant: Any, together: Any, scale: Any, words: Any
+) -> None:
+    frame = diagnosis()
+    ax = plots.metric(frame, name)
+    drawn = lines(ax)
+    assert list(drawn) == [*HOSPITALS, together]
+    assert entries(ax) == [*HOSPITALS, together]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == LAYERS
+    assert ax.get_yscale() == scale
+    assert words in ax.get_ylabel()
+    assert len({(line.get_color(), line.get_marker()) for line in ax.lines}) == 5
+    if name != "cka":
+        rows = frame[(frame["metric"] == name) & (frame["variant"] == variant)]
+        for client in HOSPITALS:
+            np.testing.assert_array_equal(drawn[client], rows[rows["client"] == client]["value"])
+
+
+def test_cka_line_is_the_mean_distance_to_the_others() -> None:
+    drawn = lines(plots.metric(diagnosis(), "cka"))
+    for a, client in enumerate(HOSPITALS):
+        expected = [np.mean([0.01 * (k + 1) * (a + b) for b in range(4) if b != a]) for k in range(4)]
+        np.testing.assert_allclose(drawn[client], expected, atol=1e-12)
+    np.testing.assert_allclose(drawn["mean of clients"], np.mean([drawn[c] for c in HOSPITALS], axis=0), atol=1e-12)
+
+
+def test_mean_of_clients_is_weighted_by_training_samples() -> None:
+    drawn = lines(plots.metric(diagnosis(), "grad_variance"))
+    weights = np.array(list(HOSPITALS.values()), dtype=float)
+    expected = weights / weights.sum() @ np.stack([drawn[client] for client in HOSPITALS])
+    np.testing.assert_allclose(drawn["mean of clients"], expected, rtol=1e-12)
+
+
+def test_mean_without_known_weights_is_plain() -> None:
+    frame = diagnosis()
+    frame.loc[frame["client"] == "VA", "n_train"] = pd.NA
+    drawn = lines(plots.metric(frame, "grad_variance"))
+    np.testing.assert_allclose(
+        drawn["mean of clients"], np.mean([drawn[client] for client in HOSPITALS], axis=0), rtol=1e-12
+    )
+
+
+def test_combined_rows_are_drawn_as_they_are() -> None:
+    np.testing.assert_array_equal(lines(plots.metric(diagnosis(), "federation_sensitivity"))["combined"], [1, 2, 3, 4])
+
+
+def test_standard_errors_above_zero_are_bars() -> None:
+    assert len(plots.metric(diagnosis(), "hessian_trace").collections) == len(HOSPITALS)
+    assert len(plots.metric(diagnosis(), "grad_variance").collections) == 0
+
+
+def test_variant_by_name() -> None:
+    frame = diagnosis()
+    ax = plots.metric(frame, "hessian_trace", variant="absolute")
+    np.testing.assert_array_equal(lines(ax)["Cleveland"], [5.0, 10.0, 15.0, 20.0])
+    assert "absolute" in ax.get_ylabel()
+    assert "importance" in plots.metric(frame, "federation_sensitivity", variant="importance").get_ylabel()
+
+
+@pytest.mark.parametrize("how", ["first", "min"])
+def test_normalised_curves_start_or_bottom_at_one(how: Any) -> None:
+    frame = diagnosis()
+    fc1 = (frame["layer"] == "fc1") & (frame["metric"] == "grad_variance")
+    frame.loc[fc1, "value"] *= 50
+    ax = plots.metric(frame, "grad_variance", normalise=how)
+    for client in HOSPITALS:
+        curve = lines(ax)[client]
+        assert (curve[0] if how == "first" else curve.min()) == pytest.approx(1.0)
+        np.testing.assert_allclose(curve / curve[0], [1, 0.1, 0.5, 2.5], rtol=1e-12)
+    assert "each client / its" in ax.get_ylabel()
+
+
+def test_client_without_positive_reference_has_no_normalised_curve() -> None:
+    frame = diagnosis()
+    frame.loc[(frame["client"] == "VA") & (frame["layer"] == "fc1"), "value"] = 0.0
+    ax = plots.metric(frame, "hessian_trace", normalise="first")
+    assert np.isnan(lines(ax)["VA"]).all()
+    assert "VA" in ax.get_xlabel()
+
+
+def test_missing_value_leaves_a_gap_with_its_reason() -> None:
+    frame = diagnosis()
+    gone = (frame["client"] == "VA") & (frame["layer"] == "fc3") & (frame["metric"] == "grad_variance")
+    frame.loc[gone, ["value", "status"]] = [np.nan, "a variance needs at least two weights"]
+    ax = plots.metric(frame, "grad_variance")
+    assert np.isnan(lines(ax)["VA"]).tolist() == [False, False, True, False]
+    assert np.isnan(lines(ax)["mean of clients"]).tolist() == [False, False, True, False]
+    assert not np.isnan(lines(ax)["Cleveland"]).any()
+    assert [(text.get_text(), text.get_position()[0]) for text in ax.texts] == [("×", 2)]
+    note = " ".join(ax.get_xlabel().split())
+    assert "× fc3: a variance needs at least two weights (VA)" in note
+
+
+def test_one_missing_pair_is_a_gap_for_both_clients() -> None:
+    frame = diagnosis()
+    gone = (frame["client"] == "Cleveland") & (frame["client_b"] == "VA") & (frame["layer"] == "fc2")
+    frame.loc[gone, ["value", "status"]] = [np.nan, "constant features"]
+    ax = plots.metric(frame, "cka")
+    assert np.isnan(lines(ax)["Cleveland"][1])
+    assert np.isnan(lines(ax)["VA"][1])
+    assert not np.isnan(lines(ax)["Hungarian"]).any()
+    assert "Cleveland–VA" in ax.get_xlabel()
+
+
+def test_metric_that_nobody_has_says_why() -> None:
+    row = schema.row("cka", None, status="needs at least two models", layer="fc1", client="VA")
+    ax = plots.metric(schema.frame([row]), "cka")
+    assert not ax.lines
+    assert "needs at least two models" in ax.get_xlabel()
+
+
+def test_negative_traces_are_drawn_on_symlog() -> None:
+    frame = diagnosis()
+    frame.loc[(frame["client"] == "VA") & (frame["layer"] == "fc2"), "value"] = -0.02
+    ax = plots.metric(frame, "hessian_trace")
+    assert ax.get_yscale() == "symlog"
+    assert lines(ax)["VA"][1] == -0.02
+    with pytest.raises(UsageError, match=r"'VA' at 'fc2'"):
+        plots.metric(frame, "hessian_trace", scale="log")
+
+
+@pytest.mark.parametrize("scale", ["linear", "log", "symlog"])
+def test_scale_by_name(scale: Any) -> None:
+    assert plots.metric(diagnosis(), "grad_variance", scale=scale).get_yscale() == scale
+
+
+@pytest.mark.parametrize("spread", [1.05, 20.0, 1e9])
+def test_log_axis_has_readable_ticks_over_any_range(spread: Any) -> None:
+    found = [
+        schema.row("grad_variance", value, client="a", layer=f"l{k}")
+        for k, value in enumerate(np.geomspace(1, spread, 5))
+    ]
+    ax = plots.metric(schema.frame(found), "grad_variance")
+    ax.figure.canvas.draw()
+    low, high = ax.get_ylim()
+    ticks = ax.yaxis.get_major_ticks()
+    named = {t.label1.get_text() for t in ticks if t.label1.get_text() and low <= t.get_loc() <= high}
+    assert 2 <= len(named) <= 14
+
+
+def test_many_clients_share_one_legend_entry() -> None:
+    clients = {f"c{k}": 10 for k in range(MOST + 15)}
+    ax = plots.metric(diagnosis(clients), "grad_variance")
+    assert len(ax.lines) == len(clients) + 1
+    assert entries(ax) == [f"each of {len(clients)} clients", "mean of clients"]
+
+
+def test_single_client_has_no_mean_line() -> None:
+    assert list(lines(plots.metric(diagnosis({"VA": 83}), "grad_variance"))) == ["VA"]
+
+
+def test_forty_layers_in_order_with_upright_names() -> None:
+    layers = [f"blocks.{k}" for k in range(40)]
+    ax = plots.metric(diagnosis(layers=layers), "federation_sensitivity")
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == layers
+    assert ax.get_xticklabels()[0].get_rotation() == 90
+
+
+def test_legend_is_right_of_the_data() -> None:
+    ax = plots.metric(diagnosis(), "grad_variance")
+    ax.figure.canvas.draw()
+    box = ax.get_legend().get_window_extent()
+    assert box.x0 >= ax.get_window_extent().x1
+    assert box.x1 <= ax.figure.bbox.x1
+
+
+def test_unknown_metric_of_the_frame_is_drawn_plainly() -> None:
+    found = [schema.row("probe_accuracy", 0.5 + k / 10, client="a", layer=f"fc{k}") for k in range(3)]
+    ax = plots.metric(schema.frame(found), "probe_accuracy")
+    assert ax.get_yscale() == "linear"
+    assert "probe accuracy" in ax.get_ylabel()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"metric": "grad_varianse"}, "did you mean 'grad_variance'"),
+        ({"metric": "cka", "variant": "flaten"}, "did you mean 'flatten'"),
+        ({"metric": "cka", "scale": "logg"}, "did you mean 'log'"),
+        ({"metric": "grad_variance", "normalise": "frist"}, "did you mean 'first'"),
+    ],
+)
+def test_metric_refuses_unknown_names(options: Any, words: Any) -> None:
+    with pytest.raises(UsageError, match=words):
+        plots.metric(diagnosis(), **options)
+
+
+def test_metric_refuses_several_rounds_and_names_them() -> None:
+    both = pd.concat([diagnosis().assign(round=1), diagnosis().assign(round=20)], ignore_index=True)
+    for name in ("grad_variance", "cka"):
+        with pytest.raises(UsageError, match=r"filter the rows by round \(1, 20\)"):
+            plots.metric(both, name)
+    with pytest.raises(UsageError, match=r"round \(1, 20\)"):
+        plots.cka_matrices(both)
+
+
+# --- matrices --------------------------------------------------------------------------------------------------
+
+
+def test_matrices_are_symmetric_with_ones_and_one_colour_bar() -> None:
+    axes = plots.cka_matrices(diagnosis())
+    assert [ax.get_title() for ax in axes] == LAYERS
+    for k, ax in enumerate(axes):
+        shown = np.asarray(ax.collections[0].get_array(), dtype=float).reshape(4, 4)
+        np.testing.assert_array_equal(shown, shown.T)
+        np.testing.assert_array_equal(np.diag(shown), 1)
+        assert shown[1, 3] == pytest.approx(1 - 0.01 * (k + 1) * 4)
+        assert ax.collections[0].get_clim() == (0, 1)
+        assert len(texts(ax)) == 16
+    assert len(axes[0].figure.axes) == len(LAYERS) + 1
+    assert [tick.get_text() for tick in axes[0].get_yticklabels()] == list(HOSPITALS)
+
+
+def test_matrix_leaves_out_a_missing_pair_and_says_why() -> None:
+    frame = diagnosis()
+    gone = (frame["client"] == "Cleveland") & (frame["client_b"] == "VA") & (frame["layer"] == "fc2")
+    frame.loc[gone, ["value", "status"]] = [np.nan, "constant features"]
+    axes = plots.cka_matrices(frame)
+    assert np.ma.getmaskarray(axes[1].collections[0].get_array()).sum() == 2
+    assert "constant features" in axes[0].figure.get_supxlabel()
+
+
+def test_matrices_on_given_figure_and_axes() -> None:
+    figure = plt.figure()
+    assert all(ax.figure is figure for ax in plots.cka_matrices(diagnosis(), figure))
+    _, given = plt.subplots(1, 4)
+    assert plots.cka_matrices(diagnosis(), list(given)) == list(given)
+    with pytest.raises(UsageError, match="2 axes for 4 layers"):
+        plots.cka_matrices(diagnosis(), list(given[:2]))
+
+
+def test_matrices_without_pairs_are_refused() -> None:
+    row = schema.row("cka", None, status="needs at least two models", layer="fc1", client="VA")
+    with pytest.raises(UsageError, match="needs at least two models"):
+        plots.cka_matrices(schema.frame([row]))
+
+
+# --- plan ------------------------------------------------------------------------------------------------------
+
+
+def decision(names: list[str], cut: int, **why: object) -> LayerPlan:
+    layers = tuple(Layer(name, (f"{name}.weight",)) for name in names)
+    return LayerPlan.prefix(layers, cut, Evidence(**why))  # type: ignore[arg-type]
+
+
+def boxes(ax: Axes) -> list[tuple[float, ...]]:
+    return [tuple(patch.get_facecolor()[:3]) for patch in ax.patches]
+
+
+def test_plan_shows_boxes_values_ratios_and_votes() -> None:
+    ax = plots.plan(
+        decision(
+            LAYERS, 2, rule="sensitivity_ratio", metric="federation_sensitivity", threshold=1.9,
+            values=(1.0, 1.5, 3.0, 9.0), votes={"Cleveland": "fc2", "VA": "fc3"}, status="the cut was clipped",
+        )
+    )  # fmt: skip
+    federated, local = to_rgb(plots.FEDERATED), to_rgb(plots.LOCAL)
+    assert boxes(ax) == [federated, federated, local, local]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == LAYERS
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["S", "ratio", "vote of Cleveland", "vote of VA"]
+    weight = {(text.get_text(), text.get_position()[0]): text.get_weight() for text in ax.texts}
+    assert weight == {
+        ("1", 0.5): "normal", ("1.5", 1.5): "normal", ("3", 2.5): "normal", ("9", 3.5): "normal",
+        ("1.5", 1.0): "normal", ("2", 2.0): "bold", ("3", 3.0): "bold",
+    }  # fmt: skip
+    cut = next(line for line in ax.lines if line.get_label() == "cut")
+    assert list(cut.get_xdata()) == [2, 2]
+    assert [line.get_xdata()[1] for line in ax.lines if line is not cut] == [2, 3]
+    assert "2 of 4" in ax.get_title()
+    assert "threshold 1.9" in ax.get_title()
+    assert "clipped" in ax.get_title()
+    assert entries(ax) == ["federated", "local", "cut"]
+
+
+def test_plan_without_evidence_or_prefix() -> None:
+    layers = tuple(Layer(name, (f"{name}.weight",)) for name in LAYERS)
+    ax = plots.plan(LayerPlan(layers, ("fc1", "fc3")))
+    assert [colour == to_rgb(plots.FEDERATED) for colour in boxes(ax)] == [True, False, True, False]
+    assert entries(ax) == ["federated", "local"]
+    assert not texts(ax)
+
+
+@pytest.mark.parametrize("values", [(None, 1.0, 2.0, None), (-1.0, 1.0, 0.0, 3.0)])
+def test_plan_marks_ratios_that_do_not_exist(values: Any) -> None:
+    ax = plots.plan(decision(LAYERS, 1, values=values, metric="hessian_trace"))
+    ratios = [text.get_text() for text in ax.texts if text.get_position()[0] in (1, 2, 3)]
+    assert ratios == (["–", "2", "–"] if values[0] is None else ["–", "–", "–"])
+
+
+def test_plan_of_forty_layers_and_many_clients() -> None:
+    names = [f"blocks.{k}.attn" for k in range(40)]
+    votes = {f"c{k}": names[4 if k < 9 else 6] for k in range(25)}
+    ax = plots.plan(decision(names, 5, values=tuple(np.linspace(1, 3, 40)), votes=votes, threshold=1.2))
+    assert ax.get_xticklabels()[0].get_rotation() == 90
+    assert [(text.get_text(), text.get_position()[0]) for text in ax.texts[-2:]] == [("9", 5), ("16", 7)]
+    figure = ax.figure
+    figure.canvas.draw()
+    for tick, following in zip(ax.get_xticklabels(), ax.get_xticklabels()[1:], strict=False):
+        assert tick.get_window_extent().x1 <= following.get_window_extent().x0 + 1
+    assert ax.get_tightbbox().x0 >= figure.bbox.x0
+
+
+def test_plan_refuses_evidence_of_other_layers() -> None:
+    with pytest.raises(UsageError, match="3 values for 4 layers"):
+        plots.plan(decision(LAYERS, 1, values=(1.0, 2.0, 3.0)))
+    with pytest.raises(UsageError, match="did you mean 'fc2'"):
+        plots.plan(decision(LAYERS, 1, votes={"VA": "fc22"}))
+
+
+# --- data and runs ---------------------------------------------------------------------------------------------
+
+
+def counted(n_clients: int, n_classes: int) -> pd.DataFrame:
+    table = np.random.default_rng(0).integers(0, 200, (n_clients, n_classes))
+    return pd.DataFrame(table, index=[f"c{k}" for k in range(n_clients)], columns=[f"k{k}" for k in range(n_classes)])
+
+
+@pytest.mark.parametrize(("n_clients", "n_classes"), [(1, 1), (4, 5), (5, 12), (40, 62)])
+def test_partition_bars_add_up(n_clients: Any, n_classes: Any) -> None:
+    counts = counted(n_clients, n_classes)
+    ax = plots.partition(counts)
+    widths = np.array([bar.get_width() for bar in ax.patches]).reshape(n_classes, n_clients)
+    np.testing.assert_array_equal(widths.T, counts)
+    ends = np.array([bar.get_x() + bar.get_width() for bar in ax.patches]).reshape(n_classes, n_clients)
+    np.testing.assert_allclose(ends.max(axis=0), counts.sum(axis=1))
+    assert [f"n = {total}" for total in counts.sum(axis=1)] == [text for text in texts(ax) if "n =" in text]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == list(counts.index)
+    if n_classes <= 12:
+        assert entries(ax) == list(counts.columns)
+        assert len({bar.get_facecolor() for bar in ax.patches}) == n_classes
+    else:
+        assert not entries(ax)
+        assert len(ax.figure.axes) == 2
+
+
+@pytest.mark.parametrize("bad", [-1, np.nan, np.inf])
+def test_partition_refuses_what_cannot_be_counts(bad: Any) -> None:
+    counts = counted(2, 3).astype(float)
+    counts.iloc[1, 2] = bad
+    with pytest.raises(UsageError, match="counts"):
+        plots.partition(counts)
+
+
+def results(algorithms: tuple[str, ...] = ("local", "fedavg", "player_fl"), seeds: int = 2) -> pd.DataFrame:
+    """Scores of runs; FedAvg has only a global model, Local only a personal one."""
+    found = []
+    for a, algorithm in enumerate(algorithms):
+        models = {"fedavg": ["global"], "local": ["personal"]}.get(algorithm, ["global", "personal"])
+        for seed in range(seeds):
+            for rnd in (0, 5, 10):
+                for c, (client, n) in enumerate(HOSPITALS.items()):
+                    for model in models:
+                        value = 0.1 + 0.05 * a + 0.02 * rnd + 0.01 * c + 0.03 * seed - 0.05 * (model == "global")
+                        at = {"run": f"{algorithm}-{seed}", "algorithm": algorithm, "seed": seed, "round": rnd}
+                        at |= {"model": model, "split": "test", "client": client, "n_train": n}
+                        found.append(schema.row("macro_f1", value, **at))
+    return schema.frame(found)
+
+
+def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
+    frame = results()
+    ax = plots.learning(frame)
+    names = ["local (personal)", "fedavg (global)", "player_fl (personal)"]
+    assert entries(ax) == names
+    weights = np.array(list(HOSPITALS.values())) / sum(HOSPITALS.values())
+    base = weights @ (0.01 * np.arange(4))
+    expected = 0.1 + 0.05 * 2 + 0.02 * np.array([0, 5, 10]) + base + 0.03 * 0.5
+    np.testing.assert_allclose(lines(ax)[names[2]], expected, atol=1e-12)
+    np.testing.assert_array_equal(ax.lines[2].get_xdata(), [0, 5, 10])
+    band = ax.collections[2].get_paths()[0].vertices[:, 1]
+    assert band.min() == pytest.approx(expected[0] - 0.015)
+    assert band.max() == pytest.approx(expected[-1] + 0.015)
+    assert "mean of 2 seeds" in ax.get_legend().get_title().get_text()
+    assert ax.get_ylabel() == "test macro F1 (higher is better)"
+
+
+def test_learning_of_one_seed_has_no_band() -> None:
+    ax = plots.learning(results(seeds=1))
+    assert not ax.collections
+    assert not ax.get_legend().get_title().get_text()
+
+
+def test_a_run_that_lacks_the_model_is_named() -> None:
+    for draw in (plots.learning, plots.clients):
+        ax = draw(results(), model="global")
+        assert "local: no global model, only personal" in ax.get_xlabel()
+        assert "local" not in entries(ax)
+
+
+def test_missing_score_is_a_gap_with_its_reason() -> None:
+    frame = results(seeds=1)
+    gone = (frame["algorithm"] == "player_fl") & (frame["round"] == 5) & (frame["client"] == "VA")
+    frame.loc[gone, ["value", "status"]] = [np.nan, "the loss is not finite"]
+    ax = plots.learning(frame)
+    assert np.isnan(lines(ax)["player_fl (personal)"]).tolist() == [False, True, False]
+    assert "the loss is not finite (VA)" in " ".join(ax.get_xlabel().split())
+
+
+def test_thirteen_algorithms_stay_apart() -> None:
+    ax = plots.learning(results(tuple(f"algorithm_{k}" for k in range(13)), seeds=1))
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in ax.lines}
+    assert len(looks) == 13
+
+
+@pytest.mark.parametrize("draw", [plots.learning, plots.clients])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"metric": "macro_f2"}, "did you mean 'macro_f1'"),
+        ({"split": "tset"}, "did you mean 'test'"),
+        ({"model": "persnal"}, "did you mean 'personal'"),
+    ],
+)
+def test_scores_refuse_unknown_names(draw: Any, options: Any, words: Any) -> None:
+    with pytest.raises(UsageError, match=words):
+        draw(results(), **options)
+
+
+def test_scores_refuse_two_runs_of_one_algorithm_and_seed() -> None:
+    twice = pd.concat([results(), results().assign(run="again")], ignore_index=True)
+    with pytest.raises(UsageError, match=r"run \(local-0, again\)"):
+        plots.learning(twice)
+
+
+def test_scores_need_a_model_where_the_usual_ones_are_not_there() -> None:
+    frame = results(("player_fl",))
+    frame["model"] = frame["model"].replace({"personal": "personal@best_val", "global": "local"})
+    with pytest.raises(UsageError, match="name the one to show"):
+        plots.learning(frame)
+    assert len(plots.learning(frame, model="personal@best_val").lines) == 1
+
+
+def test_clients_shows_everyone_after_the_last_round() -> None:
+    ax = plots.clients(results())
+    assert entries(ax) == [*HOSPITALS, "mean"]
+    dots = {str(line.get_label()): np.asarray(line.get_xdata(), dtype=float) for line in ax.lines}
+    for c, client in enumerate(HOSPITALS):
+        expected = [0.1 + 0.05 * a + 0.2 + 0.01 * c + 0.015 - 0.05 * (a == 1) for a in range(3)]
+        np.testing.assert_allclose(dots[client], expected, atol=1e-12)
+    weights = np.array(list(HOSPITALS.values())) / sum(HOSPITALS.values())
+    np.testing.assert_allclose(dots["mean"], weights @ np.stack([dots[c] for c in HOSPITALS]), atol=1e-12)
+    assert [tick.get_text() for tick in ax.get_yticklabels()][1] == "fedavg (global)"
+
+
+def table(**changes: object) -> pd.DataFrame:
+    columns = {"algorithm": ["fedavg", "local"], "value": [0.5, 0.6], "low": [0.45, 0.5], "high": [0.55, 0.7]}
+    return pd.DataFrame({**columns, "n": [10, 3], **changes})
+
+
+def test_comparison_keeps_the_order_and_writes_the_values() -> None:
+    ax = plots.comparison(table(), "macro_f1")
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["fedavg", "local"]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]
+    assert texts(ax) == ["0.500  [0.450, 0.550]  n = 10", "0.600  [0.500, 0.700]  n = 3"]
+    assert [list(line.get_xdata()) for line in ax.lines] == [[0.45, 0.55], [0.5], [0.5, 0.7], [0.6]]
+    assert ax.get_xlim()[0] > 0.3
+
+
+def test_comparison_says_where_there_is_no_value_or_interval() -> None:
+    ax = plots.comparison(table(value=[np.nan, 0.6], low=[np.nan, np.nan], high=[np.nan, np.nan]), "loss")
+    assert texts(ax) == ["no value  n = 10", "0.600  n = 3"]
+    assert "lower is better" in ax.get_xlabel()
+
+
+def test_comparison_refuses_other_tables() -> None:
+    with pytest.raises(UsageError, match="unknown column of the table 'low'"):
+        plots.comparison(table().drop(columns="low"), "macro_f1")
+    with pytest.raises(UsageError, match="interval of local"):
+        plots.comparison(table(low=[0.45, 0.65]), "macro_f1")
+
+
+# --- all of them -----------------------------------------------------------------------------------------------
+
+EVERY = {
+    "metric": lambda ax: plots.metric(diagnosis(), "cka", ax),
+    "plan": lambda ax: plots.plan(decision(LAYERS, 2), ax),
+    "partition": lambda ax: plots.partition(counted(4, 5), ax),
+    "learning": lambda ax: plots.learning(results(), ax=ax),
+    "comparison": lambda ax: plots.comparison(table(), "macro_f1", ax),
+    "clients": lambda ax: plots.clients(results(), ax=ax),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_draws_on_the_given_axes_and_leaves_the_settings(name: Any) -> None:
+    _, ax = plt.subplots()
+    before = dict(mpl.rcParams)
+    assert EVERY[name](ax) is ax
+    assert EVERY[name](None) is not ax
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_sticks_out_of_the_figure(name: Any) -> None:
+    ax = EVERY[name](None)
+    ax.figure.canvas.draw()
+    box = ax.get_tightbbox()
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= ax.figure.bbox.x1
+    assert box.y1 <= ax.figure.bbox.y1
+
+
+@pytest.mark.parametrize(
+    ("draw", "frame"),
+    [
+        (lambda f: plots.metric(f, "cka"), diagnosis()),
+        (lambda f: plots.metric(f, "grad_variance", normalise="min"), diagnosis()),
+        (plots.cka_matrices, diagnosis()),
+        (plots.learning, results()),
+        (plots.clients, results()),
+        (plots.partition, counted(3, 4)),
+        (lambda f: plots.comparison(f, "loss"), table()),
+    ],
+)
+def test_the_frame_is_left_as_it_was(draw: Any, frame: Any) -> None:
+    copy = frame.copy(deep=True)
+    draw(frame)
+    pd.testing.assert_frame_equal(frame, copy)
+
+
+def test_colours_and_markers_differ() -> None:
+    assert len(set(COLOURS)) == len(COLOURS) >= MOST
+    assert len(set(MARKERS)) == len(MARKERS) >= MOST
+
+
+def test_style_is_left_again() -> None:
+    before = dict(mpl.rcParams)
+    with plots.style():
+        assert mpl.rcParams["axes.grid"]
+        assert mpl.rcParams["legend.frameon"] is False
+    assert dict(mpl.rcParams) == before
+
+
+def test_weighted_mean_by_brute_force() -> None:
+    rng = np.random.default_rng(1)
+    frame = results(seeds=3)
+    frame["value"] = rng.normal(size=len(frame))
+    frame["n_train"] = pd.array(rng.integers(1, 99, len(frame)), dtype="Int64")
+    keys = ["algorithm", "seed", "round"]
+    means = weighted_mean(frame, keys)
+    assert len(means) == 27
+    for place, group in frame.groupby(keys):
+        expected = np.average(group["value"], weights=group["n_train"].astype(float))
+        assert means.loc[place] == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,382 @@
+"""Linear CKA against its definition in float64, its invariances, and one pass over all pairs of clients."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from diagnostics.gradients import Subject
+from diagnostics.similarity import cka, linear_cka, probe_set, shared_probe
+from fl_core.errors import UsageError
+from fl_core.layers import Layer, layers_of
+from fl_core.rows import Row
+
+C = 3
+
+
+def features(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def mixed(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two related sets of features."""
+    x = features(n, d, seed)
+    return x, x @ features(d, d + 1, seed + 1) + 2 * features(n, d + 1, seed + 2)
+
+
+def dense(x: Tensor, y: Tensor) -> float:
+    """Kornblith et al. 2019, Eq. 5."""
+    x, y = (side.double() - side.double().mean(0) for side in (x, y))
+    return float((y.T @ x).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm()))
+
+
+def song(x: Tensor, y: Tensor) -> float:
+    """Song et al. 2012, Eq. 5, term by term."""
+    n = len(x)
+    k, m = (side.double() @ side.double().T for side in (x, y))
+    k, m = k - k.diag().diag(), m - m.diag().diag()
+    one = torch.ones(n, 1, dtype=torch.float64)
+    trace = (k @ m).trace()
+    product = (one.T @ k @ one) * (one.T @ m @ one) / ((n - 1) * (n - 2))
+    cross = 2 / (n - 2) * (one.T @ k @ m @ one)
+    return float((trace + product - cross) / (n * (n - 3)))
+
+
+def unbiased(x: Tensor, y: Tensor, batch: int) -> float:
+    """Nguyen et al. 2021, Eq. 3, over whole batches."""
+    parts = list(zip(x.split(batch), y.split(batch), strict=True))
+    xy, xx, yy = (
+        sum(song(a, b) for a, b in pairs) for pairs in (parts, [(a, a) for a, _ in parts], [(b, b) for _, b in parts])
+    )
+    return xy / math.sqrt(xx * yy)
+
+
+# --- the number ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 3), (5, 40), (40, 5), (300, 3), (520, 7)])
+def test_full_against_the_definition(n: int, d: int) -> None:
+    x, y = mixed(n, d)
+    assert linear_cka(x, y) == pytest.approx(dense(x, y), rel=1e-12)
+    assert linear_cka(x.float(), y.float()) == pytest.approx(dense(x, y), abs=1e-6)
+
+
+@pytest.mark.parametrize(("n", "d", "batch"), [(4, 3, 4), (12, 6, 4), (60, 5, 20), (300, 4, 100), (600, 4, 600)])
+def test_minibatch_against_the_definition(n: int, d: int, batch: int) -> None:
+    x, y = mixed(n, d)
+    assert linear_cka(x, y, "minibatch", batch) == pytest.approx(unbiased(x, y, batch), rel=1e-9)
+
+
+def test_float32_grams_lose_little_on_many_samples() -> None:
+    x, y = mixed(1000, 64)
+    x, y = x.float(), y.float()
+    assert linear_cka(x, y) == pytest.approx(dense(x, y), abs=1e-8)
+    assert linear_cka(x, y, "minibatch", 100) == pytest.approx(unbiased(x, y, 100), abs=1e-7)
+
+
+def test_minibatch_estimates_the_full_unbiased_value_and_full_overstates_unrelated_features() -> None:
+    x, y = mixed(2000, 20)
+    assert linear_cka(x, y, "minibatch", 100) == pytest.approx(linear_cka(x, y, "minibatch", 2000), abs=5e-3)
+    x, y = features(60, 200, 1), features(60, 200, 2)
+    assert linear_cka(x, y) > 0.5
+    assert abs(linear_cka(x, y, "minibatch")) < 0.05
+
+
+@pytest.mark.parametrize("n", [21, 22, 23, 25])
+def test_a_last_batch_that_is_too_small_joins_the_one_before(n: int) -> None:
+    x, y = mixed(n, 3)
+    sizes = [10, n - 10] if n - 20 < 4 else [10, 10, n - 20]
+    xy, xx, yy = (
+        sum(song(a, b) for a, b in zip(p.split(sizes), q.split(sizes), strict=True))
+        for p, q in ((x, y), (x, x), (y, y))
+    )
+    assert linear_cka(x, y, "minibatch", 10) == pytest.approx(xy / math.sqrt(xx * yy), rel=1e-9)
+
+
+ESTIMATORS = [("full", None), ("minibatch", None), ("minibatch", 8)]
+
+
+@pytest.mark.parametrize(("estimator", "batch"), ESTIMATORS)
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(8, 30),
+    d=st.integers(1, 12),
+    scale=st.sampled_from([1e-20, 1e-3, 1, 1e12]),
+)
+def test_identities(estimator: str, batch: int | None, seed: int, n: int, d: int, scale: float) -> None:
+    x, y = mixed(n, d, seed)
+
+    def value(a: Tensor, b: Tensor) -> float:
+        return linear_cka(a, b, estimator, batch)
+
+    assert value(x, x) == pytest.approx(1, abs=1e-12)
+    assert value(x, y) == value(y, x)
+    rotation = torch.linalg.qr(features(d, d, seed + 9))[0]
+    for same in (x @ rotation, x * scale, x + 100 * features(1, d, seed + 8), -x):
+        assert value(same, y) == pytest.approx(value(x, y), abs=1e-7)
+    if estimator == "full":
+        assert -1e-12 <= value(x, y) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("estimator", ["full", "minibatch"])
+@pytest.mark.parametrize("change", [lambda x: x * 1e30, lambda x: x * 1e-30, lambda x: x * 1e12, lambda x: x + 100])
+def test_float32_survives_scale_and_offset(estimator: str, change: Any) -> None:
+    x, y = (side.float() for side in mixed(40, 6))
+    assert linear_cka(change(x), y, estimator) == pytest.approx(linear_cka(x, y, estimator), abs=1e-4)
+    assert linear_cka(change(x), change(x), estimator) == pytest.approx(1, abs=1e-6)
+
+
+def test_it_is_not_invariant_to_any_invertible_map() -> None:
+    x = features(30, 5)
+    assert linear_cka(x, x @ torch.diag(torch.tensor([100.0, 1, 1, 1, 1]).double())) < 0.9
+
+
+@pytest.mark.parametrize("estimator", ["full", "minibatch"])
+@pytest.mark.parametrize(
+    "dead", [torch.zeros(8, 3), torch.full((8, 3), 0.1), torch.full((8, 3), torch.inf), torch.zeros(8, 0)]
+)
+def test_features_without_variation_have_no_value(estimator: str, dead: Tensor) -> None:
+    assert math.isnan(linear_cka(features(8, 3).float(), dead, estimator))
+    assert math.isnan(linear_cka(dead, dead, estimator))
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    x = features(8, 3)
+    with pytest.raises(UsageError, match="8 and of 7 samples"):
+        linear_cka(x, x[:7])
+    with pytest.raises(UsageError, match="did you mean 'minibatch'"):
+        linear_cka(x, x, "mini-batch")
+    for batch in (1, 2, 3):
+        with pytest.raises(UsageError, match="at least 4 samples"):
+            linear_cka(x, x, "minibatch", batch)
+
+
+# --- clients ---------------------------------------------------------------------------------------------------
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.ReLU(),
+        nn.Linear(5, C),
+    )
+
+
+def pair(n: int = 48, seed: int = 1) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 1, 6, 6, generator=g), torch.randint(C, (n,), generator=g)
+
+
+def clients(models: Sequence[nn.Module], data: Any = None) -> list[Subject]:
+    data = pair() if data is None else data
+    return [Subject(f"c{k}", model, data, 48) for k, model in enumerate(models)]
+
+
+def by_layer(rows: Sequence[Row], a: str = "c0", b: str = "c1") -> dict[str, Any]:
+    return {
+        r["layer"]: r["value"] if r["status"] == "ok" else r["status"]
+        for r in rows
+        if (r["client"], r["client_b"]) == (a, b)
+    }
+
+
+def outputs(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
+    """The layers' own outputs, computed module by module; clones, because a ReLU here works in place."""
+    found = {}
+    with torch.no_grad():
+        for name, module in model.named_children():
+            x = module(x.clone())
+            found[name] = x.clone().flatten(1)
+    return found
+
+
+@pytest.mark.parametrize("batch", [7, 48])
+def test_all_pairs_against_the_definition_with_an_in_place_relu(batch: int) -> None:
+    models = [net(k) for k in range(3)]
+    layers = layers_of(models[0], pair()[0][:2])
+    rows = cka(clients(models), layers, batch=batch)
+    assert [(r["client"], r["client_b"]) for r in rows[:3]] == [("c0", "c1"), ("c0", "c2"), ("c1", "c2")]
+    seen = [outputs(model, pair()[0]) for model in models]
+    for r in rows:
+        a, b = (seen[int(r[side][1])][r["layer"]] for side in ("client", "client_b"))
+        assert r["value"] == pytest.approx(dense(a, b), abs=1e-6)
+        assert (r["estimator"], r["variant"], r["n_samples"]) == ("full", "flatten", 48)
+    assert min(r["value"] for r in rows) < 0.9
+
+
+def test_minibatches_against_the_definition() -> None:
+    models = [net(0), net(1)]
+    layers = layers_of(models[0], pair()[0][:2])
+    found = by_layer(cka(clients(models), layers, batch=12, estimator="minibatch"))
+    seen = [outputs(model, pair()[0]) for model in models]
+    for layer in layers:
+        assert found[layer.name] == pytest.approx(unbiased(seen[0][layer.name], seen[1][layer.name], 12), abs=1e-5)
+
+
+@pytest.mark.parametrize("samples", [20, 400])
+def test_keeping_features_or_grams_gives_the_same(samples: int) -> None:
+    models = [nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, C)).double() for _ in range(4)]
+    x = features(400, 6)
+    data = (x, torch.zeros(400, dtype=torch.int64))
+    layers = layers_of(models[0], x)  # widths 9 and 3 with 4 models: features from 23 and 8 samples on
+    rows = cka(clients(models, data), layers, samples=samples)
+    seen = [outputs(model, x[:samples]) for model in models]
+    for r in rows:
+        a, b = (seen[int(r[side][1])][r["layer"]] for side in ("client", "client_b"))
+        assert r["value"] == pytest.approx(dense(a, b), rel=1e-11)
+
+
+@pytest.mark.parametrize("estimator", ["full", "minibatch"])
+@pytest.mark.parametrize("given", ["data", "probe"])
+def test_a_shuffling_loader_is_read_once_for_all_models(estimator: str, given: str) -> None:
+    loader = DataLoader(TensorDataset(*pair()), batch_size=10, shuffle=True)
+    model = net()
+    subjects = clients([model, copy.deepcopy(model), net(1)], loader if given == "data" else None)
+    rows = cka(
+        subjects, layers_of(model, pair()[0]), batch=10, estimator=estimator, probe=loader if given == "probe" else None
+    )
+    assert list(by_layer(rows).values()) == pytest.approx([1, 1, 1], abs=1e-6)
+    assert min(by_layer(rows, "c0", "c2").values()) < 0.95
+
+
+def test_each_client_gives_its_own_samples_to_a_probe_that_all_share() -> None:
+    models = [net(0), net(1)]
+    x = torch.cat([pair(seed=1)[0][:5], pair(seed=2)[0][:5]])
+    subjects = [Subject(f"c{k}", m, pair(seed=k + 1), 48) for k, m in enumerate(models)]
+    layers = layers_of(models[0], x)
+    found = by_layer(cka(subjects, layers, samples=10))
+    assert found == by_layer(cka(subjects, layers, probe=(x, torch.zeros(10, dtype=torch.int64))))
+    seen = [outputs(model, x) for model in models]
+    assert found["6"] == pytest.approx(dense(seen[0]["6"], seen[1]["6"]), abs=1e-6)
+
+
+def test_a_single_model_has_no_similarity() -> None:
+    layers = layers_of(net(), pair()[0])
+    rows = cka(clients([net()]), layers)
+    assert [(r["layer"], r["value"], r["status"]) for r in rows] == [
+        (layer.name, None, "needs at least two models") for layer in layers
+    ]
+
+
+class Odd(nn.Module):
+    """Outputs that are tuples, sequences first, repeated, constant, or never computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+        self.timefirst = nn.GRU(3, 2)
+        self.twice = nn.Linear(3, 3)
+        self.dead = nn.Linear(3, 3)
+        self.head = nn.Linear(3, C)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.lstm(x)
+        self.timefirst(h.transpose(0, 1))
+        h = self.twice(self.twice(h[:, -1]))
+        return self.head(h + self.dead(h).sum())
+
+
+def test_tuples_repeats_dead_and_unused_layers() -> None:
+    torch.manual_seed(0)
+    models = [Odd(), Odd(), Odd()]
+    nn.init.zeros_(models[1].dead.weight)
+    x = torch.randn(9, 5, 4)
+    layers = layers_of(models[0], x)
+    rows = cka(clients(models, (x, torch.zeros(9, dtype=torch.int64))), layers)
+    found = by_layer(rows)
+    with torch.no_grad():
+        h = [m.lstm(x)[0] for m in models]
+        last = [m.twice(m.twice(own[:, -1])) for m, own in zip(models, h, strict=True)]
+    assert found["lstm"] == pytest.approx(dense(h[0].flatten(1), h[1].flatten(1)), abs=1e-6)
+    assert found["twice"] == pytest.approx(dense(last[0], last[1]), abs=1e-6)
+    assert found["timefirst"] == (
+        "output of layer 'timefirst' at client 'c0': shape (5, 9, 2) for 9 samples, which must come first"
+    )
+    assert found["dead"] == "output of layer 'dead' at client 'c1': constant over the probe"
+    assert found["unused"] == "unused in the forward pass"
+    assert isinstance(found["head"], float)
+    assert isinstance(by_layer(rows, "c0", "c2")["dead"], float)
+
+
+def test_layers_that_share_an_output_have_the_same_value() -> None:
+    models = [net(0), net(1)]
+    layers = [Layer("a", ("0.weight",), output="4"), Layer("b", ("0.bias",), output="4")]
+    found = by_layer(cka(clients(models), layers))
+    assert found["a"] == found["b"] < 1
+
+
+def test_activations_that_are_not_finite_are_said() -> None:
+    broken = net(1)
+    with torch.no_grad():
+        broken[4].weight[0, 0] = torch.nan
+    found = by_layer(cka(clients([net(), broken]), layers_of(net(), pair()[0])))
+    assert isinstance(found["0"], float)
+    assert found["4"] == "output of layer '4' at client 'c1': not finite"
+
+
+@pytest.mark.parametrize(
+    ("estimator", "n", "fine"), [("full", 1, False), ("full", 2, True), ("minibatch", 3, False), ("minibatch", 4, True)]
+)
+def test_too_few_samples_are_said(estimator: str, n: int, fine: bool) -> None:
+    models = [nn.Linear(6, C), nn.Linear(6, C)]
+    data = (features(n, 6).float(), torch.zeros(n, dtype=torch.int64))
+    (row,) = cka(clients(models, data), layers_of(models[0], data[0]), estimator=estimator)
+    assert (row["status"] == "ok") == fine
+    assert fine or f"{n} samples, at least" in row["status"]
+
+
+# --- probes ----------------------------------------------------------------------------------------------------
+
+
+def federated(*sizes: int) -> Any:
+    """Clients whose validation samples are numbered client * 100 + position."""
+    splits = [torch.arange(n)[:, None] + 100.0 * k for k, n in enumerate(sizes)]
+    held = [SimpleNamespace(x=x, y=x[:, 0].long()) for x in splits]
+    return SimpleNamespace(clients=[SimpleNamespace(validation=split) for split in held])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n", "expected"),
+    [
+        ((5, 5), 4, [0, 1, 100, 101]),
+        ((5, 5), 5, [0, 1, 2, 100, 101]),
+        ((1, 5), 6, [0, 100, 101, 102]),
+        ((2, 1, 2), 100, [0, 1, 100, 200, 201]),
+    ],
+)
+def test_a_probe_takes_equally_many_of_each_client(sizes: tuple[int, ...], n: int, expected: list[int]) -> None:
+    x, y = probe_set(federated(*sizes), n)
+    assert x[:, 0].tolist() == expected
+    assert y.tolist() == expected
+
+
+def test_a_probe_from_loaders_and_from_data_given_twice() -> None:
+    x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    loader = DataLoader(TensorDataset(x, y), batch_size=3)
+    assert shared_probe([loader, loader], 7)[1].tolist() == list(range(7))
+    both = (x, y)
+    assert shared_probe([both, both, (x + 50, y + 50)], 4)[1].tolist() == [0, 1, 50, 51]
+
+
+def test_probes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 samples over 3 clients"):
+        probe_set(federated(1, 1, 1), 2)
+    with pytest.raises(UsageError, match="different shapes"):
+        shared_probe([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))], 4)

@@ -1,0 +1,252 @@
+"""A run killed at any moment goes on from its last checkpoint and ends with the bytes of an undisturbed run.
+
+One child process imports everything once and forks a grandchild for each kill and each recovery.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 12
+RANDOM = random.Random(20)
+UNCOVERED = {"lock", "timing.jsonl"}
+FIRST_CHECKPOINT = 16  # files: 5 before training, the plan, 9 blobs and a manifest
+FILES = (FIRST_CHECKPOINT, FIRST_CHECKPOINT + 10 * (ROUNDS - 1))
+
+# A moment is a list: where, and which; several for a run that is killed again while it recovers.
+MOMENTS = {
+    "before the first file": [["before file", 1]],
+    "after the first file": [["after file", 1]],
+    "before the partition": [["before file", 3]],
+    "before the manifest": [["before file", 5]],
+    "after the manifest": [["after file", 5]],
+    "before the first rows": [["in rows", 1]],
+    "in the rows of round 1": [["in rows", 2]],
+    "in the first checkpoint": [["before file", RANDOM.randrange(8, FIRST_CHECKPOINT)]],
+    **{f"before file {k}": [["before file", k]] for k in RANDOM.sample(range(*FILES), 2)},
+    **{f"after file {k}": [["after file", k]] for k in RANDOM.sample(range(*FILES), 2)},
+    **{f"in rows {k}": [["in rows", k]] for k in RANDOM.sample(range(3, ROUNDS), 2)},
+    **{
+        f"{delay:.3f} s into round {k}": [["in round", k, delay]]
+        for k, delay in zip(RANDOM.sample(range(ROUNDS - 2), 4), (0.0, 0.01, 0.03, 0.06), strict=True)
+    },
+    "at the last manifest": [["before file", FILES[1]]],
+    "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 14]],
+}
+
+
+# --- in the child ----------------------------------------------------------------------------------------------
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def arm(where: str, which: int, delay: float = 0.0) -> None:
+    """Let this process kill itself at a moment."""
+    from fl_core import rows
+    from fl_core.engine import Engine
+    from fl_core.store import Writer
+
+    counter = itertools.count(1)
+    replace, one_round = Path.replace, Engine._round
+
+    def dying_replace(self: Path, target: Path) -> Path:
+        now = next(counter) == which
+        if now and where == "before file":
+            die()
+        moved = replace(self, target)
+        if now:
+            die()
+        return moved
+
+    def dying_rows(self: Writer, new: list[rows.Row]) -> None:
+        data = "".join(rows.dumps(record) + "\n" for record in new).encode()
+        now = next(counter) == which
+        with (self.path / "rows.jsonl").open("ab") as file:
+            file.write(data[: len(data) // 2] if now else data)
+        if now:
+            die()
+        self._count(data)
+
+    def dying_round(self: Engine) -> None:
+        if self.done == which:
+            threading.Thread(target=lambda: (time.sleep(delay), die())).start()
+        one_round(self)
+
+    if where == "in rows":
+        Writer.add_rows = dying_rows  # type: ignore[assignment,method-assign]
+    elif where == "in round":
+        Engine._round = dying_round  # type: ignore[method-assign]
+    else:
+        Path.replace = dying_replace  # type: ignore[assignment,method-assign]
+
+
+def go(out: Path, algorithm: str, workers: int) -> None:
+    """Run, or go on where there is a run."""
+    from diagnostics.select import decide
+    from diagnostics.sensitivity import SensitivityAccumulator
+    from fl_core import executors, runner
+    from fl_core.config import RunConfig
+    from fl_core.engine import Instruments
+
+    start = executors.Workers.__init__
+
+    def noting(self: executors.Workers, *given: object) -> None:
+        start(self, *given)  # type: ignore[arg-type]
+        (out.parent / "workers").write_text("\n".join(str(process.pid) for process in self._processes))
+
+    executors.Workers.__init__ = noting  # type: ignore[method-assign]
+    instruments = Instruments({"federation_sensitivity": SensitivityAccumulator}, decide)
+    if (out / "config.json").exists():
+        runner.resume(out, instruments=instruments, progress=False)
+        return
+    config = RunConfig(
+        dataset="heart", algorithm=algorithm, rounds=ROUNDS, epochs=1, eval_every=4, checkpoint_every=1, workers=workers
+    )
+    runner.run(config, out, instruments=instruments, progress=False)
+
+
+def forked(out: Path, algorithm: str, workers: int, moment: list | None = None) -> int:
+    """Go in a forked process; its status, negative for the signal that killed it."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        if moment:
+            arm(*moment)
+        go(out, algorithm, workers)
+        os._exit(0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def nursery(cases: dict[str, dict]) -> None:
+    """Kill and recover every case; print what happened, a JSON line each."""
+    import torch
+
+    import diagnostics.select
+    import fl_core.runner  # noqa: F401
+
+    torch.set_num_threads(1)
+    for name, case in cases.items():
+        out, algorithm, workers = Path(case["out"]), case["algorithm"], case["workers"]
+        out.parent.mkdir()
+        killed, checkpoints = [], []
+        for moment in case["moments"]:
+            killed.append(forked(out, algorithm, workers, moment))
+            checkpoints.append(len(list(out.glob("checkpoints/*.json"))))
+        ended = forked(out, algorithm, workers)
+        print(json.dumps({"name": name, "killed": killed, "checkpoints": checkpoints, "ended": ended}), flush=True)
+
+
+# --- in the test -----------------------------------------------------------------------------------------------
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = (each for each in path.rglob("*") if each.is_file())
+    return {str(each.relative_to(path)): each.read_bytes() for each in files if each.name not in UNCOVERED}
+
+
+@pytest.fixture(scope="module")
+def happened(tmp_path_factory):
+    """For every case what happened, and where; undisturbed runs are the cases without moments."""
+    base = tmp_path_factory.mktemp("kill")
+    cases = {name: {"algorithm": name, "workers": 0, "moments": []} for name in ("playerfl", "ditto")}
+    for index, (name, moments) in enumerate(MOMENTS.items()):
+        cases[name] = {"algorithm": ("playerfl", "ditto")[index % 4 == 3], "workers": 0, "moments": moments}
+    cases["workers"] = {"algorithm": "playerfl", "workers": 2, "moments": [["in round", 3, 0.02]]}
+    for index, case in enumerate(cases.values()):
+        case["out"] = str(base / str(index) / "run")
+    script = f"import json, sys; from {__name__} import nursery; nursery(json.load(sys.stdin))"
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr
+    lines = [json.loads(line) for line in child.stdout.splitlines()]
+    return {line["name"]: {**line, **cases[line["name"]], "errors": child.stderr} for line in lines}
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_ends_with_the_same_bytes(happened, name):
+    from fl_core.store import Run
+
+    case, undisturbed = happened[name], happened[happened[name]["algorithm"]]
+    assert case["killed"] == [-signal.SIGKILL] * len(MOMENTS[name]), case["errors"]
+    assert case["ended"] == undisturbed["ended"] == 0, case["errors"]
+    ours, theirs = contents(Path(case["out"])), contents(Path(undisturbed["out"]))
+    assert ours.keys() == theirs.keys()
+    assert [path for path in ours if ours[path] != theirs[path]] == []
+    run = Run(case["out"])
+    assert run.rounds == list(range(1, ROUNDS + 1))
+    run.verify()
+
+
+def test_moments_are_spread_over_the_run(happened):
+    assert len(MOMENTS) == 20
+    saved = [count for name in MOMENTS for count in happened[name]["checkpoints"]]
+    assert saved.count(0) >= 6
+    assert saved.count(ROUNDS) == 0
+    assert len(set(saved)) >= 6
+    assert max(saved) == ROUNDS - 1
+
+
+def test_with_worker_processes(happened):
+    """Workers end with the killed run, keep no lock, and the run that goes on has the bits of one without them."""
+    case = happened["workers"]
+    assert (case["killed"], case["ended"]) == ([-signal.SIGKILL], 0), case["errors"]
+    ours, theirs = contents(Path(case["out"])), contents(Path(happened["playerfl"]["out"]))
+    assert ours.keys() == theirs.keys()
+    assert [path for path in ours if ours[path] != theirs[path]] == ["config.json", "manifest.json"] or {
+        path for path in ours if ours[path] != theirs[path]
+    } == {"config.json", "manifest.json"}  # they say how many workers there were
+
+
+def test_workers_do_not_outlive_a_killed_run(tmp_path):
+    """The number of processes of a run with workers falls to none after a kill."""
+    script = f"from pathlib import Path; from {__name__} import go; go(Path({str(tmp_path / 'run')!r}), 'fedavg', 2)"
+    child = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        wait_for(lambda: list(tmp_path.glob("run/checkpoints/*.json")))
+        workers = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
+        assert len(workers) == 2
+        assert all(alive(pid) for pid in workers)
+    finally:
+        child.kill()
+        child.wait()
+    wait_for(lambda: not any(alive(pid) for pid in workers))
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

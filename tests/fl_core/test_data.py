@@ -1,0 +1,728 @@
+"""Sources by name and by path, and the tensors that clients get from them."""
+
+from __future__ import annotations
+
+import os
+import struct
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fl_core.data as data
+from fl_core import losses
+from fl_core.data import files, named
+from fl_core.data.sources import Source
+from fl_core.errors import RunError, UsageError
+
+SPLITS = ("train", "validation", "test")
+RANDOM = np.random.default_rng(0)
+
+
+def pooled(federated):
+    """All samples of all clients and splits, in the order of the source."""
+    indices = np.concatenate([federated.partition.indices[c.name][s] for c in federated.clients for s in SPLITS])
+    order = np.argsort(indices)
+    x = torch.cat([c.split(s).x for c in federated.clients for s in SPLITS])[order]
+    y = torch.cat([c.split(s).y for c in federated.clients for s in SPLITS])[order]
+    return x, y, np.sort(indices)
+
+
+def check_tensors(federated):
+    for client in federated.clients:
+        for split in (client.split(name) for name in SPLITS):
+            assert split.x.dtype == torch.float32
+            assert split.y.dtype == torch.int64
+            assert split.x.is_contiguous()
+            assert split.x.shape == (len(split), *federated.shape)
+            assert len(split) >= 1
+            assert torch.isfinite(split.x).all()
+            assert 0 <= int(split.y.min()) <= int(split.y.max()) < federated.n_classes
+
+
+class TestHeart:
+    def test_has_the_published_hospitals_and_class_counts(self):
+        heart = data.load("heart")
+        check_tensors(heart)
+        counts = sum(heart.class_counts(split) for split in SPLITS)
+        assert counts.loc["cleveland"].tolist() == [164, 55, 36, 35, 13]
+        assert counts.loc["hungarian"].tolist() == [163, 98, 0, 0, 0]
+        assert counts.loc["switzerland"].tolist() == [1, 12, 14, 16, 3]
+        assert counts.loc["va"].tolist() == [29, 39, 29, 27, 6]
+        assert counts.sum(axis=1).tolist() == [303, 261, 46, 130]
+        assert heart.class_counts("test").sum(axis=1).tolist() == [61, 53, 10, 26]
+
+    def test_scales_seven_columns_by_fixed_numbers(self):
+        # the first patient by hand: 63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3
+        source = named.open_named("heart")
+        expected = [
+            (63 - 53.0872973) / 70.1459463**0.5,
+            1,
+            (1 - 3.23702703) / 0.817756772**0.5,
+            (145 - 132.74405405) / 345.493057**0.5,
+            (233 - 220.23648649) / 4884.30934**0.5,
+            1,
+            (2 - 0.64513514) / 0.592069868**0.5,
+            (150 - 138.75459459) / 529.172208**0.5,
+            0,
+            (2.3 - 0.89532432) / 1.11317517**0.5,
+        ]
+        assert source.x[0].tolist() == pytest.approx(expected, rel=1e-6)
+        assert source.shape == (10,)
+
+    def test_says_where_the_data_come_from(self):
+        text = Path(named.__file__).with_name("HEART.md").read_text()
+        for word in ("Janosi", "Steinbrunn", "Pfisterer", "Detrano", "1988", "10.24432/C52P4X", "CC BY 4.0"):
+            assert word in text
+
+
+def test_digits_are_scaled_pixels():
+    digits = data.load("digits")
+    check_tensors(digits)
+    x, y, indices = pooled(digits)
+    assert digits.shape == (1, 8, 8)
+    assert len(indices) == 1797
+    assert (float(x.min()), float(x.max())) == (0, 1)
+    from sklearn.datasets import load_digits
+
+    assert torch.equal(x[:, 0] * 16, torch.tensor(load_digits().images, dtype=torch.float32))
+    assert y.tolist() == load_digits().target.tolist()
+
+
+@pytest.mark.parametrize("name", data.datasets())
+def test_recipes_are_complete(name):
+    recipe = data.recipe(name)
+    losses.build(recipe.loss, **recipe.loss_options)
+    assert recipe.partition in ("iid", "dirichlet", "natural")
+    assert len(recipe.mean) == len(recipe.std)
+    assert all(std > 0 for std in recipe.std)
+    assert recipe.note
+    assert (recipe.lr > 0, recipe.batch > 0, recipe.rounds > 0, recipe.epochs > 0) == (True,) * 4
+
+
+def test_published_pools_and_weights():
+    datasets = data.datasets()
+    assert [datasets[name].samples for name in ("fashion_mnist", "emnist", "cifar10")] == [10_000, 15_000, 50_000]
+    assert [datasets[name].rounds for name in ("fashion_mnist", "emnist", "cifar10", "heart", "fed_isic")] == [
+        100,
+        75,
+        100,
+        20,
+        60,
+    ]
+    losses.build(datasets["heart"].loss, n_classes=5, **datasets["heart"].loss_options)
+    losses.build(datasets["fed_isic"].loss, n_classes=4, **datasets["fed_isic"].loss_options)
+
+
+# --- partitions through load -------------------------------------------------------------------------------------
+
+
+def test_load_is_a_function_of_its_arguments():
+    one, two, other = data.load("digits"), data.load("digits"), data.load("digits", seed=1)
+    assert one.digest == two.digest
+    assert torch.equal(one.clients[0].train.x, two.clients[0].train.x)
+    assert one.source_digest == other.source_digest
+    assert one.digest != other.digest
+
+
+def test_a_stored_partition_is_used_again():
+    first = data.load("digits", partition="dirichlet", alpha=1.0, clients=3, seed=4)
+    stored = data.Partition.from_tree(first.partition.to_tree())
+    again = data.load("digits", indices=stored, partition="dirichlet", alpha=1.0, clients=3, seed=99)
+    assert again.digest == first.digest
+    assert all(torch.equal(a.test.x, b.test.x) for a, b in zip(first.clients, again.clients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 4}, "clients=4 disagrees with the stored partition, which has 3"),
+        ({"alpha": 0.1}, "alpha=0.1 disagrees"),
+        ({"partition": "iid"}, "partition=iid disagrees"),
+        ({"splits": (0.5, 0.25, 0.25)}, "splits="),
+        ({"samples": 1000}, "of 1797 samples; digits has 1000"),
+    ],
+)
+def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
+    stored = data.load("digits", partition="dirichlet", alpha=1.0, clients=3).partition
+    with pytest.raises(UsageError, match=message):
+        data.load("digits", indices=stored, **options)
+
+
+def test_a_partition_of_another_dataset_is_refused():
+    with pytest.raises(UsageError, match="740 samples; digits has 1797"):
+        data.load("digits", indices=data.load("heart").partition)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dataset": "hart"}, "did you mean 'heart'"),
+        ({"dataset": "nowhere/data.npz"}, "no dataset file or folder at nowhere/data.npz"),
+        ({"dataset": "digits", "partition": "natural"}, "partitions that fit: iid, dirichlet, pathological"),
+        ({"dataset": "digits", "partition": "dirchlet"}, "did you mean 'dirichlet'"),
+        ({"dataset": "digits", "alpha": 0.5}, "alpha=0.5 has no meaning for partition 'iid'"),
+        ({"dataset": "heart", "classes_per_client": 2}, "no meaning for partition 'natural'"),
+        ({"dataset": "heart", "clients": 3}, "has 4 natural clients"),
+        ({"dataset": "digits", "clients": 2000}, "at most 1797 clients"),
+        ({"dataset": "digits", "samples": 0}, "samples=0"),
+        ({"dataset": "digits", "samples": 1798}, "ask for 1 to 1797"),
+        ({"dataset": "digits", "splits": (0.7, 0.3)}, "three positive shares"),
+        ({"dataset": "digits", "label_column": "y"}, "has no columns"),
+    ],
+)
+def test_requests_that_cannot_be_met(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        data.load(**arguments)
+
+
+def test_natural_clients_can_be_dealt_otherwise():
+    heart = data.load("heart", partition="dirichlet")
+    assert [client.name for client in heart.clients] == ["client_0", "client_1", "client_2", "client_3"]
+    assert heart.partition.params["alpha"] == 0.5
+    assert sum(heart.class_counts(split).to_numpy().sum() for split in SPLITS) == 740
+
+
+def test_a_client_with_one_class_is_no_error():
+    digits = data.load("digits", partition="pathological", classes_per_client=1, clients=10)
+    assert ((digits.class_counts() > 0).sum(axis=1) == 1).all()
+
+
+def test_views_of_the_data():
+    heart = data.load("heart")
+    assert heart.weights == tuple(len(client.train) for client in heart.clients)
+    assert heart.client("va") is heart.clients[3]
+    assert heart.to("meta").clients[0].train.x.is_meta
+    assert heart.to("cpu").clients[0].train.x.data_ptr() == heart.clients[0].train.x.data_ptr()
+    with pytest.raises(UsageError, match="did you mean 'switzerland'"):
+        heart.client("switzerlnd")
+    with pytest.raises(UsageError, match="unknown split 'val'"):
+        heart.class_counts("val")
+
+
+# --- pools -------------------------------------------------------------------------------------------------------
+
+
+def toy(**fields):
+    y = np.repeat([0, 1], [60, 40])
+    return Source("toy", np.arange(100, dtype=np.float32)[:, None], y, ("a", "b"), **fields)
+
+
+def test_a_pool_of_a_shuffled_file_is_its_beginning():
+    assert toy(shuffled=True).first(10).x[:, 0].tolist() == list(range(10))
+
+
+def test_a_pool_of_another_file_keeps_classes_clients_and_test_side():
+    assert np.bincount(toy().first(10).y).tolist() == [6, 4]
+    assert toy().first(10).x[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 60, 61, 62, 63]
+    owner = np.arange(100) % 2
+    pool = toy(owner=owner, owner_names=("p", "q"), is_train=np.arange(100) % 10 < 8).first(50)
+    cells = np.stack([pool.y, pool.owner, pool.is_train]).T.tolist()
+    full = toy(owner=owner, is_train=np.arange(100) % 10 < 8)
+    for cell in ([0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 1, 1]):
+        size = int(((full.y == cell[0]) & (full.owner == cell[1]) & (full.is_train == cell[2])).sum())
+        assert abs(cells.count(cell) - size / 2) <= 1
+
+
+# --- .npz --------------------------------------------------------------------------------------------------------
+
+
+def images(n=30, height=4, width=5, channels=3):
+    tail = (channels,) if channels else ()
+    return RANDOM.integers(0, 256, (n, height, width, *tail), dtype=np.uint8)
+
+
+def save(path, **named_arrays):
+    np.savez(path, **named_arrays)
+    return path
+
+
+def labels(n=30, classes=3):
+    return np.arange(n) % classes
+
+
+@pytest.mark.parametrize("channels", [0, 1, 3])
+def test_images_become_channel_first_between_0_and_1(tmp_path, channels):
+    x = images(60, channels=channels)
+    federated = data.load(save(tmp_path / "a.npz", x=x, y=labels(60)), partition="iid")
+    check_tensors(federated)
+    got, y, _ = pooled(federated)
+    reference = x.reshape(60, 4, 5, max(channels, 1)).astype(np.float64).transpose(0, 3, 1, 2) / 255
+    assert federated.shape == (max(channels, 1), 4, 5)
+    assert got.numpy() == pytest.approx(reference, abs=1e-7)
+    assert y.tolist() == labels(60).tolist()
+
+
+def test_a_recipe_s_normalisation_is_applied():
+    x = images(2)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    source = Source("a", x, np.array([0, 1]), ("a", "b"), mean=mean, std=std)
+    reference = ((x.astype(np.float64) / 255 - mean) / std).transpose(0, 3, 1, 2)
+    assert source.tensor(np.array([1, 0])).numpy() == pytest.approx(reference[[1, 0]], abs=1e-6)
+    assert source.tensor(np.array([1, 0])).is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(30, 7), (30, 2, 6, 6)])
+def test_floats_are_taken_as_they_are(tmp_path, shape):
+    x = RANDOM.normal(size=shape)
+    got, _, indices = pooled(data.load(save(tmp_path / "a.npz", x=x, y=labels()), partition="iid", clients=3))
+    assert np.array_equal(got.numpy(), x[indices].astype(np.float32))
+
+
+def test_integer_tables_are_not_scaled(tmp_path):
+    x = RANDOM.integers(0, 256, (30, 4), dtype=np.uint8)
+    got, _, _ = pooled(data.load(save(tmp_path / "a.npz", x=x, y=labels()), partition="iid", clients=3))
+    assert np.array_equal(got.numpy(), x.astype(np.float32))
+
+
+@pytest.mark.parametrize("key", files.OWNER_KEYS)
+def test_natural_clients_by_number_and_name(tmp_path, key):
+    owner = np.array([2, 0, 0] * 10)
+    arrays = {"x": images(), "y": labels(), key: owner, f"{key}_names": np.array(["north", "nobody", "south"])}
+    federated = data.load(save(tmp_path / "a.npz", **arrays))
+    assert [client.name for client in federated.clients] == ["north", "south"]
+    assert federated.class_counts().sum(axis=1).tolist() == [12, 6]
+
+
+def test_natural_clients_by_text_or_bare_number(tmp_path):
+    x, y = images(), labels()
+    text = data.load(save(tmp_path / "a.npz", x=x, y=y, client=np.array(["b", "a", "c"] * 10)))
+    number = data.load(save(tmp_path / "b.npz", x=x, y=y, client=np.array([7, 5, 10] * 10)))
+    assert [client.name for client in text.clients] == ["a", "b", "c"]
+    assert [client.name for client in number.clients] == ["5", "7", "10"]
+
+
+def test_labels_are_numbered_and_named(tmp_path):
+    x, y = images(), np.array([-3, 5, 40] * 10)
+    federated = data.load(save(tmp_path / "a.npz", x=x, y=y.astype(float)), partition="iid", clients=2)
+    assert federated.classes == ("-3", "5", "40")
+    assert pooled(federated)[1].tolist() == [0, 1, 2] * 10
+    named_ = save(tmp_path / "b.npz", x=x, y=labels(), classes=np.array(["cat", "dog", "owl"]))
+    assert data.load(named_, partition="iid", clients=2).classes == ("cat", "dog", "owl")
+
+
+def test_an_official_test_side_is_kept(tmp_path):
+    x, y = images(100), labels(100)
+    path = save(tmp_path / "a.npz", x_train=x[:70], y_train=y[:70], x_test=x[70:], y_test=y[70:])
+    federated = data.load(path, clients=2, partition="iid")
+    for client in federated.clients:
+        splits = federated.partition.indices[client.name]
+        assert splits["test"].min() >= 70 > max(splits["train"].max(), splits["validation"].max())
+        assert (len(client.train), len(client.validation)) == (28, 7)
+    flagged = save(tmp_path / "b.npz", x=x, y=y, is_train=np.arange(100) < 70)
+    assert data.load(flagged, clients=2, partition="iid").digest == federated.digest
+
+
+BAD = {
+    "nan in x": (
+        {"x": np.where(np.arange(90).reshape(30, 3) == 31, np.nan, 1.0)},
+        r"'x', row 10 .*position \[1\]: nan",
+    ),
+    "inf in float32": ({"x": np.full((30, 3), 1e39)}, r"'x', row 0 .*1e\+39 is not a finite float32"),
+    "text in x": ({"x": np.full((30, 3), "a")}, "not numeric"),
+    "flat x": ({"x": np.zeros(30)}, "holds no features"),
+    "channel-first uint8": ({"x": np.zeros((30, 3, 8, 8), np.uint8)}, "no stack of images"),
+    "int32 images": ({"x": np.zeros((30, 8, 8, 3), np.int32)}, "no stack of images"),
+    "half label": ({"y": labels() + np.where(np.arange(30) == 4, 0.5, 0)}, r"'y', row 4 .*1\.5 is not a whole number"),
+    "text label": ({"y": np.array(["a"] * 30)}, "'y', row 0 .*'a' is not a whole number"),
+    "nan label": ({"y": np.where(np.arange(30) == 9, np.nan, 1)}, "'y', row 9"),
+    "one class": ({"y": np.zeros(30, int)}, "only one class"),
+    "two-column y": ({"y": np.zeros((30, 2), int)}, "one value a sample"),
+    "short y": ({"y": labels(29)}, "x has 30 rows, but y has 29"),
+    "no y": ({"y": None}, "no array 'y'"),
+    "label out of names": ({"classes": np.array(["a", "b"])}, r"row 2 .*2 is outside 0\.\.1"),
+    "empty class": ({"classes": np.array(["a", "b", "c", "d"])}, "no sample of class d"),
+    "class twice": ({"classes": np.array(["a", "b", "a"])}, "more than once: a"),
+    "numbers as classes": ({"classes": np.arange(3)}, "is not text"),
+    "typo": ({"clients": labels()}, "unknown array in .*did you mean 'client'"),
+    "two owners": ({"client": labels(), "domain": labels()}, "client and domain both name"),
+    "owner out of names": ({"client": labels(), "client_names": np.array(["a", "b"])}, r"'client', row 2"),
+    "names of text": ({"client": np.array(["a", "b", "c"] * 10), "client_names": np.array(["a"])}, "no meaning"),
+    "names alone": ({"client_names": np.array(["a"])}, "without an array 'client'"),
+    "empty owner": ({"client": np.array(["a", " ", "c"] * 10)}, "row 1 .*name is empty"),
+    "float owner": ({"client": labels() + 0.5}, "'client', row 0"),
+    "no test": ({"is_train": np.ones(30, bool)}, "True throughout"),
+    "flag 2": ({"is_train": labels()}, "'is_train', row 2 .*neither 0 nor 1"),
+    "mixed forms": ({"x_test": images()}, "'x_test' does not go with 'x'"),
+    "objects": ({"y": np.array([1, "a"] * 15, dtype=object)}, "not Python objects"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arrays_are_refused_by_name_and_row(tmp_path, case):
+    changes, message = BAD[case]
+    arrays = {key: value for key, value in ({"x": images(), "y": labels()} | changes).items() if value is not None}
+    path = save(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UsageError, match=message) as refusal:
+        data.load(path)
+    assert "a.npz" in str(refusal.value)
+
+
+def test_two_sides_must_agree(tmp_path):
+    sides = {"x_train": images(), "y_train": labels(), "y_test": labels()}
+    with pytest.raises(UsageError, match="but x_test is uint8"):
+        data.load(save(tmp_path / "a.npz", **sides, x_test=images(height=6)))
+    with pytest.raises(UsageError, match="x_test has 9 rows, but y_test has 30"):
+        data.load(save(tmp_path / "b.npz", **sides, x_test=images(9)))
+    with pytest.raises(UsageError, match="'client' does not go with 'x_train'"):
+        data.load(save(tmp_path / "c.npz", **sides, x_test=images(), client=labels()))
+    sides["y_test"] = np.where(np.arange(30) == 3, 7, labels())
+    with pytest.raises(UsageError, match=r"y_test row 3 .*7 is outside 0\.\.2"):
+        data.load(save(tmp_path / "d.npz", **sides, x_test=images(), classes=np.array(["a", "b", "c"])))
+
+
+def test_files_that_are_not_what_they_seem(tmp_path):
+    (tmp_path / "text.npz").write_text("no archive")
+    with pytest.raises(UsageError, match=r"text\.npz is not a readable \.npz"):
+        data.load(tmp_path / "text.npz")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    (tmp_path / "one.npy").rename(tmp_path / "one.npz")
+    with pytest.raises(UsageError, match="single array"):
+        data.load(tmp_path / "one.npz")
+    (tmp_path / "table.xlsx").write_text("")
+    with pytest.raises(UsageError, match=r"cannot read .*table\.xlsx"):
+        data.load(tmp_path / "table.xlsx")
+
+
+# --- .csv --------------------------------------------------------------------------------------------------------
+
+ROWS = [f"{('north', 'south')[k % 2]},{k},{k * 0.5},{k % 3}" for k in range(20)]
+
+
+def write(path, lines, header="client,a,b,label"):
+    path.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_table_with_clients(tmp_path):
+    federated = data.load(write(tmp_path / "t.csv", ROWS))
+    check_tensors(federated)
+    x, y, _ = pooled(federated)
+    assert [client.name for client in federated.clients] == ["north", "south"]
+    assert x.tolist() == [[k, k * 0.5] for k in range(20)]
+    assert y.tolist() == [k % 3 for k in range(20)]
+
+
+def test_columns_can_be_named_and_clients_left_out(tmp_path):
+    path = write(tmp_path / "t.csv", ROWS, "ward,a,b,outcome")
+    federated = data.load(path, client_column="ward", label_column="outcome")
+    assert [client.name for client in federated.clients] == ["north", "south"]
+    bare = write(tmp_path / "bare.csv", [line.partition(",")[2] for line in ROWS] * 5, "a,b,label")
+    assert len(data.load(bare).clients) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({3: "north,x7,1,0"}, "column 'a', line 5: 'x7' is not a number"),
+        ({3: "north,,1,0"}, "column 'a', line 5: the cell is empty"),
+        ({3: "north,1,nan,0"}, "column 'b', line 5.*nan is not a finite"),
+        ({3: "north,1,1e60,0"}, "column 'b', line 5"),
+        ({3: "north,1,1,0.5"}, "column 'label', line 5: 0.5 is not a whole number"),
+        ({3: "north,1,1,cat"}, "column 'label', line 5: 'cat' is not a number"),
+        ({3: "north,1,1"}, "line 5: 3 cells, but the header has 4"),
+        ({3: ",1,1,0"}, "column 'client', line 5: the client's name is empty"),
+        ({3: "\n\nnorth,x7,1,0"}, "column 'a', line 7"),
+    ],
+)
+def test_bad_cells_are_refused_by_column_and_line(tmp_path, change, message):
+    lines = [change.get(k, line) for k, line in enumerate(ROWS)]
+    with pytest.raises(UsageError, match=message):
+        data.load(write(tmp_path / "t.csv", lines))
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "message"),
+    [
+        ("client,a,b,lable", {}, "did you mean 'lable'"),
+        ("ward,a,b,label", {"client_column": "wrd"}, "did you mean 'ward'"),
+        ("client,a,a,label", {}, "'a' is there more than once"),
+        ("client,a,b,label", {"client_column": "label"}, "cannot be both"),
+    ],
+)
+def test_bad_headers_are_refused(tmp_path, header, options, message):
+    with pytest.raises(UsageError, match=message):
+        data.load(write(tmp_path / "t.csv", ROWS, header), **options)
+
+
+def test_empty_tables_are_refused(tmp_path):
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(UsageError, match="is empty"):
+        data.load(tmp_path / "empty.csv")
+    with pytest.raises(UsageError, match="no rows"):
+        data.load(write(tmp_path / "head.csv", []))
+    with pytest.raises(UsageError, match="no column of features"):
+        data.load(write(tmp_path / "bare.csv", ["0", "1"] * 5, "label"))
+
+
+# --- folders of images -------------------------------------------------------------------------------------------
+
+
+def draw(folder, count, *, size=(6, 4), mode="RGB", suffix=".png", value=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    for k in range(count):
+        shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+        pixels = RANDOM.integers(0, 256, shape, dtype=np.uint8) if value is None else np.full(shape, value, np.uint8)
+        Image.fromarray(pixels).save(folder / f"{k:02d}{suffix}")
+
+
+def test_a_folder_of_clients_and_classes(tmp_path):
+    for client, count in (("south", 4), ("north", 6)):
+        draw(tmp_path / client / "owl", count)
+        draw(tmp_path / client / "cat", count, suffix=".PNG")
+    (tmp_path / "north" / "cat" / "notes.txt").write_text("passed over")
+    federated = data.load(tmp_path)
+    check_tensors(federated)
+    assert [client.name for client in federated.clients] == ["north", "south"]
+    assert federated.classes == ("cat", "owl")
+    assert federated.shape == (3, 4, 6)
+    x, y, _ = pooled(federated)
+    with Image.open(tmp_path / "south" / "owl" / "03.png") as last:
+        assert x[-1].numpy() == pytest.approx(np.asarray(last).transpose(2, 0, 1) / 255, abs=1e-7)
+    assert y.tolist() == [0] * 6 + [1] * 6 + [0] * 4 + [1] * 4
+
+
+def test_a_folder_of_classes_in_gray(tmp_path):
+    draw(tmp_path / "a", 15, mode="L")
+    draw(tmp_path / "b", 15, mode="L", suffix=".jpg")
+    assert data.load(tmp_path, clients=2, partition="iid").shape == (1, 4, 6)
+    draw(tmp_path / "b", 1)
+    assert data.load(tmp_path, clients=2, partition="iid").shape == (3, 4, 6)
+
+
+def test_bad_folders_are_refused_by_file(tmp_path):
+    with pytest.raises(UsageError, match=r"no images in class/\* or client/class/\*"):
+        data.load(tmp_path)
+    draw(tmp_path / "a", 3)
+    draw(tmp_path / "b", 3)
+    (tmp_path / "c").mkdir()
+    with pytest.raises(UsageError, match="c: a class without images"):
+        data.load(tmp_path)
+    draw(tmp_path / "c" / "inner", 1)
+    with pytest.raises(UsageError, match="use one layout"):
+        data.load(tmp_path)
+    (tmp_path / "c" / "inner" / "00.png").unlink()
+    draw(tmp_path / "c", 1, size=(5, 4))
+    with pytest.raises(UsageError, match=r"c/00\.png is 5x4; .*a/00\.png is 6x4"):
+        data.load(tmp_path)
+    (tmp_path / "c" / "00.png").write_bytes((tmp_path / "a" / "00.png").read_bytes()[:-40])
+    with pytest.raises(UsageError, match=r"c/00\.png"):
+        data.load(tmp_path)
+    (tmp_path / "c" / "00.png").write_text("no image")
+    with pytest.raises(UsageError, match=r"c/00\.png"):
+        data.load(tmp_path)
+    Image.fromarray(np.zeros((4, 6), np.uint16)).save(tmp_path / "c" / "00.png")
+    with pytest.raises(UsageError, match=r"c/00\.png: mode .* more than 8 bits"):
+        data.load(tmp_path)
+
+
+def test_one_class_folder_is_refused(tmp_path):
+    draw(tmp_path / "a", 3)
+    with pytest.raises(UsageError, match="only one class, 'a'"):
+        data.load(tmp_path)
+
+
+# --- recipes by path ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["images", "gray", "split", "table", "csv", "bare csv", "folder", "gray folder"])
+def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
+    n, owner = 90, np.arange(90) % 3
+    if kind == "images":
+        path = save(tmp_path / "a.npz", x=images(n), y=labels(n), domain=owner)
+    elif kind == "gray":
+        path = save(tmp_path / "a.npz", x=images(n, channels=0), y=labels(n))
+    elif kind == "split":
+        path = save(tmp_path / "a.npz", x_train=images(n), y_train=labels(n), x_test=images(n), y_test=labels(n))
+    elif kind == "table":
+        path = save(tmp_path / "a.npz", x=RANDOM.normal(size=(n, 4)), y=labels(n), client=owner)
+    elif kind == "csv":
+        path = write(tmp_path / "a.csv", ROWS)
+    elif kind == "bare csv":
+        path = write(tmp_path / "a.csv", [line.partition(",")[2] for line in ROWS] * 5, "a,b,label")
+    else:
+        path = tmp_path
+        for part in ("a", "b") if kind == "gray folder" else ("p/a", "p/b", "q/b"):
+            draw(tmp_path / part, 60, mode="L" if kind == "gray folder" else "RGB")
+    recipe, federated = data.recipe(path), data.load(path)
+    assert recipe.partition == federated.partition.kind
+    assert recipe == data.recipes.general(federated.shape, federated.partition.kind == "natural")
+    assert recipe.model == {
+        "images": "cifar_cnn",
+        "gray": "fmnist_cnn",
+        "split": "cifar_cnn",
+        "folder": "cifar_cnn",
+        "gray folder": "fmnist_cnn",
+    }.get(kind, "mlp")
+
+
+def test_recipes_of_bad_paths_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="did you mean 'digits'"):
+        data.recipe("digit")
+    with pytest.raises(UsageError, match="no array 'x' or 'x_train'"):
+        data.recipe(save(tmp_path / "a.npz", y=labels()))
+
+
+# --- named datasets on files made here ---------------------------------------------------------------------------
+
+
+def write_idx(folder, prefix, x, y):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, *x.shape) + x.tobytes())
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(y)) + y.tobytes())
+
+
+def write_mnist(folder, n=200):
+    x, y = images(n, 28, 28, 0), labels(n, 10).astype(np.uint8)
+    for prefix in ("train", "t10k"):
+        write_idx(folder, prefix, x, y)
+    return x, y
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")])
+def test_torchvision_s_files_are_read_in_order(tmp_path, monkeypatch, name, folder):
+    x, y = write_mnist(tmp_path / folder)
+    monkeypatch.setenv(named.ROOT_VARIABLE, str(tmp_path))
+    federated = data.load(name, partition="iid", samples=100)
+    check_tensors(federated)
+    got, label, _ = pooled(federated)
+    recipe = data.recipe(name)
+    assert label.tolist() == y[:100].tolist()
+    reference = (x[:100, None].astype(np.float64) / 255 - recipe.mean[0]) / recipe.std[0]
+    assert got.numpy() == pytest.approx(reference, abs=1e-5)
+    assert sum(federated.weights) < 200
+
+
+def test_emnist_images_are_turned_upright(tmp_path):
+    x, y = images(124, 28, 28, 0), labels(124, 62).astype(np.uint8)
+    write_idx(tmp_path / "EMNIST" / "raw", "emnist-byclass-train", x, y)
+    federated = data.load("emnist", data_root=tmp_path, partition="iid", samples=124)
+    got, _, _ = pooled(federated)
+    assert federated.n_classes == 62
+    assert (federated.classes[0], federated.classes[10], federated.classes[36]) == ("0", "A", "a")
+    reference = (x.transpose(0, 2, 1)[:, None].astype(np.float64) / 255 - 0.1736) / 0.3317
+    assert got.numpy() == pytest.approx(reference, abs=1e-5)
+
+
+def test_a_packed_file_replaces_torchvision_s(tmp_path):
+    x, y = images(120, 32, 32), np.sort(labels(120, 10))
+    save(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[::5], y_test=y[::5])
+    whole = data.load("cifar10", data_root=tmp_path, partition="iid")
+    assert whole.partition.n_samples == 120
+    assert len(np.unique(pooled(data.load("cifar10", data_root=tmp_path, partition="iid", samples=40))[1])) == 10
+
+
+def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
+    names = np.array(["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"])
+    y = np.arange(320) % 8
+    save(
+        tmp_path / "fed_isic.npz",
+        x=images(320, 8, 8),
+        y=y,
+        center=np.arange(320) // 80,
+        is_train=np.arange(320) // 8 % 5 > 0,
+        center_names=np.array(["a", "b", "c", "d"]),
+        classes=names,
+    )
+    federated = data.load("fed_isic", data_root=tmp_path)
+    assert federated.classes == ("BCC", "BKL", "MEL", "NV")
+    assert federated.class_counts("test").to_numpy().tolist() == [[2, 2, 2, 2]] * 4
+    kept = names[y][np.isin(names[y], federated.classes)]
+    assert [federated.classes[k] for k in pooled(federated)[1]] == kept.tolist()
+
+
+def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
+    monkeypatch.delenv(named.ROOT_VARIABLE, raising=False)
+    with pytest.raises(UsageError, match=r"pass data_root or set FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"):
+        data.load("mnist")
+    with pytest.raises(UsageError, match="gone is not a folder"):
+        data.load("mnist", data_root=tmp_path / "gone")
+    with pytest.raises(UsageError, match=r"no MNIST/raw/ .* or mnist\.npz below .*download=True"):
+        data.load("mnist", data_root=tmp_path)
+    with pytest.raises(UsageError, match=r"no pacs\.npz below .*cannot be downloaded automatically"):
+        data.load("pacs", data_root=tmp_path, download=True)
+
+
+def test_damaged_torchvision_files_are_refused(tmp_path):
+    write_mnist(tmp_path / "MNIST/raw")
+    path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(UsageError, match="incomplete or damaged"):
+        data.load("mnist", data_root=tmp_path)
+    path.unlink()
+    with pytest.raises(UsageError, match="incomplete or damaged"):
+        data.load("mnist", data_root=tmp_path)
+
+
+def test_a_failed_download_says_so(tmp_path, monkeypatch):
+    import torchvision
+
+    def refuse(self):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", refuse)
+    with pytest.raises(RunError, match=r"mnist could not be downloaded to .*no route to host"):
+        data.load("mnist", data_root=tmp_path, download=True)
+
+
+def test_nothing_is_downloaded_unless_asked(tmp_path, monkeypatch):
+    import torchvision
+
+    def refuse(self):
+        raise AssertionError("a download was tried")
+
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", refuse)
+    write_mnist(tmp_path / "MNIST/raw")
+    assert len(data.load("mnist", data_root=tmp_path, partition="iid").clients) == 5
+
+
+def test_a_new_dataset_is_one_function(monkeypatch):
+    monkeypatch.setattr(named, "REGISTRY", dict(named.REGISTRY))
+
+    @data.register("coins", data.Recipe(partition="iid", clients=2, model="mlp"))
+    def coins(data_root, download):
+        return Source("coins", np.ones((20, 1), np.float32), labels(20, 2), ("heads", "tails"))
+
+    assert data.load("coins").classes == ("heads", "tails")
+    assert "coins" in data.datasets()
+    with pytest.raises(ValueError, match="registered already"):
+        data.register("coins", data.Recipe())
+
+
+# --- real files --------------------------------------------------------------------------------------------------
+
+REAL = {
+    "mnist": ("MNIST/raw", (1, 28, 28), 10_000, 10),
+    "fashion_mnist": ("FashionMNIST/raw", (1, 28, 28), 10_000, 10),
+    "pacs": ("pacs.npz", (3, 64, 64), 9_991, 7),
+    "fed_isic": ("fed_isic.npz", (3, 64, 64), None, 4),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files_below_the_data_root(name):
+    file, shape, samples, classes = REAL[name]
+    root = os.environ.get(named.ROOT_VARIABLE)
+    if not root:
+        pytest.skip(f"{named.ROOT_VARIABLE} is not set")
+    if not (Path(root) / file).exists():
+        pytest.skip(f"{file} is not below {root}")
+    federated = data.load(name)
+    check_tensors(federated)
+    assert (federated.shape, federated.n_classes) == (shape, classes)
+    if samples:
+        assert sum(len(client.split(split)) for client in federated.clients for split in SPLITS) == samples
+    if name == "fed_isic":
+        assert [client.name for client in federated.clients] == [
+            "HAM_vidir_molemax",
+            "HAM_vidir_modern",
+            "HAM_rosendahl",
+            "HAM_vienna_dias",
+        ]
+    if name in ("mnist", "fashion_mnist"):
+        pixels = pooled(federated)[0]
+        assert float(pixels.mean()) == pytest.approx(0, abs=0.02)
+        assert float(pixels.std()) == pytest.approx(1, abs=0.02)

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+from fl_core import losses, statistics
+from fl_core.errors import NonFiniteError, UsageError
+from fl_core.evaluate import SCORES, predict, scores
+
+CE = losses.build("cross_entropy")
+
+
+def one_hot(labels, n_classes):
+    return torch.eye(n_classes)[torch.tensor(labels)]
+
+
+def brute_scores(logits, y):
+    predicted = [max(range(len(row)), key=lambda j: (row[j], -j)) for row in logits.tolist()]
+    pairs = list(zip(predicted, y.tolist(), strict=True))
+    f1 = []
+    for k in sorted(set(predicted) | set(y.tolist())):
+        hit = sum(p == k and t == k for p, t in pairs)
+        f1.append(2 * hit / (sum(p == k for p, _ in pairs) + sum(t == k for _, t in pairs)))
+    return sum(p == t for p, t in pairs) / len(pairs), sum(f1) / len(f1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(n=st.integers(1, 12), n_classes=st.integers(2, 6), seed=st.integers(0, 1000))
+def test_scores_against_counting(n, n_classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-2, 3, (n, n_classes), generator=generator).float()  # with ties
+    y = torch.randint(n_classes, (n,), generator=generator)
+    found = scores(logits, y, CE)
+    accuracy, macro_f1 = brute_scores(logits, y)
+    assert list(found) == list(SCORES)
+    assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
+    assert found["macro_f1"] == pytest.approx(macro_f1, abs=1e-12)
+    assert found["loss"] == pytest.approx(float(CE(logits.double(), y)), rel=1e-5)
+
+
+def test_macro_f1_leaves_out_classes_absent_from_labels_and_predictions():
+    found = scores(one_hot([0, 1, 1, 0], 5), torch.tensor([0, 1, 0, 0]), CE)
+    assert found["macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert found["accuracy"] == 0.75
+    # class 3 is only predicted: it counts, with 0
+    assert scores(one_hot([0, 3], 5), torch.tensor([0, 0]), CE)["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
+
+
+def test_scores_of_a_loss_over_samples():
+    logits, y = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 4
+    loss = losses.build("player_focal")
+    assert scores(logits, y, loss)["loss"] == pytest.approx(float(loss(logits, y)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("logits", "y", "error"),
+    [
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), UsageError),
+        (torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64), UsageError),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), UsageError),
+        (torch.zeros(2, 3), torch.tensor([0, 3]), UsageError),
+        (torch.zeros(2, 3), torch.tensor([0, -1]), UsageError),
+        (torch.zeros(2, 3), torch.zeros(2), UsageError),
+        (torch.tensor([[0.0, math.nan], [0.0, 1.0]]), torch.tensor([0, 1]), NonFiniteError),
+        (torch.tensor([[0.0, math.inf], [0.0, 1.0]]), torch.tensor([0, 1]), NonFiniteError),
+    ],
+)
+def test_scores_refuse(logits, y, error):
+    with pytest.raises(error):
+        scores(logits, y, CE)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7, 100])
+def test_predict_in_batches(batch):
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    model[2].eval()  # a mode of its own, that must come back
+    x = torch.randn(7, 4)
+    modes = [module.training for module in model.modules()]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    logits = predict(model, x, batch)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not logits.requires_grad
+    torch.testing.assert_close(logits, model.eval()(x))
+
+
+def test_predict_restores_after_an_error_and_takes_a_callable():
+    model = nn.Linear(4, 3)
+    with pytest.raises(RuntimeError):
+        predict(model, torch.zeros(2, 5))
+    assert model.training
+    assert torch.equal(predict(lambda x: 2 * x, torch.ones(5, 2), 2), 2 * torch.ones(5, 2))
+    with pytest.raises(UsageError, match="no samples"):
+        predict(model, torch.zeros(0, 4))
+    with pytest.raises(UsageError, match="batch of 0"):
+        predict(model, torch.zeros(1, 4), 0)
+
+
+# statistics
+
+numbers = st.integers(-3, 3).map(float)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(numbers, st.integers(1, 9)), min_size=1, max_size=8))
+def test_combine(pairs):
+    values, weights = zip(*pairs, strict=True)
+    repeated = [value for value, weight in pairs for _ in range(weight)]
+    assert statistics.combine(values, weights) == pytest.approx(sum(repeated) / len(repeated), abs=1e-12)
+
+
+def test_a_missing_value_is_not_skipped():
+    for gap in (math.nan, math.inf):
+        x = [1.0, gap, 2.0]
+        assert math.isnan(statistics.combine(x, [1, 0, 1]))
+        assert math.isnan(statistics.fairness(x))
+        assert math.isnan(statistics.incentive([1, 2, 3], x, [0, 0, 0], True))
+        assert all(math.isnan(each) for each in (*statistics.median_interval(x), *statistics.mean_interval(x)))
+
+
+def test_median_interval():
+    x = np.random.default_rng(0).normal(size=21)
+    value, low, high = statistics.median_interval(x, seed=3)
+    assert value == np.median(x)
+    assert low < value < high
+    assert statistics.median_interval(x, seed=3) == (value, low, high)
+    assert len({statistics.median_interval(x, n_resamples=20, seed=seed) for seed in range(10)}) > 1
+    # the ends against all 6^6 resamples of a small sample, whose distribution the draws approach
+    small = [0.0, 1.0, 3.0, 7.0, 15.0, 31.0]
+    exact = np.percentile(np.median(list(itertools.product(small, repeat=6)), axis=1), [2.5, 97.5])
+    assert statistics.median_interval(small, n_resamples=20_000)[1:] == tuple(exact)
+
+
+def test_mean_interval():
+    x = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]
+    expected = stats.ttest_1samp(x, 0).confidence_interval(0.95)
+    assert statistics.mean_interval(x) == pytest.approx((5.0, expected.low, expected.high))
+    # t(0.975, 1) = 12.706: two values 1 apart have a half width of 12.706 * 0.7071 / 1.4142
+    assert statistics.mean_interval([0.0, 1.0]) == pytest.approx((0.5, 0.5 - 6.3531, 0.5 + 6.3531), abs=1e-4)
+
+
+@pytest.mark.parametrize("interval", [statistics.median_interval, statistics.mean_interval])
+def test_one_value_has_no_interval(interval):
+    value, low, high = interval([3.0])
+    assert value == 3.0
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=8))
+def test_fairness(values):
+    mean = sum(values) / len(values)
+    expected = sum((value - mean) ** 2 for value in values) / len(values)
+    assert statistics.fairness(values) == pytest.approx(expected, abs=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8), st.booleans())
+def test_incentive_by_counting(clients, higher):
+    sign = 1 if higher else -1
+    count = sum(sign * p > sign * s and sign * p > sign * g for p, s, g in clients)
+    personal, local, fedavg = zip(*clients, strict=True)
+    assert statistics.incentive(personal, local, fedavg, higher) == pytest.approx(count / len(clients))
+
+
+def test_incentive_aligns_clients():
+    personal = pd.Series({"a": 1.0, "b": 5.0})
+    local, fedavg = pd.Series({"b": 2.0, "a": 2.0}), pd.Series({"b": 0.0, "a": 0.0})
+    assert statistics.incentive(personal, local, fedavg, True) == 0.5
+    with pytest.raises(UsageError, match="same clients"):
+        statistics.incentive(personal, local.drop("a"), fedavg, True)
+    with pytest.raises(UsageError, match="same clients"):
+        statistics.incentive(personal, local, pd.Series([0.0, 0.0], index=["a", "a"]), True)
+
+
+def frame(rows, **names):
+    return pd.DataFrame(
+        rows, index=[f"A{i}" for i in range(len(rows))], columns=[f"D{j}" for j in range(len(rows[0]))], **names
+    )
+
+
+tables = st.integers(2, 5).flatmap(
+    lambda k: st.integers(2, 5).flatmap(
+        lambda n: st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=k, max_size=k)
+    )
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tables, st.booleans())
+def test_ranks_by_counting(rows, higher):
+    found = statistics.ranks(frame(rows), higher)
+    for i, name in enumerate(found.index):
+        mine = []
+        for block in zip(*rows, strict=True):
+            better = sum(other > block[i] if higher else other < block[i] for other in block)
+            mine.append(1 + better + (sum(other == block[i] for other in block) - 1) / 2)
+        assert found[name] == pytest.approx(sum(mine) / len(mine))
+
+
+# Demsar, Statistical Comparisons of Classifiers over Multiple Data Sets, 2006, Table 6: AUC of C4.5 with a tuned
+# minimum leaf size (m), confidence (cf), or both, on 14 datasets. Its ranks on the last but one come from more digits
+# than it prints: 0.975 of cf is ahead of 0.975 of both.
+DEMSAR = pd.DataFrame(
+    {
+        "C4.5": [0.763, 0.599, 0.954, 0.628, 0.882, 0.936, 0.661, 0.583, 0.775, 1.000, 0.940, 0.619, 0.972, 0.957],
+        "C4.5+m": [0.768, 0.591, 0.971, 0.661, 0.888, 0.931, 0.668, 0.583, 0.838, 1.000, 0.962, 0.666, 0.981, 0.978],
+        "C4.5+cf": [0.771, 0.590, 0.968, 0.654, 0.886, 0.916, 0.609, 0.563, 0.866, 1.000, 0.965, 0.614, 0.9751, 0.946],
+        "both": [0.798, 0.569, 0.967, 0.657, 0.898, 0.931, 0.685, 0.625, 0.875, 1.000, 0.962, 0.669, 0.975, 0.970],
+    }
+).T
+
+
+def chi_square(table):
+    """Friedman's statistic by hand: Demsar's formula over the mean ranks, divided by the correction for ties."""
+    k, n = table.shape
+    mean_ranks = statistics.ranks(table, True)
+    plain = 12 * n / (k * (k + 1)) * (sum(rank**2 for rank in mean_ranks) - k * (k + 1) ** 2 / 4)
+    ties = sum(count**3 - count for block in table for count in table[block].value_counts())
+    return plain, plain / (1 - ties / (n * (k**3 - k)))
+
+
+def test_friedman_on_demsars_example():
+    assert statistics.ranks(DEMSAR, True).round(3).tolist() == [3.143, 2.000, 2.893, 1.964]
+    plain, corrected = chi_square(DEMSAR)
+    assert plain == pytest.approx(9.28, abs=0.005)  # the printed value, which has no correction for ties
+    found = statistics.friedman(DEMSAR)
+    assert found.status == "ok"
+    assert (found.n_algorithms, found.n_blocks) == (4, 14)
+    assert found.statistic == pytest.approx(corrected, rel=1e-12)
+    assert found.p_value == pytest.approx(stats.chi2.sf(corrected, 3), rel=1e-12)
+
+
+def test_friedman_compares_algorithms_not_datasets():
+    # datasets that differ much in difficulty, algorithms in random order within each
+    generator = np.random.default_rng(1)
+    table = frame((np.arange(7) * 10.0 + generator.normal(size=(5, 7))).tolist())
+    right, transposed = statistics.friedman(table), statistics.friedman(table.T)
+    assert right.p_value > 0.1
+    assert transposed.p_value < 1e-4
+    # and algorithms that keep one order on every dataset
+    table = frame((np.arange(5)[:, None] + 10 * generator.normal(size=7)).tolist())
+    assert statistics.friedman(table).statistic == pytest.approx(7 * 4)  # the largest there is, n (k - 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([[1.0, 2.0], [2.0, 1.0]], "at least 3 algorithms, not 2"),
+        ([[1.0], [2.0], [3.0]], "at least 2 datasets or seeds, not 1"),
+        ([[1.0, 2.0]] * 3, "tied"),
+        ([[1.0, 2.0], [math.nan, 1.0], [3.0, 3.0]], "no finite value for 'A1' in 'D0'"),
+    ],
+)
+def test_friedman_says_why_there_is_no_value(rows, says):
+    found = statistics.friedman(frame(rows))
+    assert says in found.status
+    assert math.isnan(found.statistic)
+    assert math.isnan(found.p_value)
+
+
+def test_nemenyi_on_demsars_example():
+    found = statistics.nemenyi(DEMSAR)
+    assert found.status == "ok"
+    k, n = DEMSAR.shape
+    mean_ranks = statistics.ranks(DEMSAR, True)
+    for a, b in itertools.product(DEMSAR.index, repeat=2):
+        q = abs(mean_ranks[a] - mean_ranks[b]) / math.sqrt(k * (k + 1) / (6 * n)) * math.sqrt(2)
+        expected = 1.0 if a == b else stats.studentized_range.sf(q, k, np.inf)
+        assert found.p_values.loc[a, b] == pytest.approx(expected, abs=1e-6)
+    # the paper: no pair differs at 5 % (critical difference 1.25); at 10 % (1.12) C4.5 differs from m and from both
+    assert found.p_values.to_numpy().min() > 0.05
+    significant = found.p_values < 0.1
+    assert {(a, b) for a in significant for b in significant if significant.loc[a, b]} == {
+        pair for other in ("C4.5+m", "both") for pair in (("C4.5", other), (other, "C4.5"))
+    }
+
+
+def test_nemenyi_says_why_there_is_no_value():
+    for rows, says in (([[1.0, 2.0]], "at least 2 algorithms"), ([[1.0, math.nan], [2.0, 3.0]], "'A0' in 'D1'")):
+        found = statistics.nemenyi(frame(rows))
+        assert says in found.status
+        assert found.p_values.isna().all(axis=None)
+        assert list(found.p_values.columns) == list(frame(rows).index)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: statistics.combine([], []),
+        lambda: statistics.combine([1.0, 2.0], [1.0]),
+        lambda: statistics.combine([1.0, 2.0], [0, 0]),
+        lambda: statistics.combine([1.0, 2.0], [2, -1]),
+        lambda: statistics.combine([1.0, 2.0], [2, math.nan]),
+        lambda: statistics.median_interval([]),
+        lambda: statistics.median_interval([1.0, 2.0], n_resamples=0),
+        lambda: statistics.mean_interval([]),
+        lambda: statistics.fairness([[1.0], [2.0]]),
+        lambda: statistics.incentive([], [], [], True),
+        lambda: statistics.ranks(pd.DataFrame(), True),
+        lambda: statistics.ranks(frame([[1.0, math.nan], [2.0, 3.0]]), True),
+    ],
+)
+def test_bad_requests(call):
+    with pytest.raises(UsageError):
+        call()

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_core import losses
+from fl_core.errors import UsageError
+
+ALPHA = [0.13, 0.18, 0.22, 0.22, 0.25]
+BUILT = [
+    losses.build("cross_entropy"),
+    losses.build("focal"),
+    losses.build("focal", gamma=0.5, alpha=ALPHA),
+    losses.build("player_focal"),
+    losses.build("player_focal", gamma=1, alpha=ALPHA),
+]
+each_loss = pytest.mark.parametrize("loss", BUILT, ids=str)
+
+
+def batch(n=7, n_classes=5, scale=2.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(n_classes, (n,), generator=generator)
+
+
+def naive(loss, logits, y):
+    """Straight from the formulas, one sample and one class at a time, through the probabilities."""
+    result = []
+    for z, label in zip(logits.numpy(), y.tolist(), strict=True):
+        p = np.exp(z) / np.exp(z).sum()
+        n_classes = len(p)
+        ce = -math.log(p[label])
+        if loss.name == "cross_entropy":
+            result.append(ce)
+            continue
+        alpha = loss.alpha if isinstance(loss.alpha, tuple) else (loss.alpha,) * n_classes
+        if loss.name == "focal":
+            result.append(alpha[label] * (1 - p[label]) ** loss.gamma * ce)
+            continue
+        total = 0.0
+        for j in range(n_classes):
+            p_t = p[j] if j == label else 1 - p[j]
+            a_t = alpha[j] if j == label else 1 - alpha[j]
+            total += a_t * (1 - p_t) ** loss.gamma * ce
+        result.append(10 * total / n_classes)
+    return torch.tensor(result, dtype=torch.float64)
+
+
+@each_loss
+def test_equals_its_formula(loss):
+    logits, y = batch()
+    expected = naive(loss, logits, y)
+    torch.testing.assert_close(loss.per_sample(logits, y), expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(loss(logits, y), expected.mean(), rtol=1e-12, atol=1e-14)
+
+
+@each_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shape_and_type_follow_the_logits(loss, dtype):
+    logits, y = batch()
+    assert loss.per_sample(logits.to(dtype), y).shape == (7,)
+    assert loss.per_sample(logits.to(dtype), y).dtype == dtype
+    assert loss(logits.to(dtype), y).shape == ()
+
+
+def test_cross_entropy_is_torchs_bit_for_bit():
+    logits, y = batch(n=33)
+    loss = losses.build("cross_entropy")
+    assert torch.equal(loss(logits.float(), y), F.cross_entropy(logits.float(), y))
+    assert torch.equal(loss.per_sample(logits, y), F.cross_entropy(logits, y, reduction="none"))
+
+
+def test_focal_with_gamma_zero_is_weighted_cross_entropy():
+    logits, y = batch()
+    expected = torch.tensor(ALPHA, dtype=torch.float64)[y] * F.cross_entropy(logits, y, reduction="none")
+    torch.testing.assert_close(losses.build("focal", gamma=0, alpha=ALPHA).per_sample(logits, y), expected)
+
+
+def test_player_focal_counts_the_other_classes():
+    logits, y = batch()
+    standard, released = (losses.build(name, gamma=3, alpha=ALPHA)(logits, y) for name in ("focal", "player_focal"))
+    assert not torch.isclose(2 * standard, released, rtol=0.05)  # 10 / C = 2 would be all, without the other classes
+    one = [losses.build(name, gamma=3, alpha=1.0)(logits, y) for name in ("focal", "player_focal")]
+    torch.testing.assert_close(2 * one[0], one[1])  # alpha = 1 leaves the others no weight
+
+
+@each_loss
+def test_first_and_second_derivatives(loss):
+    logits, y = batch(n=3)
+    logits.requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: loss.per_sample(z, y), logits)
+    assert torch.autograd.gradgradcheck(lambda z: loss.per_sample(z, y), logits)
+
+
+@each_loss
+@pytest.mark.parametrize("gap", [0.0, 20.0, 40.0, 90.0, 1e4])
+@pytest.mark.parametrize("sure_of", ["label", "another"])
+def test_derivatives_stay_finite_at_sure_predictions(loss, gap, sure_of):
+    logits = torch.zeros(1, 5)
+    logits[0, 2] = gap
+    y = torch.tensor([2 if sure_of == "label" else 0])
+    gradient = torch.func.grad(lambda z: loss(z[None], y))(logits[0])
+    hessian = torch.func.hessian(lambda z: loss(z[None], y))(logits[0])
+    assert torch.isfinite(gradient).all()
+    assert torch.isfinite(hessian).all()
+    exact = torch.func.grad(lambda z: loss(z[None], y))(logits[0].double())
+    # torch's cross-entropy rounds p_y - 1; the focal losses keep their digits however small the gradient is
+    scale = 1.0 if loss.name == "cross_entropy" else float(exact.abs().max())
+    torch.testing.assert_close(gradient.double(), exact, rtol=1e-5, atol=1e-37 + 1e-5 * scale)
+
+
+@pytest.mark.parametrize("gap", [12, 25, 60])
+def test_focal_of_a_sure_right_answer_keeps_its_digits(gap):
+    # two classes: p = 1 / (1 + e) with e = exp(-gap), so (1 - p)^2 (-log p) = (e / (1 + e))^2 log(1 + e), by series
+    e = Fraction(math.exp(-gap))
+    log1p = sum((-1) ** (k + 1) * e**k / k for k in range(1, 12))
+    exact = float((e / (1 + e)) ** 2 * log1p)
+    value = losses.build("focal", gamma=2)(torch.tensor([[0.0, gap]], dtype=torch.float64), torch.tensor([1]))
+    assert float(value) == pytest.approx(exact, rel=1e-13)
+
+
+@each_loss
+def test_works_under_torch_func(loss):
+    logits, y = batch()
+    gradients = torch.func.vmap(torch.func.grad(lambda z, label: loss(z[None], label[None])))(logits, y)
+    leaf = logits.clone().requires_grad_()
+    loss.per_sample(leaf, y).sum().backward()
+    torch.testing.assert_close(gradients, leaf.grad)
+
+
+@each_loss
+def test_is_a_value(loss):
+    logits, y = batch()
+    for twin in (pickle.loads(pickle.dumps(loss)), copy.deepcopy(loss)):
+        assert twin == loss
+        assert hash(twin) == hash(loss)
+        assert torch.equal(twin(logits, y), loss(logits, y))
+    with pytest.raises(AttributeError):
+        loss.gamma = 1.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(shift=st.floats(-1e3, 1e3), seed=st.integers(0, 10_000), gamma=st.floats(0, 5))
+def test_a_constant_added_to_the_logits_changes_nothing(shift, seed, gamma):
+    logits, y = batch(seed=seed)
+    for name in ("focal", "player_focal"):
+        loss = losses.build(name, gamma=gamma, alpha=ALPHA)
+        torch.testing.assert_close(loss(logits + shift, y), loss(logits, y), rtol=1e-9, atol=1e-11)
+        assert (loss.per_sample(logits, y) >= 0).all()
+
+
+@pytest.mark.parametrize("label", [-1, 5])
+@each_loss
+def test_a_label_outside_the_classes_is_an_error(loss, label):
+    logits, _ = batch(n=1)
+    with pytest.raises((IndexError, RuntimeError)):
+        loss(logits, torch.tensor([label]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("cros_entropy", {}, "did you mean 'cross_entropy'"),
+        ("focal", {"gama": 2}, "did you mean 'gamma'"),
+        ("cross_entropy", {"gamma": 2}, "takes no options"),
+        ("focal", {"gamma": -1}, "at least 0"),
+        ("focal", {"gamma": math.inf}, "finite"),
+        ("focal", {"gamma": "3"}, "not a number"),
+        ("focal", {"gamma": True}, "not a number"),
+        ("focal", {"alpha": [0.5, math.nan]}, "alpha is nan"),
+        ("focal", {"alpha": []}, "empty"),
+        ("focal", {"alpha": "0.5"}, "not a number"),
+        ("player_focal", {"alpha": [0.5, 1.5]}, "between 0 and 1"),
+        ("player_focal", {"alpha": [0.5, 0.5], "n_classes": 3}, "2 weights for 3 classes"),
+        ("focal", {"n_classes": 1}, "at least 2 classes"),
+    ],
+)
+def test_bad_requests_are_named(name, options, says):
+    with pytest.raises(UsageError, match=says):
+        losses.build(name, **options)
+
+
+def test_alpha_of_the_wrong_length_is_refused_at_the_first_batch():
+    logits, y = batch()
+    with pytest.raises(UsageError, match="2 weights for 5 classes"):
+        losses.build("focal", alpha=[0.5, 0.5])(logits, y)
+
+
+def test_every_loss_is_tested():
+    assert {loss.name for loss in BUILT} == set(losses.LOSSES)

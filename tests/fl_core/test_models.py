@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+import math
+import sys
+import types
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fl_core import models, tree
+from fl_core.errors import UsageError
+
+IMAGE, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (10,)
+FITTING = {
+    "fmnist_cnn": [IMAGE, (3, 32, 32), (1, 8, 8), (2, 9, 17)],
+    "cifar_cnn": [COLOUR, (1, 28, 28), (1, 1, 1)],
+    "scheduling_cnn": [IMAGE, COLOUR, (1, 16, 16), (3, 64, 64), (1, 17, 30)],
+    "heart_mlp": [TABLE, (3,)],
+    "mlp": [TABLE, (1, 8, 8), COLOUR],
+}
+each_model = pytest.mark.parametrize("name", list(models.MODELS))
+
+
+def n_parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_every_model_is_tested():
+    assert set(FITTING) == set(models.MODELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "n_classes", "expected"),
+    [
+        ("fmnist_cnn", IMAGE, 10, 1_052_758),
+        ("fmnist_cnn", IMAGE, 62, 1_058_010),
+        ("cifar_cnn", COLOUR, 10, 3_963_094),
+        ("heart_mlp", TABLE, 5, 2_095),
+        ("scheduling_cnn", IMAGE, 10, 582_026),
+        ("scheduling_cnn", COLOUR, 10, 878_538),
+        ("scheduling_cnn", COLOUR, 100, 924_708),
+        ("scheduling_cnn", (3, 64, 64), 200, 5_694_600),
+        ("mlp", (1, 8, 8), 10, 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10),
+    ],
+)
+def test_parameter_counts(name, shape, n_classes, expected):
+    assert n_parameters(models.build(name, shape, n_classes)) == expected
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in FITTING for shape in FITTING[name]])
+def test_maps_samples_to_logits_and_trains(name, shape):
+    model = models.build(name, shape, 3)
+    assert model.training
+    logits = model(models.example(shape, 4))
+    assert logits.shape == (4, 3)
+    assert logits.dtype == torch.float32
+    logits.square().sum().backward()
+    assert all(bool(parameter.grad.abs().sum() > 0) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("fmnist_cnn", IMAGE, {"conv1": (64, 14, 14), "conv2": (128, 7, 7), "conv3": (256, 3, 3), "fc1": (100,)}),
+        (
+            "cifar_cnn",
+            COLOUR,
+            {
+                "conv1": (64, 34, 34),
+                "conv2": (128, 18, 18),
+                "conv3": (256, 20, 20),
+                "conv4": (512, 11, 11),
+                "conv5": (512, 13, 13),
+                "fc1": (100,),
+            },
+        ),
+        ("scheduling_cnn", IMAGE, {"conv1": (32, 12, 12), "conv2": (64, 4, 4), "fc1": (512,)}),
+        ("heart_mlp", TABLE, {"fc1": (50,), "fc2": (20,), "fc3": (20,)}),
+        ("mlp", (1, 8, 8), {"fc1": (64,), "fc2": (32,)}),
+    ],
+)
+def test_layers_and_their_representations(name, shape, expected):
+    model = models.build(name, shape, 4).eval()
+    outputs = {}
+    for path in model.layer_groups:
+        model.get_submodule(path).register_forward_hook(lambda _, __, out, path=path: outputs.update({path: out}))
+    logits = model(models.example(shape, 2))
+    *hidden, last = model.layer_groups
+    assert hidden == list(expected)
+    assert last == f"fc{len([path for path in hidden if path.startswith('fc')]) + 1}"
+    assert {path: tuple(outputs[path].shape[1:]) for path in hidden} == expected
+    assert all(bool((outputs[path] >= 0).all()) for path in hidden)  # after the activation
+    assert torch.equal(outputs[last], logits)
+    assert bool((logits < 0).any())  # no activation on the logits
+
+
+@each_model
+def test_every_tensor_is_in_exactly_one_declared_layer(name):
+    model = models.build(name, FITTING[name][0], 4)
+    for tensor in tree.live(model):
+        assert sum(tensor.startswith(f"{path}.") for path in model.layer_groups) == 1
+
+
+def test_state_dict_names():
+    names = list(models.build("fmnist_cnn", IMAGE, 10).state_dict())
+    assert names[:2] == ["conv1.conv.weight", "conv1.conv.bias"]
+    assert names[-2:] == ["fc2.linear.weight", "fc2.linear.bias"]
+
+
+@pytest.mark.parametrize("name", ["fmnist_cnn", "cifar_cnn", "heart_mlp", "mlp"])
+def test_kaiming_initialisation(name):
+    shape = (1000,) if name in ("heart_mlp", "mlp") else FITTING[name][0]
+    for key, parameter in tree.of(models.build(name, shape, 100)).items():
+        if key.endswith("bias"):
+            assert not parameter.any()
+        else:
+            fan_in = parameter[0].numel()
+            tolerance = 5 / math.sqrt(2 * parameter.numel())  # five standard errors of a standard deviation
+            assert float(parameter.std()) == pytest.approx(math.sqrt(2 / fan_in), rel=tolerance)
+            assert float(parameter.abs().max()) > math.sqrt(6 / fan_in)  # normal, not uniform
+
+
+def test_scheduling_cnn_has_pytorchs_initialisation():
+    bound = 1 / math.sqrt(32 * 25)
+    for parameter in tree.of(models.build("scheduling_cnn", IMAGE, 10).conv2).values():
+        assert 0.9 * bound < float(parameter.abs().max()) <= bound
+
+
+@pytest.mark.parametrize("name", ["fmnist_cnn", "mlp", "timm:resnet10t", "torchvision:squeezenet1_1"])
+def test_deterministic_and_leaves_torchs_generator_alone(name):
+    shape = (3, 32, 32)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = tree.digest(models.build(name, shape, 3, seed=5).state_dict())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(10)
+    assert tree.digest(models.build(name, shape, 3, seed=5).state_dict()) == first
+    assert tree.digest(models.build(name, shape, 3, seed=6).state_dict()) != first
+
+
+def test_dropout_follows_its_option():
+    model = models.build("cifar_cnn", COLOUR, 10, options={"dropout": 0.0})
+    x = models.example(COLOUR)
+    assert torch.equal(model(x), model(x))
+    model = models.build("cifar_cnn", COLOUR, 10)
+    assert not torch.equal(model(x), model(x))
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.3] * 5
+
+
+def test_mlp_sizes():
+    assert models.build("mlp", TABLE, 3, options={"sizes": [7]}).layer_groups == ("fc1", "fc2")
+    assert n_parameters(models.build("mlp", TABLE, 3, options={"sizes": []})) == 33
+
+
+def test_example_is_noise_that_repeats():
+    assert models.example(IMAGE).shape == (2, *IMAGE)
+    assert torch.equal(models.example(IMAGE, 3), models.example(IMAGE, 3))
+    assert models.example(IMAGE).unique().numel() > 1000
+
+
+# models from elsewhere
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("timm:resnet10t", IMAGE, {}),
+        ("timm:resnet10t", COLOUR, {"drop_rate": 0.1}),
+        ("timm:vit_tiny_patch16_224", (1, 32, 32), {}),
+        ("timm:vit_tiny_patch16_224", (3, 32, 48), {"depth": 2}),
+        ("timm:mobilenetv3_small_050", (2, 28, 20), {}),
+        ("torchvision:squeezenet1_1", COLOUR, {}),
+        ("torchvision:shufflenet_v2_x0_5", COLOUR, {}),
+    ],
+)
+def test_models_from_libraries_fit_the_data(name, shape, options):
+    model = models.build(name, shape, 7, options=options)
+    assert model.training
+    assert model(models.example(shape)).shape == (2, 7)
+    assert not any(getattr(module, "inplace", False) for module in model.modules())
+
+
+def test_the_check_of_a_model_leaves_it_as_built():
+    model = models.build("torchvision:shufflenet_v2_x0_5", COLOUR, 7)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, torch.ones_like(buffer) if name.endswith("running_var") else 0 * buffer)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Tied(nn.Module):
+    def __init__(self, n_classes, width=4):
+        super().__init__()
+        self.a = nn.Linear(width, width)
+        self.b = nn.Linear(width, width)
+        self.b.weight = self.a.weight
+        self.head = nn.Linear(width, n_classes)
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x)))
+
+
+class Flat(nn.Module):
+    def forward(self, x):
+        return x.flatten(1)
+
+
+class Pair(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class TwoFaced(nn.Linear):
+    """Fits in training mode and not in evaluation mode."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+
+    def forward(self, x):
+        return super().forward(x) if self.training else x
+
+
+@pytest.fixture(autouse=True)
+def mine(monkeypatch):
+    module = types.ModuleType("mine")
+    module.Tied, module.Flat, module.Pair, module.TwoFaced = Tied, Flat, Pair, TwoFaced
+    module.shaped = lambda shape, n_classes, *, wide=False: nn.Linear(shape[0], n_classes, bias=wide)
+    module.anything = lambda n_classes, **options: Tied(n_classes, **options)
+    module.number = lambda: 3
+    module.made = nn.Linear(4, 3)
+    module.inner = types.SimpleNamespace(make=lambda: nn.Linear(4, 3))
+    monkeypatch.setitem(sys.modules, "mine", module)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mine:Tied", {}),
+        ("mine:Tied", {"width": 4}),
+        ("mine:shaped", {"wide": True}),
+        ("mine:anything", {"width": 4}),
+        ("mine:inner.make", {}),
+        ("torch.nn:Linear", {"in_features": 4, "out_features": 3}),
+    ],
+)
+def test_importable_models(name, options):
+    assert models.build(name, (4,), 3, options=options)(torch.zeros(2, 4)).shape == (2, 3)
+
+
+def test_options_reach_an_importable_model():
+    assert models.build("mine:shaped", (4,), 3, options={"wide": True}).bias is not None
+    assert models.build("mine:shaped", (4,), 3).bias is None
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "says"),
+    [
+        ("fmnist_cn", IMAGE, {}, "did you mean 'fmnist_cnn'"),
+        ("fmnist_cnn", TABLE, {}, "takes images .* mlp takes any shape"),
+        ("fmnist_cnn", (1, 7, 28), {}, "at least 8 x 8, not 7 x 28"),
+        ("scheduling_cnn", (1, 15, 16), {}, "at least 16 x 16"),
+        ("cifar_cnn", (32, 32), {}, "takes images"),
+        ("heart_mlp", IMAGE, {}, "takes tables"),
+        ("fmnist_cnn", IMAGE, {"sizes": [3]}, "takes no options"),
+        ("mlp", TABLE, {"size": [3]}, "did you mean 'sizes'"),
+        ("mlp", TABLE, {"sizes": 64}, "list of hidden widths"),
+        ("mlp", TABLE, {"sizes": [64, 0]}, "integer above 0"),
+        ("mlp", TABLE, {"sizes": [64.0]}, "integer above 0"),
+        ("mlp", TABLE, {"shape": (3,)}, "unknown option"),
+        ("cifar_cnn", COLOUR, {"dropout": 1.0}, "dropout is 1.0"),
+        ("mlp", (), {}, "shape of a sample"),
+        ("mlp", (3, 0), {}, "shape of a sample"),
+        ("timm:resnet19", IMAGE, {}, "did you mean 'resnet18'"),
+        ("timm:resnet10t", TABLE, {}, "takes images"),
+        ("timm:resnet10t", IMAGE, {"drop_rat": 0.1}, "did you mean 'drop_rate'"),
+        ("timm:resnet10t.no_such_tag", IMAGE, {}, "no_such_tag"),
+        ("timm:vit_tiny_patch16_224", COLOUR, {"img_size": 64}, "does not fit samples of shape"),
+        ("timm:vit_tiny_patch16_224", COLOUR, {"embed_dim": "wide"}, "cannot be made with"),
+        ("torchvision:squeezenet1_1", IMAGE, {}, "3 channels, not 1"),
+        ("torchvision:squeezenet1_1", (3, 4, 4), {}, "does not fit samples of shape"),
+        ("torchvision:squeezenet1_1", COLOUR, {"drop": 0.1}, "did you mean 'dropout'"),
+        ("torchvision:raft_large", COLOUR, {}, "unknown torchvision model"),
+        ("torchvision:googlenet", (3, 64, 64), {}, "in training mode it gives a GoogLeNetOutputs"),
+        ("no_such_package.models:Net", (4,), {}, "no module 'no_such_package'"),
+        ("torch.no_such_module:Net", (4,), {}, "no module 'torch.no_such_module'"),
+        ("torch.nn:Liner", (4,), {}, "did you mean 'Linear'"),
+        ("torch.nn:Linear", (4,), {}, "needs the option 'in_features'"),
+        ("torch.nn:", (4,), {}, "not of the form"),
+        (":Net", (4,), {}, "not of the form"),
+        ("mine:shaped", (4,), {"width": 4}, "unknown option"),
+        ("mine:shaped", (4,), {"shape": (5,)}, "unknown option"),
+        ("mine:number", (4,), {}, "returned a int"),
+        ("mine:made", (4,), {}, "is a Linear"),
+        ("mine:Flat", (4,), {}, r"must give logits of shape \(2, 3\)"),
+        ("mine:Pair", (4,), {}, "gives a tuple"),
+        ("mine:TwoFaced", (4,), {}, "in evaluation mode it gives shape"),
+        ("mine:Tied", (5,), {}, "does not fit samples of shape"),
+    ],
+)
+def test_bad_requests_are_named(name, shape, options, says):
+    with pytest.raises(UsageError, match=says):
+        models.build(name, shape, 3, options=options)
+
+
+@pytest.mark.parametrize("n_classes", [1, 0, True, 3.0])
+def test_n_classes(n_classes):
+    with pytest.raises(UsageError, match="at least 2 classes"):
+        models.build("mlp", TABLE, n_classes)
+
+
+def test_an_import_that_fails_inside_a_module_is_not_hidden(tmp_path, monkeypatch):
+    (tmp_path / "needs_another.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        models.build("needs_another:Net", (4,), 3)
+
+
+def test_describe_has_one_line_for_every_name():
+    lines = models.describe()
+    assert set(lines) > set(models.MODELS)
+    assert all(line and "\n" not in line and len(line) < 120 for line in lines.values())
+
+
+# weights
+
+
+def save(path, tensors):
+    if path.suffix == ".safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_weights_are_loaded(tmp_path, suffix):
+    source = tree.of(models.build("mlp", TABLE, 3, seed=9))
+    path = save(tmp_path / f"weights.{suffix}", source)
+    assert tree.digest(tree.of(models.build("mlp", TABLE, 3, weights=path))) == tree.digest(source)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.pop("fc2.linear.weight"), "missing: fc2.linear.weight"),
+        (lambda t: t.update({"fc9.linear.weight": torch.zeros(1)}), "unexpected: fc9.linear.weight"),
+        (lambda t: t.update({"fc1.linear.bias": torch.zeros(3)}), r"'fc1.linear.bias' .*\(3,\) .*\(64,\)"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path, suffix, change, says):
+    tensors = tree.of(models.build("mlp", TABLE, 3))
+    change(tensors)
+    path = save(tmp_path / f"weights.{suffix}", tensors)
+    with pytest.raises(UsageError, match=says):
+        models.build("mlp", TABLE, 3, weights=path)
+
+
+def test_tied_weights_may_be_stored_once_or_twice(tmp_path):
+    built = models.build("mine:Tied", (4,), 3, seed=3)
+    full = {name: tensor.detach().clone() for name, tensor in built.state_dict().items()}
+    for dropped in (["b.weight"], ["a.weight"], []):
+        kept = {name: tensor for name, tensor in full.items() if name not in dropped}
+        model = models.build("mine:Tied", (4,), 3, weights=save(tmp_path / "weights.safetensors", kept))
+        assert model.a.weight is model.b.weight
+        assert all(torch.equal(model.state_dict()[name], full[name]) for name in full)
+    neither = {name: tensor for name, tensor in full.items() if name not in ("a.weight", "b.weight")}
+    path = save(tmp_path / "weights.safetensors", neither)
+    with pytest.raises(UsageError, match=r"missing: a\.weight"):
+        models.build("mine:Tied", (4,), 3, weights=path)
+    path = save(tmp_path / "weights.safetensors", {**full, "b.weight": full["b.weight"] + 1})
+    with pytest.raises(UsageError, match=r"ties 'a\.weight' and 'b\.weight'"):
+        models.build("mine:Tied", (4,), 3, weights=path)
+
+
+def test_files_that_are_not_weights(tmp_path):
+    def refused(path, says):
+        with pytest.raises(UsageError, match=says):
+            models.build("mlp", TABLE, 3, weights=path)
+
+    refused(tmp_path / "missing.pt", "no weights file")
+    for name in ("noise.safetensors", "noise.pt", "empty.pt"):
+        (tmp_path / name).write_bytes(b"" if name == "empty.pt" else b"not weights at all, whatever the name says")
+        refused(tmp_path / name, "cannot be read")
+    torch.save({"epoch": 3, "state_dict": {}}, tmp_path / "nested.pt")
+    refused(tmp_path / "nested.pt", "not a state dict.*epoch, state_dict")
+    torch.save([1, 2], tmp_path / "list.pt")
+    refused(tmp_path / "list.pt", "not a state dict")
+    torch.save(nn.Linear(2, 2), tmp_path / "whole.pt")
+    refused(tmp_path / "whole.pt", "cannot be read")

@@ -1,0 +1,318 @@
+"""Partitions: who gets which sample, as a function of labels, parameters and seed alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_core.data import deal
+from fl_core.data.partitions import SPLITS, Partition, check_shares, make, split_sizes
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError
+
+LABELS = np.arange(600) * 7 % 10
+
+
+def source(labels=LABELS, owner=None, is_train=None, **fields):
+    y = np.asarray(labels, dtype=np.int64)
+    x = np.arange(len(y) * 2, dtype=np.float32).reshape(-1, 2)
+    names = tuple(f"site {k}" for k in range(owner.max() + 1)) if owner is not None else ()
+    classes = tuple("abcdefghij"[: int(y.max()) + 1])
+    return Source("toy", x, y, classes, owner, names, is_train, **fields)
+
+
+DEALERS = {
+    "iid": lambda labels, clients, seed: deal.iid(labels, clients, seed),
+    "dirichlet": lambda labels, clients, seed: deal.dirichlet(labels, clients, 0.5, seed, min_size=1),
+    "pathological": lambda labels, clients, seed: deal.pathological(labels, clients, 2, seed),
+}
+
+
+@pytest.mark.parametrize("kind", DEALERS)
+@given(clients=st.integers(1, 8), seed=st.integers(0, 2**40), data=st.data())
+def test_no_sample_is_dealt_twice(kind, clients, seed, data):
+    labels = np.array(data.draw(st.lists(st.integers(0, 4), min_size=80, max_size=160)) + [0, 1, 2, 3, 4] * 8)
+    parts = DEALERS[kind](labels, clients, seed)
+    again = DEALERS[kind](labels.copy(), clients, seed)
+    every = np.concatenate(parts)
+    assert len(parts) == clients
+    assert min(map(len, parts)) >= 1
+    assert len(np.unique(every)) == len(every)
+    assert all(
+        np.array_equal(part, other) and (np.diff(part) > 0).all() for part, other in zip(parts, again, strict=True)
+    )
+    if kind != "pathological":
+        assert np.array_equal(np.sort(every), np.arange(len(labels)))
+
+
+@pytest.mark.parametrize("kind", DEALERS)
+def test_another_seed_deals_otherwise(kind):
+    one, two = (DEALERS[kind](LABELS, 5, seed) for seed in (0, 1))
+    assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("kind", DEALERS)
+def test_global_random_state_is_neither_read_nor_moved(kind):
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = DEALERS[kind](LABELS, 5, 3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert all(np.array_equal(a, b) for a, b in zip(first, DEALERS[kind](LABELS, 5, 3), strict=True))
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    sizes = [len(part) for part in deal.iid(LABELS[:98], 5, 0)]
+    assert sorted(sizes) == [19, 19, 20, 20, 20]
+
+
+def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
+    # a share of a class is Beta(alpha, alpha (K - 1)): mean 1/K, variance (K - 1) / (K^2 (K alpha + 1))
+    clients, alpha, size = 4, 0.5, 20_000
+    labels = np.zeros(size, dtype=np.int64)
+    draws = [deal.dirichlet(labels, clients, alpha, seed, min_size=0) for seed in range(400)]
+    shares = np.array([[len(part) / size for part in parts] for parts in draws])
+    variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
+    error = math.sqrt(variance / len(draws))
+    assert np.abs(shares.mean(0) - 1 / clients).max() < 4 * error
+    assert shares.var(0) == pytest.approx(variance, rel=0.25)
+
+
+def test_dirichlet_deals_every_class_by_its_own_proportions():
+    shares = np.array([np.bincount(LABELS[part], minlength=10) / 60 for part in deal.dirichlet(LABELS, 3, 0.3, 0)])
+    assert np.allclose(shares.sum(0), 1)
+    assert shares.std(1).min() > 0.1
+
+
+def test_large_alpha_is_near_iid_and_small_alpha_is_not():
+    even = deal.dirichlet(LABELS, 5, 1e6, 0)
+    skewed = deal.dirichlet(LABELS, 5, 0.05, 0)
+    counts = [np.array([np.bincount(LABELS[part], minlength=10) for part in parts]) for parts in (even, skewed)]
+    assert np.abs(counts[0] - 12).max() <= 4  # rounded down, and the last client takes what remains
+    assert (counts[1].max(0) > 45).mean() > 0.5
+
+
+def test_dirichlet_is_drawn_again_until_every_client_has_enough():
+    def smallest(min_size):
+        return np.array([min(map(len, deal.dirichlet(LABELS, 5, 0.3, seed, min_size=min_size))) for seed in range(20)])
+
+    assert smallest(0).min() < 40
+    assert smallest(40).min() >= 40
+
+
+def test_dirichlet_that_cannot_succeed_says_what_to_change():
+    with pytest.raises(
+        UsageError, match=r"alpha=0\.001.*at most \d+ samples.*larger alpha, fewer clients or more samples"
+    ):
+        deal.dirichlet(LABELS[:100], 10, 0.001, 0)
+
+
+@pytest.mark.parametrize("alpha", [0, -1.0, math.nan, math.inf, "0.5", True])
+def test_dirichlet_needs_a_positive_alpha(alpha):
+    with pytest.raises(UsageError, match="alpha="):
+        deal.dirichlet(LABELS, 5, alpha, 0)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 1e300])
+def test_dirichlet_loses_no_sample_at_extreme_alpha(alpha):
+    assert sum(map(len, deal.dirichlet(LABELS, 5, alpha, 0, min_size=0))) == len(LABELS)
+
+
+@given(clients=st.integers(1, 30), k=st.integers(1, 10), seed=st.integers(0, 1000))
+def test_pathological_shares_classes_fairly(clients, k, seed):
+    parts = deal.pathological(LABELS, clients, k, seed)
+    counts = np.array([np.bincount(LABELS[part], minlength=10) for part in parts])
+    assert ((counts > 0).sum(1) == k).all()
+    holders = (counts > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+    for label in np.flatnonzero(holders):
+        own = counts[:, label][counts[:, label] > 0]
+        assert own.sum() == 60
+        assert own.max() - own.min() <= 1
+
+
+def test_pathological_leaves_out_the_classes_of_nobody():
+    parts = deal.pathological(LABELS, 3, 2, 0)
+    assert len(np.unique(LABELS[np.concatenate(parts)])) == 6
+    assert sum(map(len, parts)) == 6 * 60
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: deal.pathological(LABELS, 5, 11, 0), "classes_per_client=11: the samples have 10 classes"),
+        (lambda: deal.pathological(LABELS, 5, 0, 0), "classes_per_client=0"),
+        (lambda: deal.pathological(LABELS, 5, 2.0, 0), r"classes_per_client=2\.0"),
+        (lambda: deal.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0 has 1 samples for 4 clients"),
+        (lambda: deal.iid(LABELS, 601, 0), "at most 600 clients"),
+        (lambda: deal.iid(LABELS, 0, 0), "clients=0"),
+        (lambda: deal.iid(LABELS, 2.0, 0), r"clients=2\.0"),
+        (lambda: deal.dirichlet(LABELS, 61, 1.0, 0), "at most 60 clients"),
+        (lambda: deal.natural(np.array([0, 0, 2]), ("a", "b", "c")), "without samples to train on: b"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+@given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=6), n=st.integers(0, 90))
+def test_test_samples_follow_the_training_proportions(counts, n):
+    train = [np.zeros(count, dtype=np.int64) for count in counts]
+    parts = deal.follow(train, np.zeros(n, dtype=np.int64), seed=1)
+    assert [len(part) for part in parts] == [len(np.unique(part)) for part in parts]
+    if sum(counts):
+        assert sum(map(len, parts)) == n
+        for count, part in zip(counts, parts, strict=True):
+            assert abs(len(part) - n * count / sum(counts)) <= 1
+    else:
+        assert sum(map(len, parts)) == 0
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes"), [(303, [193, 49, 61]), (261, [166, 42, 53]), (46, [28, 8, 10]), (130, [83, 21, 26])]
+)
+def test_split_sizes_of_the_four_hospitals(n, sizes):
+    # scikit-learn's train_test_split twice, as the paper does: test 20 %, then 20 % of the rest, both rounded up
+    from sklearn.model_selection import train_test_split
+
+    rest, test = train_test_split(range(n), test_size=0.2)
+    train, validation = train_test_split(rest, test_size=0.2)
+    assert split_sizes("a", n, (0.64, 0.16, 0.20)) == sizes == [len(train), len(validation), len(test)]
+
+
+@given(n=st.integers(3, 3000), a=st.floats(0.01, 0.98), b=st.floats(0.01, 0.98))
+def test_split_sizes_are_positive_and_complete(n, a, b):
+    total = a + b + 0.5
+    shares = (a / total, b / total, 0.5 / total)
+    sizes = split_sizes("a", n, shares)
+    assert min(sizes) >= 1
+    assert sum(sizes) == n
+    assert all(abs(size - n * share) <= 2 for size, share in zip(sizes, shares, strict=True))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_a_client_too_small_to_divide_is_named(n):
+    with pytest.raises(UsageError, match=f"client 'va' has {n} samples"):
+        split_sizes("va", n, (0.64, 0.16, 0.20))
+
+
+@pytest.mark.parametrize(
+    "splits", [(0.8, 0.2), (0.8, 0.0, 0.2), (0.8, 0.3, 0.2), (1.2, -0.4, 0.2), (math.nan, 0.5, 0.5)]
+)
+def test_shares_must_be_three_positive_numbers_with_sum_one(splits):
+    with pytest.raises(UsageError, match="three positive shares"):
+        check_shares(splits)
+
+
+OWNER = np.repeat([0, 1, 2], [300, 200, 100])
+
+
+@pytest.mark.parametrize(("kind", "clients"), [("iid", 4), ("dirichlet", 4), ("pathological", 5), ("natural", None)])
+@pytest.mark.parametrize("official", [False, True])
+def test_made_partitions_hold_every_sample_once(kind, clients, official):
+    is_train = np.arange(600) // 10 % 5 != 0 if official else None
+    toy = source(owner=OWNER, is_train=is_train)
+    made = make(toy, kind, clients=clients, seed=5)
+    made.check(toy)
+    every = np.concatenate([made.indices[name][split] for name in made.names for split in SPLITS])
+    assert np.array_equal(np.sort(every), np.arange(600))
+    assert all(made.indices[name][split].dtype == np.int64 for name in made.names for split in SPLITS)
+    if official:
+        tests = np.concatenate([made.indices[name]["test"] for name in made.names])
+        assert not is_train[tests].any()
+        assert is_train.sum() == 600 - len(tests)
+    for splits in made.indices.values():
+        size = sum(map(len, splits.values()))
+        assert len(splits["validation"]) == math.ceil(0.2 * (size - len(splits["test"])))
+
+
+def test_natural_clients_keep_their_own_official_test_samples():
+    toy = source(owner=OWNER, is_train=np.arange(600) % 5 != 0)
+    made = make(toy, "natural")
+    assert made.names == ("site 0", "site 1", "site 2")
+    for number, name in enumerate(made.names):
+        assert np.array_equal(made.indices[name]["test"], np.flatnonzero((number == OWNER) & ~toy.is_train))
+
+
+def test_official_test_samples_follow_an_artificial_partition():
+    toy = source(is_train=np.arange(600) < 400)
+    made = make(toy, "pathological", clients=5, classes_per_client=2)
+    for splits in made.indices.values():
+        train = np.concatenate([toy.y[splits["train"]], toy.y[splits["validation"]]])
+        assert set(toy.y[splits["test"]]) == set(train)
+
+
+def test_splits_of_a_client_do_not_depend_on_the_other_clients():
+    small = make(source(LABELS[:500], OWNER[:500]), "natural", seed=3)
+    assert np.array_equal(
+        small.indices["site 0"]["train"], make(source(owner=OWNER), "natural", seed=3).indices["site 0"]["train"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: make(source(), "natural"), "no natural clients; partitions that fit: iid, dirichlet, pathological"),
+        (lambda: make(source(owner=OWNER), "natural", clients=2), "has 3 natural clients, and all take part"),
+        (lambda: make(source(), "iid"), "needs a number of clients"),
+        (lambda: make(source(), "dirichlt", clients=3), "did you mean 'dirichlet'"),
+        (lambda: make(source(), "iid", clients=300), "client 'client_000' has 2 samples"),
+        (lambda: make(source(is_train=np.arange(600) != 7), "iid", clients=2), "no sample of the official test set"),
+    ],
+)
+def test_make_refuses_by_name(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_a_partition_survives_storage_as_tensors(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    toy = source(owner=OWNER)
+    made = make(toy, "dirichlet", clients=11, alpha=0.7, seed=9)
+    save_file(made.to_tree(), tmp_path / "partition.safetensors")
+    back = Partition.from_tree(load_file(tmp_path / "partition.safetensors"))
+    back.check(toy)
+    assert (back.kind, back.params, back.seed, back.names) == (made.kind, made.params, made.seed, made.names)
+    assert back.digest == made.digest
+    assert back.params == {"clients": 11, "alpha": 0.7, "splits": [0.64, 0.16, 0.2]}
+
+
+@pytest.mark.parametrize("tree", [{}, {"meta": torch.tensor([1, 2], dtype=torch.uint8)}])
+def test_another_tree_is_no_partition(tree):
+    with pytest.raises(UsageError, match="not a stored partition"):
+        Partition.from_tree(tree)
+
+
+def test_a_partition_is_refused_by_other_samples():
+    toy = source()
+    made = make(toy, "iid", clients=2)
+    with pytest.raises(UsageError, match="of 600 samples; toy has 599"):
+        made.check(source(LABELS[:599]))
+    other = source()
+    other.x[17, 1] += 1
+    with pytest.raises(UsageError, match="other samples"):
+        made.check(other)
+
+
+def test_damaged_indices_are_refused():
+    toy = source()
+    twice, outside = make(toy, "iid", clients=2), make(toy, "iid", clients=2)
+    twice.indices["client_0"]["test"][0] = twice.indices["client_1"]["train"][0]
+    with pytest.raises(UsageError, match="a sample twice"):
+        twice.check(toy)
+    outside.indices["client_0"]["test"][0] = 600
+    with pytest.raises(UsageError, match=r"outside 0\.\.599"):
+        outside.check(toy)
+
+
+def test_digest_names_the_dealing():
+    toy = source()
+    assert make(toy, "iid", clients=2).digest == make(toy, "iid", clients=2).digest
+    assert make(toy, "iid", clients=2).digest != make(toy, "iid", clients=2, seed=1).digest

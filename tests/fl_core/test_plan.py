@@ -1,0 +1,296 @@
+"""The decision: what is shared, held against a model, and the same after a trip to disk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fl_core import tree
+from fl_core.errors import UsageError
+from fl_core.layers import Layer, layers_of
+from fl_core.plan import Evidence, LayerPlan, layer_from_json
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.fc2 = nn.Linear(4, 4)
+        self.fc10 = nn.Linear(4, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.fc10(self.fc2(self.norm(self.fc1(x))))
+
+
+LAYERS = layers_of(Net(), torch.zeros(2, 3))
+WHY = Evidence(
+    rule="sensitivity_ratio",
+    metric="federation_sensitivity",
+    variant="training",
+    threshold=1.2,
+    values=(1.0, 1.01, 1.5, None),
+    clients={"a": (1.0, 1.0, 1.25, None), "b": (1.0, 1.02, 1.75, None)},
+    weights={"a": 100.0, "b": 100.0},
+    votes={"a": "fc2", "b": "fc2"},
+    alternatives={"2": "fc2"},
+    data="d" * 64,
+    checkpoint="c" * 64,
+    seed=3,
+    version="0.1.0",
+)
+PLAN = LayerPlan.prefix(LAYERS, 2, WHY)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def test_body_and_head_divide_the_tensors():
+    assert PLAN.names == ("fc1", "fc2", "fc10", "unused")
+    assert [layer.name for layer in PLAN.body] == ["fc1", "fc2"]
+    assert [layer.name for layer in PLAN.head] == ["fc10", "unused"]
+    assert PLAN.body_tensors | PLAN.head_tensors == set(tree.live(Net()))
+    assert not PLAN.body_tensors & PLAN.head_tensors
+    assert {"norm.running_mean", "norm.num_batches_tracked", "fc1.bias"} <= PLAN.body_tensors
+    assert "fc10.weight" in PLAN.head_tensors
+
+
+@pytest.mark.parametrize(
+    ("shared", "cut"),
+    [
+        ((), 0),
+        (("fc1",), 1),
+        (("fc2", "fc1"), 2),
+        (("fc1", "fc2", "fc10", "unused"), 4),
+        (("fc2",), None),
+        (("fc1", "fc10"), None),
+    ],
+)
+def test_cut_is_the_length_of_a_prefix(shared, cut):
+    plan = LayerPlan(LAYERS, shared)
+    assert plan.cut == cut
+    assert plan.shared == tuple(name for name in plan.names if name in shared)
+    assert len(plan.body) + len(plan.head) == 4
+
+
+def test_either_side_may_be_empty():
+    nothing, everything = LayerPlan(LAYERS, ()), LayerPlan.everything(LAYERS)
+    assert nothing.body == everything.head == ()
+    assert nothing.body_tensors == everything.head_tensors == frozenset()
+    assert everything.body_tensors == nothing.head_tensors == set(tree.live(Net()))
+    for plan in (nothing, everything):
+        plan.check_fits(Net())
+
+
+def test_all_but_last_keeps_the_classifier_that_is_in_use():
+    assert LayerPlan.all_but_last(LAYERS).shared == ("fc1", "fc2", "unused")
+    assert LayerPlan.all_but_last([Layer("norm", (), ("mean",)), Layer("fc", ("w",))]).shared == ("norm",)
+    assert LayerPlan.all_but_last([Layer("fc", ("w",)), Layer("norm", (), ("mean",))]).shared == ("norm",)
+
+
+def test_repr_shows_the_decision():
+    assert repr(PLAN) == "LayerPlan([fc1] [fc2] fc10 unused; [shared], by sensitivity_ratio t=1.2)"
+    assert repr(LayerPlan(LAYERS, ("fc10",))) == "LayerPlan(fc1 fc2 [fc10] unused; [shared], by manual)"
+
+
+def test_with_shared_replaces_the_decision_and_its_reason():
+    other = PLAN.with_shared(["fc1"], rule="by hand", status="shorter")
+    assert other.shared == ("fc1",)
+    assert (other.why.rule, other.why.status, other.why.values) == ("by hand", "shorter", WHY.values)
+    assert PLAN.why == WHY
+    with pytest.raises(TypeError):
+        PLAN.with_shared(["fc1"], reason="none such")
+
+
+def test_diff_names_each_layer():
+    assert PLAN.diff(PLAN) == ()
+    assert PLAN.diff(PLAN.with_shared(["fc1", "fc10"])) == (
+        "fc2: shared here, local there",
+        "fc10: local here, shared there",
+    )
+    shorter = LayerPlan((*LAYERS[1:3], Layer("new", ("new.weight",))), ("new", "fc2"))
+    assert PLAN.diff(shorter) == (
+        "fc1: shared here, absent there",
+        "unused: local here, absent there",
+        "new: absent here, shared there",
+    )
+
+
+def test_digest_is_of_the_decision_alone():
+    assert PLAN.digest == LayerPlan.prefix(LAYERS, 2).digest
+    others = [PLAN.with_shared(["fc1"]), PLAN.with_shared([]), LayerPlan(LAYERS[:3], ("fc1", "fc2"))]
+    assert len({PLAN.digest, *(plan.digest for plan in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "shared", "message"),
+    [
+        (LAYERS, ("fc3",), "unknown layer 'fc3': did you mean 'fc2'"),
+        (LAYERS, ("fc",), "unknown layer 'fc'"),
+        (LAYERS, ("fc1", "fc1"), "the shared layer 'fc1' twice"),
+        ((*LAYERS, LAYERS[0]), (), "the layer 'fc1' twice"),
+        ((*LAYERS, Layer("fc3", ("fc1.bias",))), (), "the tensor 'fc1.bias' twice"),
+        ((Layer("a", ("w",), ("w",)),), (), "the tensor 'w' twice"),
+    ],
+)
+def test_contradictions_are_refused(layers, shared, message):
+    with pytest.raises(UsageError, match=message):
+        LayerPlan(layers, shared)
+
+
+# --- against a model -------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_fits():
+    PLAN.check_fits(Net())
+
+
+def test_another_model_is_refused_by_the_first_differences():
+    other = Net()
+    other.fc1 = nn.Sequential(nn.Linear(3, 4))
+    with pytest.raises(UsageError, match=r"only in the plan: fc1\.bias, fc1\.weight; only in the model: fc1\.0\.bias"):
+        PLAN.check_fits(other)
+    more = Net()
+    more.register_buffer("running", torch.zeros(1))
+    with pytest.raises(UsageError) as caught:
+        PLAN.check_fits(more)
+    assert str(caught.value).endswith("only in the model: running")
+
+
+def test_many_differences_are_counted():
+    with pytest.raises(UsageError, match="and 9 more"):
+        PLAN.check_fits(nn.ReLU())
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------
+
+words = st.text(min_size=1, max_size=6)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+curves = st.lists(st.none() | numbers, max_size=4).map(tuple)
+evidence = st.builds(
+    Evidence,
+    rule=words,
+    metric=words,
+    variant=st.text(max_size=4),
+    threshold=st.none() | numbers,
+    values=curves,
+    clients=st.dictionaries(words, curves, max_size=3),
+    weights=st.dictionaries(words, numbers, max_size=3),
+    votes=st.dictionaries(words, words, max_size=3),
+    alternatives=st.dictionaries(words, words, max_size=3),
+    status=words,
+    data=words,
+    seed=st.none() | st.integers(0, 2**62),
+)
+
+
+@st.composite
+def plans(draw):
+    tensors = draw(st.lists(words, unique=True, max_size=12))
+    cuts = sorted(draw(st.lists(st.integers(0, len(tensors)), max_size=4)))
+    names = draw(st.lists(words, unique=True, min_size=len(cuts) + 1, max_size=len(cuts) + 1))
+    layers = []
+    for name, start, stop in zip(names, [0, *cuts], [*cuts, len(tensors)], strict=True):
+        held, middle = tensors[start:stop], draw(st.integers(0, max(stop - start, 0)))
+        layers.append(
+            Layer(name, tuple(held[:middle]), tuple(held[middle:]), draw(st.text(max_size=3)), draw(st.booleans()))
+        )
+    shared = draw(st.lists(st.sampled_from(names), unique=True))
+    return LayerPlan(tuple(layers), tuple(shared), draw(evidence))
+
+
+@given(plans())
+def test_json_gives_an_equal_plan_back(plan):
+    back = LayerPlan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
+    assert back == plan
+    assert LayerPlan.from_json(plan.to_json()) == plan
+    assert (back.digest, repr(back), back.diff(plan)) == (plan.digest, repr(plan), ())
+
+
+def test_file_round_trip(tmp_path):
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    PLAN.save(str(path))
+    assert LayerPlan.load(path) == PLAN
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path):
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    with pytest.raises(ValueError, match="JSON"):
+        PLAN.with_shared([], values=(float("nan"),)).save(path)
+    assert LayerPlan.load(path) == PLAN
+
+
+def damaged(**changes):
+    data = json.loads(json.dumps(PLAN.to_json()))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = data
+        for key in parents:
+            place = place[int(key) if key.isdigit() else key]
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "not a plan"),
+        ({}, "format"),
+        (damaged(format="fedlayers.plan/9"), "format"),
+        (damaged(layers=None, why=None), "layers, why missing"),
+        (damaged(layers="fc1"), "'layers' is str"),
+        (damaged(layers=["fc1"]), "not a layer: 'fc1'"),
+        (damaged(layers__0__name=None), "not a layer"),
+        (damaged(layers__0__name=5), "'name' is int"),
+        (damaged(layers__0__used="yes"), "'used' is str"),
+        (damaged(layers__0__parameters="fc1.weight"), "'parameters' is str"),
+        (damaged(layers__0__parameters=[1]), "1 among its tensor names"),
+        (damaged(layers__0__tensors=["x"]), "unknown field of a layer 'tensors'"),
+        (damaged(layers__1__name="fc1"), "layer 'fc1' twice"),
+        (damaged(shared="fc1"), "'shared' is str"),
+        (damaged(shared=["conv"]), "unknown layer 'conv'"),
+        (damaged(shared=[["fc1"]]), "unknown layer"),
+        (damaged(extra=1), "unknown field of a plan 'extra'"),
+        (damaged(why=["rule"]), "'why' is list"),
+        (damaged(why__rules="x"), "unknown field of a plan's evidence 'rules': did you mean 'rule'"),
+        (damaged(why__threshold="high"), "'threshold' is str"),
+        (damaged(why__values=3), "'values' is int"),
+        (damaged(why__clients={"a": 3}), "not a plan"),
+    ],
+)
+def test_damaged_plans_are_refused(data, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        LayerPlan.from_json(data)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match=message):
+        LayerPlan.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "no plan at"), (b"", "is not a plan"), (b"{", "is not a plan"), (b"\xff", "plan")]
+)
+def test_files_that_are_no_plans(tmp_path, content, message):
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        LayerPlan.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_fields_that_were_not_written_have_their_defaults():
+    assert layer_from_json({"name": "fc", "parameters": ["w"]}) == Layer("fc", ("w",))
+    assert LayerPlan.from_json(damaged(why={})).why == Evidence()

@@ -1,0 +1,124 @@
+"""One schema: what is written comes back, and a missing value says why."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_core import rows
+from fl_core.errors import CorruptError, UsageError
+
+texts = st.text(max_size=8)
+counts = st.none() | st.integers(0, 2**53)
+any_row = st.builds(
+    lambda value, stderr, reason, **columns: rows.row(
+        "loss",
+        value,
+        stderr=stderr,
+        status="ok" if value is not None and math.isfinite(value) else reason,
+        **columns,
+    ),
+    value=st.none() | st.floats(),
+    stderr=st.none() | st.floats(),
+    reason=st.text(min_size=1, max_size=8).filter(lambda text: text != "ok"),
+    client=texts,
+    layer=texts,
+    n_train=counts,
+    round=counts,
+)
+
+
+@given(any_row)
+def test_a_row_has_every_column_and_a_value_exactly_when_ok(row):
+    assert list(row) == list(rows.COLUMNS)
+    assert (row["value"] is None) == (row["status"] != "ok")
+    assert row["value"] is None or math.isfinite(row["value"])
+    assert json.loads(rows.dumps(row)) == row
+
+
+@given(st.lists(any_row, max_size=5))
+def test_file_gives_back_what_was_written(tmp_path_factory, many):
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    rows.write(path, {"seed": 3, "layers": ["fc1"]}, many)
+    header, table = rows.read(path)
+    assert header == {"schema": rows.SCHEMA, "seed": 3, "layers": ["fc1"]}
+    pd.testing.assert_frame_equal(table, rows.frame(many))
+    for row, (_, read) in zip(many, table.iterrows(), strict=True):
+        for name, value in row.items():
+            assert pd.isna(read[name]) if value is None else read[name] == value, name
+    assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
+
+
+def test_types_of_a_frame():
+    table = rows.frame([rows.row("loss", 1, client="a", n_train=2**53 + 1), rows.row("loss", None, status="empty")])
+    assert table["n_train"].dtype == "Int64"
+    assert table["n_train"][0] == 2**53 + 1
+    assert pd.isna(table["n_train"][1])
+    assert table["value"].dtype == table["stderr"].dtype == float
+    assert list(rows.frame([]).columns) == list(rows.COLUMNS)
+    assert rows.frame([])["round"].dtype == "Int64"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
+def test_no_value_needs_a_reason(value):
+    with pytest.raises(ValueError, match="loss: no finite value"):
+        rows.row("loss", value)
+    assert rows.row("loss", value, status="diverged")["value"] is None
+
+
+def test_a_value_cannot_carry_a_reason_for_its_absence():
+    with pytest.raises(ValueError, match="but the status is 'diverged'"):
+        rows.row("loss", 1.0, status="diverged")
+
+
+def test_unknown_column():
+    with pytest.raises(KeyError, match="clientt"):
+        rows.row("loss", 1.0, clientt="a")
+
+
+@pytest.mark.parametrize("record", [{"a": math.nan}, {"a": math.inf}])
+def test_json_without_nan(record):
+    with pytest.raises(ValueError, match="JSON"):
+        rows.dumps(record)
+
+
+GOOD = rows.dumps(rows.row("loss", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "what"),
+    [
+        (None, UsageError, "no rows file"),
+        ("", UsageError, "no schema"),
+        ("not json\n", UsageError, "not a rows file"),
+        ("[1]\n", UsageError, "no schema"),
+        ('{"seed": 1}\n', UsageError, "no schema"),
+        ('{"schema": 99}\n', UsageError, "schema 99; this version reads 1"),
+        (b"\xff\xfe\x00", UsageError, "not a rows file"),
+        (f'{{"schema": 1}}\n{GOOD}\n{GOOD[:40]}', CorruptError, "line 3"),
+        (f'{{"schema": 1}}\n{GOOD}\n\n{GOOD}\n', CorruptError, "line 3"),
+        ('{"schema": 1}\n[1, 2]\n', CorruptError, "line 2: not a row"),
+        ('{"schema": 1}\n{"metric": "loss"}\n', CorruptError, "line 2: not a row"),
+        (b'{"schema": 1}\n\xff\xfe\n', CorruptError, "line 2"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, content, error, what):
+    path = tmp_path / "rows.jsonl"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(error, match=what) as caught:
+        rows.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows.write(path, {}, [rows.row("loss", 1.0)])
+    with pytest.raises(ValueError, match="JSON"):
+        rows.write(path, {}, [{"value": math.nan}])
+    assert rows.read(path)[1]["value"].tolist() == [1.0]

@@ -1,0 +1,412 @@
+"""The run directory: what goes in comes out, the same bits, and what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_core import rows, store, tree
+from fl_core.algorithms.base import State
+from fl_core.errors import BusyError, CorruptError, UsageError
+from fl_core.store import Checkpoint, Run
+
+CONFIG = {"rounds": 3, "given": None, "name": "Zürich/北京"}
+PARTITION = {"meta": torch.arange(5, dtype=torch.uint8), "0/train": torch.tensor([0, 2, 4])}
+HEADER = {"run": "r", "layers": []}
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="|"), max_size=12)
+KEYS = st.text(st.characters(codec="utf-8"), max_size=12)  # of tensors: anything goes, the separator too
+META = st.dictionaries(
+    st.text(max_size=8),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=3,
+)
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) * 9
+    return values.to(draw(st.sampled_from(DTYPES)))
+
+
+TREES = st.dictionaries(KEYS, tensors(), max_size=3)
+STATES = st.builds(State, st.dictionaries(NAMES, TREES, max_size=3), META)
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A writer of a run that has begun."""
+    with store.create(tmp_path / "run", CONFIG) as writer:
+        writer.begin({"torch": "x"}, PARTITION, HEADER)
+        yield writer
+
+
+def a_row(done, value=0.5):
+    return rows.row("accuracy", value, round=done, client="é", model="global", split="test")
+
+
+def checkpoint(done=1, clients=("a",), value=1.0):
+    model = {"fc.weight": torch.full((2, 2), value)}
+    states = {name: State({"model": {"head/bias": torch.full((2,), value + i)}}) for i, name in enumerate(clients)}
+    return Checkpoint(done, State({"model": model}, {"plan": None}), states, {})
+
+
+def same_states(ours, theirs):
+    assert ours.meta == theirs.meta
+    assert ours.trees.keys() == theirs.trees.keys()
+    for name, expected in theirs.trees.items():
+        assert ours.trees[name].keys() == expected.keys()
+        assert tree.digest(ours.trees[name]) == tree.digest(expected)  # types, shapes, and bits
+
+
+def blobs(run):
+    return {path.stem for path in (run.path / "blobs").glob("*")}
+
+
+class TestRoundTrip:
+    def test_what_precedes_training(self, begun):
+        run = begun.run
+        assert run.begun
+        assert run.config == CONFIG
+        assert run.rounds == []
+        header, table = run.rows()
+        assert (header["schema"], header["run"], len(table)) == (rows.SCHEMA, "r", 0)
+        stored = run.partition()
+        assert stored.keys() == PARTITION.keys()
+        assert all(torch.equal(stored[name], PARTITION[name]) for name in PARTITION)
+        assert [line.partition(":")[0] for line in run.verify()[:3]] == list(store.ROOT_FILES)
+
+    def test_a_run_killed_before_it_began(self, tmp_path):
+        with store.create(tmp_path, CONFIG):
+            pass
+        run = Run(tmp_path)
+        assert run.config == CONFIG
+        assert not run.begun
+        with pytest.raises(CorruptError, match=r"manifest\.json is missing.*resume starts it from round 0"):
+            run.verify()
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        server=STATES,
+        clients=st.dictionaries(KEYS, STATES, max_size=3),
+        models=st.dictionaries(
+            st.sampled_from(["local", "personal"]), st.dictionaries(KEYS, TREES, min_size=1, max_size=2), max_size=2
+        ),
+    )
+    def test_of_any_states(self, tmp_path_factory, server, clients, models):
+        path = tmp_path_factory.mktemp("run")
+        with store.create(path, CONFIG) as writer:
+            writer.begin({}, {}, HEADER)
+            writer.checkpoint(Checkpoint(7, server, clients, models))
+        found = Run(path).checkpoint()
+        assert found.round == 7
+        same_states(found.server, server)
+        assert found.clients.keys() == clients.keys()
+        for name, state in clients.items():
+            same_states(found.clients[name], state)
+        assert {kind: set(trees) for kind, trees in found.models.items()} == {k: set(v) for k, v in models.items()}
+        for kind, trees in models.items():
+            for name, expected in trees.items():
+                assert tree.digest(found.models[kind][name]) == tree.digest(expected)
+        Run(path).verify()
+
+    def test_keeps_the_order_of_clients(self, begun):
+        begun.checkpoint(checkpoint(clients=("z", "a", "é/2", "m")))
+        assert list(begun.run.checkpoint().clients) == ["z", "a", "é/2", "m"]
+
+    def test_special_bits(self, begun):
+        special = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
+        begun.checkpoint(Checkpoint(1, State({"m": {"x": special}}), {}, {}))
+        found = begun.run.checkpoint().server.trees["m"]["x"]
+        assert torch.equal(found.view(torch.int32), special.view(torch.int32))
+
+    def test_what_is_not_contiguous_or_shares_memory(self, begun):
+        base = torch.arange(6.0).reshape(2, 3)
+        trees = {"a": {"t": base.T, "one": base}, "b": {"one": base, "row": base[1], "wide": base[:, :1].expand(2, 4)}}
+        begun.checkpoint(Checkpoint(1, State(trees), {}, {}))
+        found = begun.run.checkpoint().server
+        same_states(found, State(trees))
+        found.trees["a"]["one"].zero_()  # they come back apart
+        assert torch.equal(found.trees["b"]["one"], base)
+
+    def test_numbers_as_keys_of_meta_become_text(self, begun):
+        begun.checkpoint(Checkpoint(1, State({}, {"weights": {9: 0.1, 10: 0.2}, "pair": (1, 2)}), {}, {}))
+        assert begun.run.checkpoint().server.meta == {"weights": {"9": 0.1, "10": 0.2}, "pair": [1, 2]}
+
+    def test_by_round(self, begun):
+        for done in (2, 10, 4):
+            begun.checkpoint(checkpoint(done, value=float(done)))
+        run = begun.run
+        assert run.rounds == [2, 4, 10]
+        values = {which: float(run.checkpoint(which).server.trees["model"]["fc.weight"][0, 0]) for which in (2, "4")}
+        assert values == {2: 2.0, "4": 4.0}
+        assert run.checkpoint("last").round == run.checkpoint().round == 10
+
+
+class TestBlobs:
+    def test_are_named_by_their_content(self, begun):
+        begun.checkpoint(checkpoint(clients=("a", "b")))
+        for path in (begun.path / "blobs").iterdir():
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == path.stem
+        assert len(blobs(begun.run)) == 3
+
+    def test_unchanged_states_are_stored_once(self, begun):
+        begun.checkpoint(checkpoint(1))
+        first = blobs(begun.run)
+        begun.checkpoint(checkpoint(2))
+        assert blobs(begun.run) == first
+        begun.checkpoint(checkpoint(3, value=2.0))
+        assert len(blobs(begun.run)) == 2 * len(first)
+
+    def test_equal_clients_share_one(self, begun):
+        state = State({"model": {"w": torch.ones(3)}})
+        copy = State({"model": {"w": torch.ones(3)}})
+        begun.checkpoint(Checkpoint(1, State(), {"a": state, "b": copy}, {"local": {"a": state.trees["model"]}}))
+        assert len(blobs(begun.run)) == 1
+
+    def test_states_without_tensors_have_none(self, begun):
+        begun.checkpoint(Checkpoint(1, State({"empty": {}}, {"n": 1}), {"a": State()}, {}))
+        assert blobs(begun.run) == set()
+        found = begun.run.checkpoint()
+        assert (found.server.trees, found.clients["a"].trees) == ({"empty": {}}, {})
+
+    def test_a_damaged_one_is_written_anew(self, begun):
+        begun.checkpoint(checkpoint(1))
+        for path in (begun.path / "blobs").iterdir():
+            path.write_bytes(b"x" + path.read_bytes()[1:])
+        (begun.path / "checkpoints" / "000001.json").unlink()
+        with store_again(begun) as writer:
+            writer.rewind()
+            writer.checkpoint(checkpoint(1))
+        begun.run.verify()
+
+    def test_bits_do_not_depend_on_the_order_of_names(self, begun):
+        a, b = torch.ones(2), torch.zeros(3)
+        begun.checkpoint(Checkpoint(1, State({"m": {"a": a, "b": b}}), {"c": State({"m": {"b": b, "a": a}})}, {}))
+        assert len(blobs(begun.run)) == 1
+
+
+def store_again(writer):
+    """A second writer of a directory whose first is still held by the fixture: as after a kill."""
+    os.unlink(writer.path / "lock")
+    return store.reopen(writer.path)
+
+
+class TestRows:
+    def test_append(self, begun):
+        begun.add_rows([a_row(0), a_row(1, 0.25)])
+        begun.add_rows([])
+        begun.add_rows([rows.row("accuracy", None, status="no samples")])
+        table = begun.run.rows()[1]
+        assert table["value"].tolist()[:2] == [0.5, 0.25]
+        assert table["status"].tolist() == ["ok", "ok", "no samples"]
+
+    def test_a_checkpoint_covers_the_rows_before_it(self, begun):
+        begun.add_rows([a_row(1)])
+        begun.checkpoint(checkpoint(1))
+        whole = (begun.path / "rows.jsonl").read_bytes()
+        begun.add_rows([a_row(2)])
+        entry = begun.run.manifest(1)["rows"]
+        assert entry == {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
+        assert "bytes after the last checkpoint not covered" in begun.run.verify()[-1]
+
+    def test_rewind_cuts_to_the_last_checkpoint(self, begun):
+        begun.add_rows([a_row(1)])
+        begun.checkpoint(checkpoint(1))
+        whole = (begun.path / "rows.jsonl").read_bytes()
+        begun.add_rows([a_row(2)])
+        with (begun.path / "rows.jsonl").open("ab") as file:
+            file.write(b'{"run":"r","torn')
+        with store_again(begun) as writer:
+            assert writer.rewind() == 1
+            assert (begun.path / "rows.jsonl").read_bytes() == whole
+            writer.add_rows([a_row(2)])
+            writer.checkpoint(checkpoint(2))
+        run = Run(begun.path)
+        assert run.rows()[1]["round"].tolist() == [1, 2]
+        assert "not covered" not in run.verify()[-1]
+
+    def test_rewind_without_a_checkpoint_keeps_the_header(self, begun):
+        begun.add_rows([a_row(1)])
+        with store_again(begun) as writer:
+            assert writer.rewind() == 0
+            assert len(writer.run.rows()[1]) == 0
+
+    def test_are_on_the_disk_before_the_manifest_that_covers_them(self, begun, monkeypatch):
+        order = []
+        fsync, replace = os.fsync, Path.replace
+        target = (begun.path / "rows.jsonl").stat().st_ino
+
+        def noting_fsync(handle):
+            order.append("rows" if os.fstat(handle).st_ino == target else "")
+            fsync(handle)
+
+        def noting_replace(self, to):
+            order.append("manifest" if "checkpoints" in str(to) else "")
+            return replace(self, to)
+
+        monkeypatch.setattr(os, "fsync", noting_fsync)
+        monkeypatch.setattr(Path, "replace", noting_replace)
+        begun.add_rows([a_row(1)])
+        begun.checkpoint(checkpoint(1))
+        assert order.index("rows") < order.index("manifest")
+
+
+class TestAtomicWriting:
+    def test_replaces(self, tmp_path):
+        path = tmp_path / "deep" / "er" / "file"
+        store.write_atomically(path, b"one")
+        store.write_atomically(path, b"two")
+        assert path.read_bytes() == b"two"
+        assert list(path.parent.iterdir()) == [path]
+
+    def test_a_reader_sees_old_or_new(self, tmp_path):
+        path = tmp_path / "file"
+        contents = {bytes([value]) * 100_000 for value in range(8)}
+        store.write_atomically(path, min(contents))
+        seen, stop = set(), threading.Event()
+
+        def watch():
+            while not stop.is_set():
+                seen.add(path.read_bytes())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        for data in sorted(contents):
+            store.write_atomically(path, data)
+        stop.set()
+        watcher.join()
+        assert seen
+        assert seen <= contents
+
+    def test_a_failed_write_leaves_the_old_file(self, tmp_path, monkeypatch):
+        path = tmp_path / "file"
+        store.write_atomically(path, b"old")
+
+        def full(handle):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            store.write_atomically(path, b"new")
+        assert path.read_bytes() == b"old"
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_json_has_no_nan(self, tmp_path, value):
+        with pytest.raises(ValueError, match="JSON compliant"):
+            store.write_json(tmp_path / "x.json", {"a": value})
+        assert not (tmp_path / "x.json").exists()
+
+    def test_json_is_readable(self, tmp_path):
+        store.write_json(tmp_path / "x.json", {"é": [1, None, 0.1]})
+        assert json.loads((tmp_path / "x.json").read_text()) == {"é": [1, None, 0.1]}
+
+
+class TestErrors:
+    def test_no_run(self, tmp_path):
+        for path in (tmp_path, tmp_path / "absent"):
+            with pytest.raises(UsageError, match=f"no run at {path}"):
+                Run(path)
+            with pytest.raises(UsageError, match="no run at"), store.reopen(path):
+                pass
+        assert list(tmp_path.iterdir()) == []
+
+    def test_no_checkpoint_yet(self, begun):
+        with pytest.raises(UsageError, match="no checkpoint yet"):
+            begun.run.checkpoint()
+        with pytest.raises(UsageError, match="no checkpoint after round 1; there are: none yet"):
+            begun.run.checkpoint(1)
+
+    @pytest.mark.parametrize("which", [1, 3, -1, "5"])
+    def test_no_such_round(self, begun, which):
+        for done in (2, 4):
+            begun.checkpoint(checkpoint(done))
+        with pytest.raises(UsageError, match=f"after round {which}; there are: 2, 4"):
+            begun.run.checkpoint(which)
+
+    @pytest.mark.parametrize("which", ["first", "", "2.5"])
+    def test_no_round_at_all(self, begun, which):
+        begun.checkpoint(checkpoint(2))
+        with pytest.raises(UsageError, match=f"a number or 'last', not '{which}'"):
+            begun.run.checkpoint(which)
+
+    def test_a_tree_whose_name_has_the_separator(self, begun):
+        with pytest.raises(UsageError, match=r"'mo\|del' cannot be stored"):
+            begun.checkpoint(Checkpoint(1, State({"mo|del": {"w": torch.ones(1)}}), {}, {}))
+        assert begun.run.rounds == []
+
+    def test_meta_that_is_no_json(self, begun):
+        with pytest.raises(TypeError, match="Tensor is not JSON serializable"):
+            begun.checkpoint(Checkpoint(1, State({}, {"t": torch.ones(1)}), {}, {}))
+        with pytest.raises(ValueError, match="JSON compliant"):
+            begun.checkpoint(Checkpoint(1, State({}, {"x": float("nan")}), {}, {}))
+        assert begun.run.rounds == []
+
+    def test_a_run_is_there_already(self, begun):
+        for refused in (lambda: store.check_free(begun.path), lambda: store.create(begun.path, {}).__enter__()):
+            with pytest.raises(UsageError, match="already holds a run: resume it"):
+                refused()
+        assert begun.run.config == CONFIG
+
+    def test_something_else_is_there(self, tmp_path):
+        (tmp_path / "thesis.tex").write_text("!")
+        with pytest.raises(UsageError, match="is not empty"), store.create(tmp_path, CONFIG):
+            pass
+        with pytest.raises(UsageError, match="is a file, not a directory"):
+            store.check_free(tmp_path / "thesis.tex")
+        with (
+            pytest.raises(UsageError, match="cannot make the directory"),
+            store.create(tmp_path / "thesis.tex" / "run", CONFIG),
+        ):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_two_writers(self, begun):
+        with (
+            pytest.raises(BusyError, match=rf"written by another process \(pid {os.getpid()}\)"),
+            store.reopen(begun.path),
+        ):
+            pass
+        begun.checkpoint(checkpoint())  # the first goes on undisturbed
+        begun.run.verify()
+
+    def test_the_lock_ends_with_the_block(self, tmp_path):
+        with pytest.raises(RuntimeError, match="boom"), store.create(tmp_path, CONFIG):
+            raise RuntimeError("boom")
+        with store.reopen(tmp_path) as writer:
+            assert writer.run.config == CONFIG
+
+    def test_traces_of_a_writer_killed_at_its_first_file_do_not_count(self, tmp_path):
+        (tmp_path / "lock").write_text("1\n")
+        (tmp_path / "config.json.99.part").write_bytes(b"{")
+        with store.create(tmp_path, CONFIG) as writer:
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "lock"]
+            assert writer.run.config == CONFIG
+
+    def test_a_checkpoint_is_complete_only_with_its_manifest(self, begun, monkeypatch):
+        written = []
+
+        def dying(path, data):
+            if path.parent.name == "checkpoints":
+                raise OSError("killed")
+            written.append(path.parent.name)
+
+        monkeypatch.setattr(store, "write_atomically", dying)
+        with pytest.raises(OSError, match="killed"):
+            begun.checkpoint(checkpoint())
+        assert written
+        assert begun.run.rounds == []

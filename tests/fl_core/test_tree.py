@@ -1,0 +1,300 @@
+"""Trees: means against brute force in float64, digests that see every bit, borders that share no memory."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fl_core import tree
+from fl_core.errors import UsageError
+
+shapes = st.sampled_from([(), (1,), (3,), (2, 3), (0,), (17, 5)])
+weights_of = st.lists(st.integers(1, 5000), min_size=1, max_size=20)
+
+
+def random_tree(seed: int, shape: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float32) -> tree.Tree:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name in ("a.weight", "b.weight")}
+
+
+class Net(nn.Module):
+    """Batch norm (with its integer counter), a tied weight, a buffer that is not kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.out = nn.Linear(4, 5)
+        self.out.weight = self.embedding.weight
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+
+# --- in and out of a module ------------------------------------------------------------------------------------
+
+
+def test_of_holds_each_tensor_once_and_copies():
+    net = Net()
+    found = tree.of(net)
+    norm = {f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    assert set(found) == {"embedding.weight", "out.bias", "mask"} | norm
+    tree.check_unaliased({**found, **{f"net.{name}": tensor for name, tensor in tree.live(net).items()}})
+    assert not any(tensor.requires_grad for tensor in found.values())
+
+
+def test_live_is_the_module_itself():
+    net = Net()
+    tree.live(net)["out.bias"].data.fill_(7.0)
+    assert net.out.bias.tolist() == [7.0] * 5
+    assert tree.live(net)["embedding.weight"] is net.out.weight
+
+
+def test_load_is_the_inverse_of_of_and_keeps_ties():
+    source, target = Net(), Net()
+    source.norm.num_batches_tracked += 3
+    tree.load(target, tree.of(source))
+    assert tree.digest(tree.of(target)) == tree.digest(tree.of(source))
+    assert target.out.weight is target.embedding.weight
+    assert target.out.weight.requires_grad
+
+
+def test_load_is_strict_and_does_nothing_when_it_refuses():
+    net = Net()
+    before = tree.digest(tree.of(net))
+    full = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in tree.of(net).items()}
+    lacking = {name: tensor for name, tensor in full.items() if name != "out.bias"}
+    with pytest.raises(UsageError, match=r"only in the model: out\.bias"):
+        tree.load(net, lacking)
+    with pytest.raises(UsageError, match=r"only in the tree: extra"):
+        tree.load(net, {**full, "extra": torch.zeros(1)})
+    with pytest.raises(UsageError, match=r"'out\.bias'.*\(5,\) in the model, \(1,\) in the tree"):
+        tree.load(net, {**full, "out.bias": torch.zeros(1)})
+    assert tree.digest(tree.of(net)) == before
+
+
+def test_clone_shares_nothing_and_is_contiguous():
+    original = {"a": torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last), "b": torch.randn(3, 2).T}
+    copy = tree.clone(original)
+    assert all(tensor.is_contiguous() for tensor in copy.values())
+    assert all(torch.equal(copy[name], original[name]) for name in original)
+    tree.check_unaliased({**original, **{f"copy.{name}": tensor for name, tensor in copy.items()}})
+
+
+def test_pick_keeps_order_and_identity():
+    full = {name: torch.zeros(1) for name in ("fc2", "fc1", "fc10")}
+    picked = tree.pick(full, ["fc1", "fc2"])
+    assert list(picked) == ["fc2", "fc1"]
+    assert picked["fc1"] is full["fc1"]
+    with pytest.raises(KeyError, match="fc"):
+        tree.pick(full, ["fc"])
+
+
+# --- differences -----------------------------------------------------------------------------------------------
+
+
+def test_sub_and_distance_against_numpy():
+    a, b = random_tree(0), random_tree(1)
+    steps = {"n": torch.tensor(3)}
+    difference = tree.sub({**a, **steps}, {**b, **steps})
+    assert list(difference) == list(a)
+    for name in a:
+        np.testing.assert_array_equal(difference[name].numpy(), a[name].numpy() - b[name].numpy())
+    flat = np.concatenate([difference[name].numpy().ravel() for name in a]).astype(np.float64)
+    assert tree.distance(a, b) == pytest.approx(np.linalg.norm(flat), rel=1e-14)
+    assert tree.distance(a, a) == 0
+
+
+def test_distance_of_small_steps_does_not_vanish():
+    a = {"w": torch.full((1000,), 1e-25)}
+    assert tree.distance(a, {"w": torch.zeros(1000)}) == pytest.approx(1e-25 * math.sqrt(1000), rel=1e-6)
+
+
+@pytest.mark.parametrize("function", [tree.sub, tree.distance, tree.check_same])
+def test_trees_of_different_models(function):
+    with pytest.raises(UsageError, match=r"only in one: fc1; only in the other: fc10"):
+        function({"fc1": torch.zeros(1)}, {"fc10": torch.zeros(1)})
+    with pytest.raises(UsageError, match=r"'fc1'.*\(1,\).*\(1, 1\)"):
+        function({"fc1": torch.zeros(1)}, {"fc1": torch.zeros(1, 1)})
+
+
+# --- bytes and digests -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.zeros(3, 5), 60),
+        (torch.zeros(3, 5, dtype=torch.float64), 120),
+        (torch.zeros(3, 5, dtype=torch.bfloat16), 30),
+        (torch.zeros((), dtype=torch.int64), 0),
+        (torch.zeros(8, dtype=torch.bool), 1),
+        (torch.zeros(9, dtype=torch.bool), 2),
+        (torch.zeros(0), 0),
+    ],
+)
+def test_bytes(tensor, expected):
+    assert tree.n_bytes({"a": tensor}) == expected
+
+
+def test_bits_of_masks_are_packed_together():
+    assert tree.n_bytes({"a": torch.zeros(3, dtype=torch.bool), "b": torch.zeros(5, dtype=torch.bool)}) == 1
+
+
+BASE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3]])}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**BASE, "a": torch.tensor([1.0, math.nextafter(2.0, 3.0)], dtype=torch.float64).float() + 3e-7},
+        {**BASE, "a": torch.tensor([-1.0, 2.0])},
+        {**BASE, "a": torch.tensor([[1.0], [2.0]])},
+        {**BASE, "a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+        {**BASE, "a": torch.tensor([2.0, 1.0])},
+        {**BASE, "b": torch.tensor([[4]])},
+        {"a": BASE["a"]},
+        {"A": BASE["a"], "b": BASE["b"]},
+        {**BASE, "c": torch.zeros(0)},
+    ],
+)
+def test_digest_sees_every_difference(other):
+    assert tree.digest(other) != tree.digest(BASE)
+
+
+def test_digest_sees_the_sign_of_zero():
+    assert tree.digest({"a": torch.tensor(0.0)}) != tree.digest({"a": torch.tensor(-0.0)})
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float64])
+def test_digest_is_of_contents_not_of_layout_or_order(dtype):
+    values = torch.arange(12).reshape(3, 4).to(dtype)
+    a = {"x": values, "y": torch.zeros((), dtype=dtype)}
+    b = {"y": torch.zeros((), dtype=dtype), "x": values.T.contiguous().T}
+    assert tree.digest(a) == tree.digest(b)
+
+
+def test_aliases_are_refused_by_name():
+    base = torch.zeros(4)
+    with pytest.raises(UsageError, match=r"'a' and 'c' share memory"):
+        tree.check_unaliased({"a": base, "b": torch.zeros(4), "c": base[1:2]})
+    tree.check_unaliased({"a": torch.zeros(0), "b": torch.zeros(0), "c": base})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_first_nonfinite(bad):
+    clean = {"n": torch.tensor(3), "a": torch.zeros(2), "b": torch.zeros(2), "c": torch.full((1,), bad)}
+    assert tree.first_nonfinite({**clean, "c": torch.zeros(1)}) is None
+    assert tree.first_nonfinite(clean) == "c"
+    assert tree.first_nonfinite({**clean, "b": torch.tensor([0.0, bad])}) == "b"
+
+
+# --- means -----------------------------------------------------------------------------------------------------
+
+
+def exact(values: list[float], weights: list[int]) -> float:
+    """The weighted mean in rational arithmetic."""
+    total = sum((Fraction(v) * w for v, w in zip(values, weights, strict=True)), Fraction(0))
+    return float(total / sum(weights))
+
+
+@given(shapes, weights_of)
+@settings(deadline=None)
+def test_mean_is_the_exact_one_to_float64(shape, weights):
+    trees = [random_tree(seed, shape, torch.float64) for seed in range(len(weights))]
+    found = tree.mean(trees, weights)
+    for name in trees[0]:
+        stacked = torch.stack([t[name] for t in trees]).reshape(len(trees), -1)
+        expected = [exact(column.tolist(), weights) for column in stacked.T]
+        assert found[name].shape == torch.Size(shape)
+        np.testing.assert_allclose(found[name].reshape(-1).numpy(), expected, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 20])
+def test_bits_of_a_mean_are_those_of_groups_of_eight(count):
+    trees = [random_tree(seed, (33, 7)) for seed in range(count)]
+    weights = [13 * k + 1 for k in range(count)]
+    total = np.zeros((33, 7))
+    for start in range(0, count, tree.GROUP):
+        group = np.zeros((33, 7))
+        for k in range(start, min(start + tree.GROUP, count)):
+            group = group + trees[k]["a.weight"].numpy().astype(np.float64) * weights[k]
+        total = total + group
+    expected = (total / sum(weights)).astype(np.float32)
+    np.testing.assert_array_equal(tree.mean(trees, weights)["a.weight"].numpy(), expected)
+
+
+def test_bits_do_not_depend_on_the_layout_of_what_is_added():
+    trees = [random_tree(seed, (6, 5, 3, 3)) for seed in range(11)]
+    laid_out = [{k: t.to(memory_format=torch.channels_last) for k, t in each.items()} for each in trees]
+    weights = [*range(1, 12)]
+    assert tree.digest(tree.mean(trees, weights)) == tree.digest(tree.mean(laid_out, weights))
+
+
+@given(st.integers(1, 12), st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(deadline=None, max_examples=20)
+def test_mean_of_equals_is_themselves(count, dtype):
+    one = random_tree(5, dtype=dtype)
+    found = tree.mean([one] * count, [*range(3, 3 + count)])
+    assert all(torch.equal(found[name], one[name]) and found[name].dtype == dtype for name in one)
+
+
+def test_each_key_over_the_trees_that_have_it():
+    shared, only = torch.tensor([1.0]), torch.tensor([5.0])
+    trees = [{"a": shared}, {"a": 3 * shared, "b": only}, {"b": 3 * only}]
+    found = tree.mean(trees, [1, 3, 1])
+    assert found["a"].item() == (1 + 9) / 4
+    assert found["b"].item() == (15 + 15) / 4
+
+
+def test_integers_are_not_averaged():
+    trees = [{"n": torch.tensor(3), "m": torch.tensor([True, False])}, {"n": torch.tensor(8), "m": torch.ones(2) > 0}]
+    found = tree.mean(trees, [1, 9])
+    assert found["n"].item() == 3
+    assert found["n"].dtype == torch.int64
+    assert found["m"].tolist() == [True, False]
+
+
+def test_a_mean_keeps_nothing_of_its_input():
+    trees = [{"a": torch.ones(3, dtype=torch.float64), "n": torch.tensor(1)} for _ in range(2)]
+    found = tree.mean(trees, [1, 1])
+    for each in trees:
+        each["a"].fill_(9.0)
+        each["n"].fill_(9)
+    assert found["a"].tolist() == [1.0] * 3
+    assert found["n"].item() == 1
+    assert trees[0]["a"].tolist() == [9.0] * 3
+
+
+def test_input_is_untouched_and_the_result_can_be_read_again():
+    trees = [random_tree(seed, dtype=torch.float64) for seed in range(9)]
+    before = [tree.digest(each) for each in trees]
+    mean = tree.Mean()
+    for each in trees:
+        mean.add(each, 2.5)
+    assert tree.digest(mean.result()) == tree.digest(mean.result())
+    assert [tree.digest(each) for each in trees] == before
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, math.nan, math.inf])
+def test_weights_must_be_positive(weight):
+    with pytest.raises(UsageError, match="weight"):
+        tree.mean([random_tree(0)], [weight])
+
+
+@pytest.mark.parametrize("position", [1, 8, 9])
+def test_shapes_that_differ(position):
+    trees = [{"a": torch.zeros(2, 3)} for _ in range(10)]
+    trees[position] = {"a": torch.zeros(3)}
+    with pytest.raises(UsageError, match="'a' has different shapes"):
+        tree.mean(trees, [1] * 10)
+
+
+def test_nothing_gives_nothing():
+    assert tree.mean([], []) == {}

@@ -1,0 +1,175 @@
+"""Algorithms at the limits where their definitions coincide: the same bits after every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.conftest import TOY, Played, federation, network, play
+
+from fl_core import models
+from fl_core.layers import Layer, layers_of
+from fl_core.plan import LayerPlan
+
+SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01}
+ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01, "amsgrad": True}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network and how it is trained."""
+
+    name: str
+    model: str = "plain"
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+SETTINGS = [
+    Setting("sgd"),
+    Setting("momentum and decay", options=SGD),
+    Setting("adamw, 2 epochs", options=ADAMW | {"epochs": 2}),
+    Setting("dropout", "drop", SGD),
+    Setting("unused layer with decay", "unused", SGD),
+    Setting("batch norm global", "norm", SGD),
+    Setting("batch norm local", "norm", ADAMW | {"bn": "local"}),
+    Setting("batch norm drop", "norm", SGD | {"bn": "drop"}),
+    Setting("two of five clients", options=SGD | {"participation": 0.4}),
+    Setting("dropout, optimiser kept", "drop", ADAMW | {"keep_optimizer": True}),
+]
+settings = pytest.mark.parametrize("setting", SETTINGS, ids=repr)
+
+
+def run(setting: Setting, algorithm: str, plan: LayerPlan | None = None, **changes: Any) -> Played:
+    return play(model=setting.model, algorithm=algorithm, plan=plan, **(setting.options | changes))
+
+
+@cache
+def fedavg(setting: Setting) -> Played:
+    return run(setting, "fedavg")
+
+
+@cache
+def local(setting: Setting) -> Played:
+    return run(setting, "local")
+
+
+def layers(setting: Setting) -> tuple[Layer, ...]:
+    return layers_of(fedavg(setting).task.model, models.example(TOY.shape))
+
+
+FEDAVG_LIMITS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # algorithm, everything shared?, its options
+    "fedprox, mu 0": ("fedprox", False, {"mu": 0}),
+    "fedper, all shared": ("fedper", True, {}),
+    "fedrep, all shared, no head epochs": ("fedrep", True, {"head_epochs": 0}),
+    "fedrep, all shared": ("fedrep", True, {"head_epochs": 2}),
+    "fedbabu, all shared": ("fedbabu", True, {"finetune_epochs": 1}),
+    "playerfl, all shared": ("playerfl", True, {}),
+    "local_adaptation": ("local_adaptation", False, {"finetune_epochs": 1}),
+    "ditto's global model": ("ditto", False, {"lam": 0.7}),
+}
+
+
+@settings
+@pytest.mark.parametrize("limit", FEDAVG_LIMITS)
+def test_the_limit_is_fedavg_bit_for_bit(limit: str, setting: Setting) -> None:
+    algorithm, shares, options = FEDAVG_LIMITS[limit]
+    plan = LayerPlan.everything(layers(setting)) if shares else None
+    found, wanted = run(setting, algorithm, plan, options=options), fedavg(setting)
+    assert found.server() == wanted.server()
+    assert found.evaluated() == wanted.evaluated()  # with what clients keep to themselves
+    assert len(set(wanted.server())) == 3, "the model must move in every round"
+
+
+@settings
+def test_ditto_without_a_pull_is_local(setting: Setting) -> None:
+    found = run(setting, "ditto", options={"lam": 0})
+    assert found.models("personal") == local(setting).models("personal")
+
+
+@settings
+def test_away_from_the_limit_the_streams_differ(setting: Setting) -> None:
+    wanted = fedavg(setting)
+    pulled = run(setting, "fedprox", options={"mu": 0.5})
+    personal = run(setting, "ditto", options={"lam": 0.5}).models("personal")
+    partial = run(setting, "fedper").evaluated()
+    assert pulled.server()[0] != wanted.server()[0]
+    for k, sampled in enumerate(_sampled(wanted)):
+        assert (personal[-1][k] != local(setting).models("personal")[-1][k]) == sampled
+    assert partial[-1] != wanted.evaluated()[-1]
+
+
+def _sampled(played: Played) -> list[bool]:
+    """Which clients took part in any round."""
+    trained = {client for c in played.checkpoints for client in c.models["local"]}
+    return [name in trained for name in played.engine.names]
+
+
+@settings
+def test_fedrep_with_head_epochs_differs_from_fedper(setting: Setting) -> None:
+    assert run(setting, "fedrep").server() != run(setting, "fedper").server()
+
+
+@settings
+def test_playerfl_with_a_plan_is_fedper_with_it(setting: Setting) -> None:
+    plan = LayerPlan.prefix(layers(setting), 1)
+    ours, theirs = run(setting, "playerfl", plan), run(setting, "fedper", plan)
+    assert ours.everything() == theirs.everything()
+    assert [r | {"algorithm": ""} for r in ours.rows] == [r | {"algorithm": ""} for r in theirs.rows]
+
+
+@settings
+def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(setting: Setting) -> None:
+    ours, theirs = run(setting, "fedper", config_plan="auto"), run(setting, "playerfl")
+    assert ours.engine.algorithm.plan == theirs.engine.algorithm.plan
+    assert ours.server() == theirs.server()
+    assert ours.evaluated() == theirs.evaluated()
+    assert ours.everything() == theirs.everything()
+
+
+@settings
+@pytest.mark.parametrize(("variant", "by"), [("playerfl_minus", -1), ("playerfl_plus", 1)])
+def test_one_layer_less_or_more_is_playerfl_with_that_plan(setting: Setting, variant: str, by: int) -> None:
+    decided = run(setting, "playerfl").engine.algorithm.plan
+    assert decided is not None
+    assert decided.cut is not None
+    count = min(max(decided.cut + by, 1), len(decided.layers) - 1)
+    ours = run(setting, variant)
+    assert ours.engine.algorithm.plan is not None
+    assert ours.engine.algorithm.plan.cut == count
+    assert ours.server() == run(setting, "playerfl", LayerPlan.prefix(decided.layers, count)).server()
+
+
+@pytest.mark.parametrize("setting", SETTINGS[:8], ids=repr)
+def test_fedavg_of_one_client_is_local_training(setting: Setting) -> None:
+    alone = federation(sizes=(45,))
+    common: dict[str, Any] = {"data": alone, "model": setting.model, **setting.options}
+    assert play(algorithm="fedavg", **common).evaluated() == play(algorithm="local", **common).evaluated()
+
+
+@settings
+def test_the_start_and_the_sampled_clients_are_everybodys(setting: Setting) -> None:
+    """All algorithms evaluate the same common start, and train the same clients in the same rounds."""
+    wanted = fedavg(setting)
+    start = {k: v for k, v in wanted.values("loss", model="global", split="test").items() if k[0] == 0}
+    for algorithm in ("local", "fedper", "fedrep", "fedbabu", "ditto", "playerfl"):
+        found = run(setting, algorithm)
+        which = found.engine.algorithm.evaluates
+        values = found.values("loss", model=which, split="test")
+        assert {k: v for k, v in values.items() if k[0] == 0} == start
+        trained = [sorted(c.models["local"]) for c in found.checkpoints]
+        assert trained == [sorted(c.models["local"]) for c in wanted.checkpoints]
+
+
+def test_the_networks_are_as_their_settings_say() -> None:
+    """Dropout draws, batch normalisation has buffers: otherwise the settings above would test nothing."""
+    assert [layer.name for layer in layers(SETTINGS[0])] == ["fc1", "fc2", "fc3"]
+    assert any(layer.buffers for layer in layers(SETTINGS[5]))
+    assert not any(layer.buffers for layer in layers(SETTINGS[7]))
+    assert layers(SETTINGS[4])[-1].used is False
+    assert fedavg(SETTINGS[3]).server() != play(model=network("plain"), algorithm="fedavg", **SGD).server()
+    assert fedavg(SETTINGS[8]).server() != fedavg(SETTINGS[1]).server()
