@@ -5,8 +5,10 @@
 >>> report.values("hessian_trace"), report.cka("fc1")
 """
 
-from diagnostics.diagnose import METRICS, Metric, Report, diagnose
+from diagnostics.diagnose import diagnose
 from diagnostics.gradients import Subject
+from diagnostics.metrics import METRICS, Metric
+from diagnostics.report import Report
 from diagnostics.sensitivity import SensitivityAccumulator
 from diagnostics.similarity import linear_cka, probe_set
 

@@ -1,41 +1,45 @@
-"""The command line: fedlayers run | resume | verify | diagnose | select | compare | study | list."""
+"""The command line: fedlayers study | run | resume | verify | diagnose | select | compare | list."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import inspect
+import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
+from tyro.conf import Positional
 
+from diagnostics import arguments
+from diagnostics.arguments import Set, SetEach, SetLoss, SetModel, configured, option
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import RunError, UsageError, check_known
 
-Set = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    arg(name="set", metavar="KEY=VALUE", help="Configuration of the algorithm, as often as needed: --set mu=0.1."),
-]
-SetModel = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    arg(name="set-model", metavar="KEY=VALUE", help="Option of the model: --set-model sizes=64,32."),
-]
-SetLoss = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    arg(name="set-loss", metavar="KEY=VALUE", help="Option of the loss: --set-loss gamma=2."),
-]
-Debug = Annotated[bool, arg(help="Show the whole traceback of an error.")]
+RunDirectory = Annotated[Positional[Path], option("A run directory.", "DIR")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
     """What all commands share."""
 
-    debug: Debug = False
+    debug: Annotated[bool, option("Show the whole traceback of an error.")] = False
+
+    def main(self, line: str) -> None:
+        """Do it; ``line`` is the command as it was typed.
+
+        Raises:
+            UsageError, RunError: with the reason.
+        """
+        raise NotImplementedError
+
+    def interrupted(self) -> str:
+        """What to know after Ctrl-C."""
+        return "nothing was written"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,40 +48,49 @@ class Run(Command):
 
     Examples:
         fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl
-        fedlayers run --dataset digits --algorithm fedper --plan auto --rounds 10 --out runs/fedper
-        fedlayers run --dataset mine.npz --model timm:resnet18 --algorithm fedprox --set mu=0.01 --out runs/mine
+        fedlayers run --dataset digits --algorithm fedper --plan auto --rounds 10
+        fedlayers run --dataset digits --partition dirichlet --alpha 0.1 --clients 3
+        fedlayers run --dataset mine.npz --model timm:resnet18 --out runs/mine
+        fedlayers run --model my_models:network --algorithm fedprox --set mu=0.01
     """
 
-    out: Annotated[Path, arg(help="The run directory, new or empty.")] = Path("runs/run")
-    config: OmitArgPrefixes[RunConfig] = dataclasses.field(default_factory=RunConfig)
+    out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
+    config: Annotated[RunConfig, arguments.flags()]
     set: Set = ()
     set_model: SetModel = ()
     set_loss: SetLoss = ()
 
-    def main(self) -> None:
+    def main(self, line: str) -> None:
         from diagnostics.measure import instruments
         from fl_core import runner
 
         config = configured(self.config, self.set, self.set_model, self.set_loss)
-        engine = runner.run(config, self.out, instruments=instruments(), command=command_line())
+        engine = runner.run(config, self.out, instruments=instruments(), command=line)
         finished(engine, self.out)
+
+    def interrupted(self) -> str:
+        begun = (self.out / "config.json").exists()
+        return f"fedlayers resume {shlex.quote(str(self.out))} goes on" if begun else super().interrupted()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resume(Command):
-    """Continue an interrupted run; it ends with the same bits as an undisturbed one.
+    """Continue an interrupted run, to the same bits in the end.
 
     Examples:
         fedlayers resume runs/playerfl
     """
 
-    dir: Positional[Path]
+    dir: RunDirectory
 
-    def main(self) -> None:
+    def main(self, line: str) -> None:
         from diagnostics.measure import instruments
         from fl_core import runner
 
         finished(runner.resume(self.dir, instruments=instruments()), self.dir)
+
+    def interrupted(self) -> str:
+        return "the same command goes on"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,9 +101,9 @@ class Verify(Command):
         fedlayers verify runs/playerfl
     """
 
-    dir: Positional[Path]
+    dir: RunDirectory
 
-    def main(self) -> None:
+    def main(self, line: str) -> None:
         from fl_core.store import Run as StoredRun
 
         print("\n".join(StoredRun(self.dir).verify()))
@@ -99,84 +112,99 @@ class Verify(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnose(Command):
-    """Measure every layer on every client, of a run or of a dataset and a model after one local epoch.
+    """Measure every layer on every client.
+
+    Either the models of a run are measured, or those of a dataset and a model after one local epoch of every client.
+    The rows are what fedlayers select reads.
 
     Examples:
-        fedlayers diagnose runs/playerfl --round last --model local --out rows.jsonl
-        fedlayers diagnose --dataset digits --model mlp --metrics federation_sensitivity cka --out rows.jsonl
+        fedlayers diagnose runs/playerfl --round last --model local
+        fedlayers diagnose --dataset heart --model heart_mlp --out rows.jsonl
+        fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
     """
 
-    out: Annotated[Path, arg(help="Where the rows go.")] = Path("rows.jsonl")
-    dir: Annotated[Positional[Path | None], arg(help="A run directory; or give --dataset instead.")] = None
-    metrics: Annotated[tuple[str, ...], arg(help="Registry names; default all.")] = ()
-    round: Annotated[str, arg(help="Of a run: a round with a checkpoint, or last.")] = "last"
+    dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
+    out: Annotated[Path, option("Where the rows go.", "FILE")] = Path("rows.jsonl")
+    metrics: Annotated[tuple[str, ...], option("Registry names; default all.", "NAME [NAME ...]")] = ()
+    round: Annotated[str, option("Of a run: a round with a checkpoint, or last.", "N|last")] = "last"
     model: Annotated[
-        str | None, arg(help="Of a run: local, personal or global (default local). Of a dataset: a model's name.")
+        str | None, option("Of a run: local, personal or global (default local). Of a dataset: a model's name.")
     ] = None
-    dataset: Annotated[str | None, arg(help="Registered name, or path of your own data.")] = None
-    clients: int | None = None
-    partition: str | None = None
-    alpha: float | None = None
-    classes_per_client: int | None = None
-    samples: int | None = None
-    batch: int | None = None
-    lr: float | None = None
-    optimizer: str | None = None
-    loss: str | None = None
-    by: str = "block"
-    seed: int = 0
-    data_root: str | None = None
+    dataset: Annotated[str | None, option("Registered name, or the path of your own data.")] = None
+    config: Annotated[
+        RunConfig,
+        arguments.flags(
+            without=(
+                *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
+                *("checkpoint_every", *arguments.GROUPS["algorithm"]),
+            )
+        ),
+    ]
     set_model: SetModel = ()
     set_loss: SetLoss = ()
 
-    def main(self) -> None:
+    def main(self, line: str) -> None:
         from diagnostics import measure
-        from diagnostics.diagnose import METRICS
+        from diagnostics.metrics import METRICS
         from fl_core import runner
 
         if (self.dir is None) == (self.dataset is None):
-            raise UsageError("diagnose needs a run directory or --dataset, one of the two")
-        if not self.out.parent.is_dir():
-            raise UsageError(f"there is no folder {self.out.parent}")
-        metrics = self.metrics or tuple(METRICS)
+            raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
+        arguments.check_output(self.out)
+        metrics = tuple(dict.fromkeys(self.metrics)) or tuple(METRICS)
         for name in metrics:
             check_known("metric", name, METRICS)
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in _CONFIG_FIELDS}
         if self.dir is not None:
-            report = measure.of_run(self.dir, metrics, round=_round(self.round), which=self.model or "local")
+            self._check_of_run()
+            round = self.round if self.round == "last" else int(self.round)
+            report = measure.of_run(self.dir, metrics, round=round, which=self.model or "local", command=line)
         else:
-            config = configured(RunConfig(**{**own, "dataset": str(self.dataset)}), (), self.set_model, self.set_loss)
-            report = measure.of_task(runner.assemble(config), metrics, command=command_line())
+            if self.round != "last":
+                raise UsageError("--round is for a run directory; a dataset is measured after one local epoch")
+            config = configured(self.config, (), self.set_model, self.set_loss)
+            config = dataclasses.replace(config, dataset=str(self.dataset), model=self.model)
+            report = measure.of_task(runner.assemble(config), metrics, command=line)
         report.write(self.out)
         print(report)
         for metric in metrics:
-            table = report.values(metric).to_string(float_format="{:.4g}".format)
-            print(f"\n{metric} ({METRICS[metric].direction})\n{table}")
+            for variant in measure.shown_variants(report, metric):
+                table = report.values(metric, variant).to_string(float_format="{:.4g}".format)
+                print(f"\n{metric}, {variant} ({METRICS[metric].direction})\n{table}")
+        if report.header["absent"]:
+            print(f"\nwithout a model in this round: {', '.join(report.header['absent'])}")
         print(f"\nrows: {self.out}")
+
+    def _check_of_run(self) -> None:
+        if self.round != "last" and not self.round.isdigit():
+            raise UsageError(f"--round takes a number or last, not {self.round!r}")
+        given = [f.name for f in dataclasses.fields(RunConfig) if getattr(self.config, f.name) != f.default]
+        given = [name for name in given if name not in ("options", "model_options")]
+        given += [name for name in ("set_model", "set_loss") if getattr(self, name)]
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Select(Command):
-    """Turn measured rows into a plan: which layers to federate, and why.
+    """Turn measured rows into a plan: the layers to federate, and why.
 
     Examples:
-        fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2 --out plan.json
+        fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2
         fedlayers select rows.jsonl --rule manual --layers conv1,conv2 --out plan.json
     """
 
-    rows: Positional[Path]
-    rule: Annotated[str, arg(help="Registry name; see fedlayers list rules.")] = "sensitivity_ratio"
-    metric: Annotated[str | None, arg(help="Whose values are read; default federation_sensitivity.")] = None
-    variant: Annotated[str | None, arg(help="Of the metric; default what was seen in training, where it was.")] = None
-    threshold: float = 1.2
-    layers: Annotated[str | None, arg(help="For the rule manual: names separated by commas.")] = None
-    out: Annotated[Path, arg(help="Where the plan goes.")] = Path("plan.json")
+    rows: Annotated[Positional[Path], option("What fedlayers diagnose wrote.", "ROWS")]
+    rule: Annotated[str, option("Registry name: fedlayers list rules.")] = "sensitivity_ratio"
+    metric: Annotated[str | None, option("Whose values are read; default federation_sensitivity.")] = None
+    variant: Annotated[str | None, option("Of the metric; default what was seen in training, where it was.")] = None
+    threshold: Annotated[float, option("Of sensitivity_ratio.")] = 1.2
+    layers: Annotated[str | None, option("For the rule manual: names separated by commas.")] = None
+    out: Annotated[Path, option("Where the plan goes.", "FILE")] = Path("plan.json")
 
-    def main(self) -> None:
+    def main(self, line: str) -> None:
         from diagnostics import select
 
-        if not self.out.parent.is_dir():
-            raise UsageError(f"there is no folder {self.out.parent}")
+        arguments.check_output(self.out)
         plan = select.select(
             self.rows,
             self.rule,
@@ -192,22 +220,26 @@ class Select(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compare(Command):
-    """Run several algorithms over several seeds and compare them. Finished runs are kept, interrupted ones resumed.
+    """Run several algorithms over several seeds and compare them.
+
+    Finished runs are kept and interrupted ones resumed, so that the same command goes on after a stop.
 
     Examples:
-        fedlayers compare --dataset heart --algorithms local fedavg playerfl --seeds 5 --out out/compare
-        fedlayers compare --dataset heart --algorithms fedprox ditto --set fedprox.mu=0.01 --out out/penalty
+        fedlayers compare --algorithms local fedavg playerfl --seeds 5 --out out/heart
+        fedlayers compare --algorithms fedprox ditto --set fedprox.mu=0.01
     """
 
-    algorithms: tuple[str, ...] = ("local", "fedavg", "fedper", "playerfl")
-    seeds: Annotated[int, arg(help="Number of seeds, counted from --seed.")] = 3
-    out: Annotated[Path, arg(help="Folder for runs, rows, table and pictures.")] = Path("out/compare")
-    config: OmitArgPrefixes[RunConfig] = dataclasses.field(default_factory=RunConfig)
-    set: Set = ()
+    algorithms: Annotated[tuple[str, ...], option("Registry names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
+        *("local", "fedavg", "fedper", "playerfl"),
+    )
+    seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 3
+    out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
+    set: SetEach = ()
     set_model: SetModel = ()
     set_loss: SetLoss = ()
 
-    def main(self) -> None:
+    def main(self, line: str) -> None:
         from diagnostics import study
         from fl_core.plan import LayerPlan
 
@@ -220,32 +252,40 @@ class Compare(Command):
             self.algorithms,
             tuple(range(config.seed, config.seed + self.seeds)),
             self.out,
-            options=options_by_algorithm(self.set, self.algorithms),
+            options=arguments.by_algorithm(self.set, self.algorithms),
             plan=plan,
-            command=command_line(),
+            command=line,
         )
         print(result.text())
         print(f"\nrows, table and pictures: {self.out}")
 
+    def interrupted(self) -> str:
+        return "the same command goes on"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(Command):
-    """The whole question on one dataset: measure, decide, federate, compare; pictures and a report.
+    """Measure, decide, federate and compare; write a report.
+
+    Every client trains for one epoch and its layers are measured; a rule decides which layers to federate; the
+    algorithms are run over several seeds; report.html shows it all. After a stop the same command goes on.
 
     Examples:
         fedlayers study
         fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
     """
 
-    out: Annotated[Path, arg(help="Folder for everything.")] = Path("out/study")
-    algorithms: tuple[str, ...] = ("local", "fedavg", "fedbabu", "playerfl", "playerfl_random")
-    seeds: Annotated[int, arg(help="Number of seeds, counted from --seed.")] = 5
-    config: OmitArgPrefixes[RunConfig] = dataclasses.field(default_factory=RunConfig)
-    set: Set = ()
+    algorithms: Annotated[tuple[str, ...], option("Registry names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
+        *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
+    )
+    seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 5
+    out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan"))]
+    set: SetEach = ()
     set_model: SetModel = ()
     set_loss: SetLoss = ()
 
-    def main(self) -> None:
+    def main(self, line: str) -> None:
         from diagnostics import study
 
         study.study(
@@ -253,30 +293,33 @@ class Study(Command):
             self.algorithms,
             tuple(range(self.config.seed, self.config.seed + self.seeds)),
             self.out,
-            options=options_by_algorithm(self.set, self.algorithms),
-            command=command_line(),
+            options=arguments.by_algorithm(self.set, self.algorithms),
+            command=line,
             say=print,
         )
+
+    def interrupted(self) -> str:
+        return "the same command goes on"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class List(Command):
-    """What can be named: algorithms, datasets (with their defaults), models, metrics or rules.
+    """What can be named, with defaults and one line each.
 
     Examples:
         fedlayers list algorithms
         fedlayers list datasets
     """
 
-    what: Positional[str]
+    what: Annotated[Positional[str], option("algorithms, datasets, models, metrics or rules.", "WHAT")]
 
-    def main(self) -> None:
+    def main(self, line: str) -> None:
         from diagnostics import listings
 
         print(listings.LISTINGS[check_known("listing", self.what, listings.LISTINGS)]())
 
 
-COMMANDS: dict[str, Callable[..., Command]] = {
+COMMANDS: dict[str, type[Command]] = {
     "study": Study,
     "run": Run,
     "resume": Resume,
@@ -286,94 +329,61 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "compare": Compare,
     "list": List,
 }
-_CONFIG_FIELDS = {f.name for f in dataclasses.fields(RunConfig)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 2 for a usage error, 1 for a failure, with one line that says why."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    sys.path.insert(0, "")  # so that --model package.module:callable finds a module in the working directory
-    command: Any = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
-        prog="fedlayers",
-        description="Measure which layers of a network to federate and which to keep local, and check the choice.",
-        args=arguments or ["--help"],
-    )
+    """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # so that --model package.module:callable finds a module in the working directory
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        command.main()
-    except (UsageError, RunError) as error:
-        if command.debug:
-            raise
-        print(f"fedlayers: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        command = parsed(given)
+    except UsageError as error:
+        _leave(2, str(error))
+    try:
+        command.main(shlex.join(["fedlayers", *given]))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
-        print("fedlayers: interrupted; fedlayers resume continues a run", file=sys.stderr)
-        sys.exit(130)
+        _leave(130, f"interrupted; {command.interrupted()}")
+    except Exception as error:
+        if command.debug:
+            traceback.print_exc()
+        foreseen = isinstance(error, (UsageError, RunError, OSError))
+        reason = str(error) if foreseen else f"{type(error).__name__}: {error} (--debug shows where)"
+        _leave(2 if isinstance(error, UsageError) else 1, reason)
 
 
-# --- arguments -------------------------------------------------------------------------------------------------
-
-
-def command_line() -> str:
-    """The command as it was typed."""
-    return shlex.join(["fedlayers", *sys.argv[1:]])
-
-
-def pairs(kind: str, given: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` arguments as a dictionary; a value is JSON where it reads as JSON, a list where it has commas.
+def parsed(given: Sequence[str]) -> Command:
+    """The command that the arguments ask for; help and flags that do not parse end the program.
 
     Raises:
-        UsageError: an argument without ``=``.
+        UsageError: an unknown command.
     """
-    found = {}
-    for item in given:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise UsageError(f"{kind} takes KEY=VALUE, not {item!r}")
-        found[key] = _value(value)
-    return found
+    name = given[0] if given else "--help"
+    if name.startswith("-"):
+        about = "Measure which layers of a network to federate and which to keep local, and check the choice."
+        brief: Any = {name: _brief(kind) for name, kind in COMMANDS.items()}
+        tyro.extras.subcommand_cli_from_dict(brief, prog="fedlayers", description=about, args=[name])
+    kind = COMMANDS[check_known("command", name, COMMANDS)]
+    text = inspect.getdoc(kind)
+    return tyro.cli(kind, prog=f"fedlayers {name}", description=text, args=given[1:], config=arguments.MARKERS)
 
 
-def _value(text: str) -> Any:
-    for candidate in (text, f"[{text}]" if "," in text else text):
-        try:
-            return json.loads(candidate)
-        except json.JSONDecodeError:
-            continue
-    return text
+def _brief(kind: type[Command]) -> Any:
+    """A stand-in for a command in the overview: its first line."""
+
+    def command() -> None: ...
+
+    command.__doc__ = (inspect.getdoc(kind) or "").partition("\n")[0]
+    return command
 
 
-def configured(config: RunConfig, own: Sequence[str], model: Sequence[str], loss: Sequence[str]) -> RunConfig:
-    """A configuration with the ``--set`` arguments in it."""
-    return dataclasses.replace(
-        config,
-        options=pairs("--set", own),
-        model_options=pairs("--set-model", model),
-        loss_options=pairs("--set-loss", loss) or None,
-    )
-
-
-def options_by_algorithm(given: Sequence[str], algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``--set algorithm.key=value`` arguments of a comparison, by algorithm.
-
-    Raises:
-        UsageError: a key that does not name an algorithm of the comparison.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for key, value in pairs("--set", given).items():
-        name, dot, own = key.partition(".")
-        if not dot:
-            raise UsageError(f"in a comparison --set names the algorithm: --set {algorithms[0]}.{key}={value}")
-        found.setdefault(check_known("algorithm of this comparison", name, algorithms), {})[own] = value
-    return found
-
-
-def _round(text: str) -> int | str:
-    if text == "last":
-        return text
-    if not text.isdigit():
-        raise UsageError(f"--round takes a number or last, not {text!r}")
-    return int(text)
+def _leave(code: int, reason: str) -> NoReturn:
+    print(f"fedlayers: {' '.join(reason.split())}", file=sys.stderr)
+    sys.exit(code)
 
 
 def finished(engine: Any, out: Path) -> None:

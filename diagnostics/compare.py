@@ -15,12 +15,19 @@ from tqdm.auto import tqdm
 from fl_core import rows, runner, statistics, store
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
+from fl_core.data import FederatedData
 from fl_core.engine import Instruments
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.plan import LayerPlan
 
 METRICS = ("macro_f1", "accuracy", "loss")
 BASELINES = ("local", "fedavg")
+_GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
+LEGEND = (
+    "Test split after the last round, combined over clients by training samples; mean ± half the 95 % interval over "
+    "seeds.\nfairness: variance over clients of macro-F1, lower is fairer. incentive: clients whose macro-F1 is above "
+    "both local's\nand fedavg's. rank: by macro-F1, mean over seeds, 1 is best."
+)
 
 
 @dataclass
@@ -100,28 +107,33 @@ class Comparison:
         check_known("algorithm of this comparison", reference, blocks.index)
         lines = []
         for name in blocks.index.drop(reference):
-            mean, low, high = statistics.mean_interval((blocks.loc[name] - blocks.loc[reference]).dropna())
-            lines.append({"algorithm": name, "value": mean, "low": low, "high": high, "n": blocks.shape[1]})
+            paired = (blocks.loc[name] - blocks.loc[reference]).dropna()
+            mean, low, high = statistics.mean_interval(paired)
+            lines.append({"algorithm": name, "value": mean, "low": low, "high": high, "n": len(paired)})
         return pd.DataFrame(lines, columns=["algorithm", "value", "low", "high", "n"])
 
     def text(self) -> str:
-        """The table for a terminal; percentages, mean and 95 % interval over seeds."""
-        return pretty(self.table).to_string(index=False)
+        """The table for a terminal, and what its columns mean."""
+        return f"{pretty(self.table).to_string(index=False)}\n\n{LEGEND}"
 
 
 def pretty(table: pd.DataFrame) -> pd.DataFrame:
     """A comparison's table in words: scores in percent, intervals behind the mean."""
     shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
-    for metric, title, scale in (("macro_f1", "macro-F1 %", 100), ("accuracy", "accuracy %", 100), ("loss", "loss", 1)):
+    for metric, title, scale in (
+        ("macro_f1", f"macro-F1{_GAP}%", 100),
+        ("accuracy", f"accuracy{_GAP}%", 100),
+        ("loss", "loss", 1),
+    ):
         spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2 * scale
         digits = 1 if scale == 100 else 3
         shown[title] = [
-            f"{m * scale:.{digits}f}" + (f" ± {s:.{digits}f}" if np.isfinite(s) else "")
+            f"{m * scale:.{digits}f}" + (f"{_GAP}±{_GAP}{s:.{digits}f}" if np.isfinite(s) else "")
             for m, s in zip(table[metric], spread, strict=True)
         ]
-    shown["variance of clients' F1"] = [f"{v:.1e}" for v in table["fairness"]]
-    shown["clients above both %"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
-    shown["mean rank"] = [f"{v:.1f}" for v in table["rank"]]
+    shown["fairness"] = [f"{v:.1e}" for v in table["fairness"]]
+    shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
+    shown["rank"] = [f"{v:.1f}" for v in table["rank"]]
     return shown
 
 
@@ -134,6 +146,59 @@ def headline(frame: pd.DataFrame) -> pd.DataFrame:
     return test[test["model"] == np.where(has_personal, "personal", "global")]
 
 
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison: where it is, what it is, and the plan that it obeys."""
+
+    path: Path
+    config: RunConfig
+    plan: LayerPlan | None
+
+
+Plans = LayerPlan | Mapping[str, LayerPlan] | None
+
+
+def jobs_of(
+    config: RunConfig,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path | str | None,
+    options: Mapping[str, dict[str, Any]] | None = None,
+    plan: Plans = None,
+) -> list[Job]:
+    """The runs of a comparison, all checked, and held against those that are below ``out`` already; writes nothing.
+
+    Without ``out`` the runs are checked for themselves.
+
+    Raises:
+        UsageError: as :func:`compare`.
+    """
+    for what, given in (("algorithm", algorithms), ("seed", seeds)):
+        if not given:
+            raise UsageError(f"a comparison needs at least one {what}")
+        twice = [each for k, each in enumerate(given) if each in given[:k]]
+        if twice:
+            raise UsageError(f"the {what} {twice[0]} is named twice")
+    for name in options or {}:
+        check_known("algorithm of this comparison", name, algorithms)
+    plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
+    obey = {name for name in algorithms if find(name).splits}
+    if (plan is not None or config.plan is not None) and not obey:
+        raise UsageError(f"none of {listing(algorithms)} takes a plan")
+    jobs: list[Job] = []
+    for seed in seeds:
+        data = None  # the same for all algorithms of a seed
+        for name in algorithms:
+            each = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
+            job = (each, plans.get(name)) if name in obey else (replace(each, plan=None), None)
+            jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", *job))
+            task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, data=data)
+            data = task.data
+            if out is not None:
+                _check_stored(jobs[-1].path, task)
+    return jobs
+
+
 def compare(
     config: RunConfig,
     algorithms: Sequence[str],
@@ -142,49 +207,50 @@ def compare(
     *,
     instruments: Instruments,
     options: Mapping[str, dict[str, Any]] | None = None,
-    plan: LayerPlan | None = None,
+    plan: Plans = None,
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
-    """Run every algorithm with every seed below ``out``/runs and compare.
+    """Run every algorithm with every seed below ``out``/runs, compare, and write ``rows.jsonl`` and ``table.csv``.
 
     Runs that are finished are read, runs that were interrupted are resumed, so a comparison can be stopped and
-    started again; it refuses finished runs whose configuration differs. All algorithms of a seed have the same
-    initial model, data split, client sample and batches.
+    started again; it refuses runs whose configuration, plan, data or initial model differ. All algorithms of a seed
+    have the same initial model, data split, client sample and batches.
 
     Args:
         options: each algorithm's own configuration, by name.
-        plan: given to the algorithms that obey one.
+        plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
 
     Raises:
         UsageError: anything unknown or not fitting, before the first run.
+        RunError: a run failed; the same call goes on from there.
     """
     out = Path(out)
-    options = dict(options or {})
-    for name in options:
-        check_known("algorithm of this comparison", name, algorithms)
-    wanted: list[tuple[Path, RunConfig, LayerPlan | None]] = []
-    for seed in seeds:
-        for name in algorithms:
-            obeys = find(name).splits
-            each = replace(config, algorithm=name, seed=seed, options=options.get(name, {}))
-            each = each if obeys else replace(each, plan=None)
-            wanted.append((out / "runs" / f"{name}-{seed}", each, plan if obeys else None))
-    for path, each, its_plan in wanted:  # all is checked before the first run
-        task = runner.assemble(each, plan=its_plan)
-        if (path / "config.json").exists():
-            _check_same(path, task)
+    jobs = jobs_of(config, algorithms, seeds, out, options, plan)
+    held: dict[int, FederatedData] = {}  # the data of one seed at a time
     frames = []
-    for path, each, its_plan in tqdm(wanted, desc="runs", unit="run", disable=not progress):
-        if not (path / "config.json").exists():
-            runner.run(each, path, instruments=instruments, plan=its_plan, command=command, progress=False)
-        elif store.Run(path).rounds[-1:] != [resolved(each).rounds]:
-            runner.resume(path, instruments=instruments, progress=False)
-        frames.append(store.Run(path).rows()[1])
+    for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):
+        if not (job.path / "config.json").exists():
+            if job.config.seed not in held:
+                held = {job.config.seed: runner.assemble(job.config, plan=job.plan).data}
+            runner.run(
+                job.config,
+                job.path,
+                instruments=instruments,
+                data=held[job.config.seed],
+                plan=job.plan,
+                command=command,
+                progress=False,
+            )
+        elif store.Run(job.path).rounds[-1:] != [resolved(job.config).rounds]:
+            runner.resume(job.path, instruments=instruments, progress=False)
+        frames.append(store.Run(job.path).rows()[1])
     result = Comparison(pd.concat(frames, ignore_index=True))
-    header = {**runner.assemble(wanted[0][1], plan=wanted[0][2]).header(command), "runs": len(wanted)}
+    header = {**runner.assemble(jobs[0].config, plan=jobs[0].plan).header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
-    result.table.to_csv(out / "table.csv", index=False)
+    part = out / "table.csv.part"
+    result.table.to_csv(part, index=False)
+    part.replace(out / "table.csv")
     return result
 
 
@@ -193,8 +259,12 @@ def _record(record: Mapping[Any, Any]) -> rows.Row:
     return {name: None if pd.isna(value) else value for name, value in record.items()}
 
 
-def _check_same(path: Path, task: runner.Task) -> None:
-    stored, plan = runner.stored_config(store.Run(path).config)
+def _check_stored(path: Path, task: runner.Task) -> None:
+    """Refuse a directory that holds anything but the beginning or the whole of this very run."""
+    if not (path / "config.json").exists():
+        return store.check_free(path)
+    run = store.Run(path)
+    stored, plan = runner.stored_config(run.config)
     asked = replace(task.config, plan=None) if task.plan is not None else task.config
     free = {"workers", "device", "data_root", "download"}  # these do not change results
     for name in (f.name for f in fields(RunConfig) if f.name not in free):
@@ -203,5 +273,11 @@ def _check_same(path: Path, task: runner.Task) -> None:
                 f"{path} was run with {name}={getattr(stored, name)!r}, now it is {getattr(asked, name)!r}: "
                 "choose another directory"
             )
-    if plan is not None and task.plan is not None and plan.digest != task.plan.digest:
-        raise UsageError(f"{path} was run under another plan ({plan!r}): choose another directory")
+    if (plan and plan.digest) != (task.plan and task.plan.digest):
+        raise UsageError(f"{path} was run under another plan ({plan or 'its own'}): choose another directory")
+    if run.begun:
+        began, now = run.rows()[0], task.header("")
+        for key, what in (("data", "other data"), ("checkpoint", "another initial model")):
+            if began[key] != now[key]:
+                raise UsageError(f"{path} was run with {what}: choose another directory")
+    return None

@@ -91,6 +91,7 @@ def exact_traces(
                     term = (signs[:, k] * squares.double()).sum()
                     totals[layer_of[name]] = totals.get(layer_of[name], 0) + term
         n += len(y)
+        del taps, found, logits  # this batch's graph, before the next one's is built
     return {layer: float(totals.get(layer, 0.0)) / n for layer in layers}, n
 
 
@@ -113,7 +114,9 @@ def _tapped(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Iter
     @torch.no_grad()
     def tap(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> _Tap | None:
         a = inputs[0] if len(inputs) == 1 else None
-        if not isinstance(a, Tensor) or a.ndim == 0 or len(a) != n or not isinstance(output, Tensor):
+        if not isinstance(a, Tensor) or a.ndim == 0 or len(a) != n:
+            return None
+        if not isinstance(output, Tensor) or not output.requires_grad:
             return None
         norms = norms_of(module, a, passes)
         # the edge, not the tensor: an in-place operation may take the tensor further

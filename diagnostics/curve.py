@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
+from diagnostics.metrics import METRICS
 from diagnostics.sensitivity import combine
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.layers import Layer
@@ -84,7 +85,8 @@ def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant:
     """The curve of a metric over the layers in use, from the single clients' rows.
 
     A metric of pairs (cka) gives each client the mean of 1 - value over the pairs it is in, so that it too grows with
-    the difference; its clients weigh the same.
+    the difference; its clients weigh the same. Of several variants the default is the metric's own (its first that was
+    measured), but of federation sensitivity what was seen in training, which is what PLayer-FL decides on.
 
     Raises:
         UsageError: no such metric or variant, several variants, rounds, models or seeds, missing rows or sizes, fewer
@@ -122,11 +124,13 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
     there = list(table["variant"].unique())
     if variant is not None:
         return check_known(f"variant of {metric}", variant, there)
-    if metric == SENSITIVITY and len(there) > 1:
-        there = [each for each in there if each != "importance"]  # what S is summed from, beside S itself
-    if len(there) > 1:
+    preferred = METRICS[metric].variants if metric in METRICS else ()
+    if metric == SENSITIVITY:
+        preferred = ("training", *preferred)
+    found = next((name for name in preferred if name in there), there[0])
+    if found not in preferred and len(there) > 1:
         raise UsageError(f"the rows hold several variants of {metric}: {listing(there)}; name one")
-    return there[0]
+    return found
 
 
 def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:

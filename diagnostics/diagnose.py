@@ -1,265 +1,41 @@
-"""One call from models and data to tidy rows: :func:`diagnose`, and the :class:`Report` that it gives."""
+"""One call from models and data to tidy rows: :func:`diagnose`."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from diagnostics import gradients, sensitivity, similarity
-from diagnostics.capture import Batch, Data, batches, untouched
-from diagnostics.gradients import GradientMetric, Subject, Tick, placed, quiet
-from diagnostics.hessian import hessian_trace
+from diagnostics import gradients
+from diagnostics.capture import Data, batches, untouched
+from diagnostics.gradients import Subject, Tick, placed
+from diagnostics.metrics import METRICS, Metric
+from diagnostics.report import Report
 from fl_core import losses, rows, tree
 from fl_core.errors import UsageError, check_known
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import layers_of
 from fl_core.losses import Loss
-from fl_core.plan import layer_from_json
-from fl_core.rows import Row, row
+from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
-_COMMON = ("subjects", "layers", "loss", "batch", "seed", "mode", "tick")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric by name.
-
-    Attributes:
-        compute: ``compute(subjects, layers, *, loss, batch, seed, mode, tick, **options) -> list[Row]``.
-        description, direction: one line each; the direction says what a higher value means.
-        variants: of its rows, the default first.
-        shared: gives, for the same options, what reads a pass over the gradients together with other metrics.
-        pairs: whether a value belongs to two clients.
-    """
-
-    name: str
-    compute: Callable[..., list[Row]]
-    description: str
-    direction: str
-    variants: tuple[str, ...]
-    shared: Callable[..., GradientMetric | None] | None = None
-    pairs: bool = False
-
-    @property
-    def variant(self) -> str:
-        """The default variant."""
-        return self.variants[0]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Names and defaults of the metric's own options."""
-        parameters = inspect.signature(self.compute).parameters
-        return {name: p.default for name, p in parameters.items() if name not in _COMMON}
-
-
-def hessian_rows(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    estimator: str = "auto",
-    probes: int = 32,
-    dtype: torch.dtype | None = None,
-) -> list[Row]:
-    """Two rows a client and layer: the trace of the layer's Hessian block over its parameters' number, and undivided.
-
-    Both are signed; PLayer-FL, Eq. A.2, divided by the number of parameters as its section 5.1 says. The options are
-    those of :func:`diagnostics.hessian.hessian_trace`.
-    """
-    found: list[Row] = []
-    for subject in subjects:
-        options: dict[str, Any] = {"estimator": estimator, "probes": probes, "dtype": dtype, "mode": mode}
-        data = _Placed(subject, batch)
-        for result in hessian_trace(subject.model, data, layers, loss=loss, batch=batch, seed=seed, **options):
-            ok = result.status == "ok"
-            for variant, value, stderr in (
-                ("per_parameter", result.per_parameter, result.stderr_per_parameter),
-                ("absolute", result.trace, result.stderr),
-            ):
-                found.append(
-                    row(
-                        "hessian_trace",
-                        value if ok else None,
-                        status=result.status,
-                        client=subject.client,
-                        layer=result.layer,
-                        variant=variant,
-                        stderr=stderr if ok else None,
-                        estimator=result.estimator,
-                        unit="loss/weight^2",
-                        n_params=result.n_params,
-                        n_samples=result.n_samples,
-                        n_train=subject.n_train,
-                    )
-                )
-        tick(subject.client)
-    return found
-
-
-class _Placed:
-    """A subject's batches, where its model is and in the model's type."""
-
-    def __init__(self, subject: Subject, batch: int) -> None:
-        self._subject, self._batch = subject, batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        for x, y in batches(self._subject.data, self._batch):
-            x = placed(self._subject.model, x)
-            yield x, y.to(x.device)
-
-
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric(
-            "grad_variance",
-            gradients.grad_variance,
-            "variance over the entries of a layer's weight gradient",
-            "higher = the entries of the gradient are spread wider",
-            gradients.REDUCTIONS,
-            shared=gradients.GradVariance,
-        ),
-        Metric(
-            "hessian_trace",
-            hessian_rows,
-            "trace of a layer's block of the loss's Hessian, exact where the network allows it",
-            "higher = the loss curves more upwards in the layer's weights",
-            ("per_parameter", "absolute"),
-        ),
-        Metric(
-            "cka",
-            similarity.cka,
-            "linear CKA between the clients' representations of the same samples",
-            "higher = more similar; 1 = same",
-            ("flatten",),
-            pairs=True,
-        ),
-        Metric(
-            "federation_sensitivity",
-            sensitivity.federation_sensitivity,
-            "importance of the layers up to one, relative to the first layer",
-            "higher = the layers up to here matter more to the loss; 1 at the first layer",
-            (*sensitivity.WHEN, "importance"),
-            shared=sensitivity.sharing,
-        ),
-    )
-}
-
-
-@dataclass(frozen=True, eq=False)
-class Report:
-    """What a diagnosis found: rows of the one schema, and the header that says of what."""
-
-    frame: pd.DataFrame
-    header: dict[str, Any]
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """All layers of the model, from input to output, with their tensors."""
-        return tuple(layer_from_json(item) for item in self.header["layers"])
-
-    def values(self, metric: str, variant: str | None = None) -> pd.DataFrame:
-        """Values of one metric, layers x clients; NaN where there is none (the frame's status says why).
-
-        Of a metric of pairs: each client's mean over the others. Default variant: the metric's first that was measured.
-
-        Raises:
-            UsageError: a metric or variant that was not measured.
-        """
-        found = self._rows(metric)
-        present = list(dict.fromkeys(found["variant"]))
-        if variant is None:
-            preferred = METRICS[metric].variants if metric in METRICS else ()
-            variant = next((name for name in preferred if name in present), present[0])
-        check_known(f"variant of {metric}", variant, present)
-        found = found[found["variant"] == variant]
-        paired = found[found["client_b"] != ""]
-        found = pd.concat([found, paired.assign(client=paired["client_b"])])
-        found = found[found["client"] != ""]
-        table = found.groupby(["layer", "client"], sort=False)["value"].mean(skipna=False).unstack()
-        order = [layer.name for layer in self.layers if layer.name in table.index]
-        return table.reindex(index=order, columns=list(dict.fromkeys(found["client"])))
-
-    def cka(self, layer: str) -> pd.DataFrame:
-        """CKA between all clients at one layer, clients x clients, symmetric, with ones on the diagonal.
-
-        Raises:
-            UsageError: CKA was not measured, there or at all.
-        """
-        found = self._rows("cka")
-        check_known("layer", layer, dict.fromkeys(found["layer"]))
-        found = found[found["layer"] == layer]
-        names = [name for name in dict.fromkeys([*found["client"], *found["client_b"]]) if name]
-        if not names:
-            raise UsageError(f"no CKA at layer {layer!r}: {found['status'].iloc[0]}")
-        matrix = pd.DataFrame(np.eye(len(names)), index=names, columns=names)
-        for a, b, value in zip(found["client"], found["client_b"], found["value"], strict=True):
-            matrix.loc[a, b] = matrix.loc[b, a] = value
-        return matrix
-
-    def plot(self, metric: str, ax: Axes | None = None) -> Axes:
-        """One metric drawn over the layers."""
-        from diagnostics import plots
-
-        self._rows(metric)
-        return plots.metric(self.frame, metric, ax)
-
-    def write(self, path: Path | str) -> None:
-        """Write header and rows as JSON lines."""
-        records = self.frame.astype(object).where(self.frame.notna(), None).to_dict("records")
-        rows.write(Path(path), self.header, ({str(name): value for name, value in r.items()} for r in records))
-
-    @classmethod
-    def read(cls, path: Path | str) -> Report:
-        """Read what :meth:`write` wrote.
-
-        Raises:
-            UsageError: no such file, or not a diagnosis; CorruptError: a damaged line.
-        """
-        header, frame = rows.read(Path(path))
-        if "layers" not in header:
-            raise UsageError(f"{path} is not a diagnosis: its header names no layers")
-        return cls(frame, header)
-
-    def _rows(self, metric: str) -> pd.DataFrame:
-        check_known("metric of this report", metric, dict.fromkeys(self.frame["metric"]))
-        return self.frame[self.frame["metric"] == metric]
-
-    def __repr__(self) -> str:
-        clients = len({name for name in self.frame["client"] if name})
-        metrics = ", ".join(dict.fromkeys(self.frame["metric"]))
-        missing = int((self.frame["status"] != "ok").sum())
-        return f"Report({metrics}; {len(self.layers)} layers, {clients} clients, {missing} rows without a value)"
 
 
 def diagnose(
     models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
     data: Any,
-    metrics: Sequence[str] = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity"),
+    metrics: str | Sequence[str] = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity"),
     *,
     loss: Loss | str | None = None,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     probe: Data | None = None,
     by: str = "block",
     batch: int = 256,
@@ -294,6 +70,7 @@ def diagnose(
         UsageError: an unknown name or option, numbers or names of models and data that do not agree, models that
             differ in their tensors, or data that do not fit.
     """
+    metrics = (metrics,) if isinstance(metrics, str) else metrics
     chosen = [METRICS[check_known("metric", name, METRICS)] for name in dict.fromkeys(metrics)]
     settings = _settings(chosen, options or {}, probe)
     for name in context or {}:
@@ -306,7 +83,8 @@ def diagnose(
             x, _ = next(batches(subjects[0].data, 2))
         every = layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
         names = [layer.name for layer in every]
-        wanted = {check_known("layer", name, names) for name in (names if layers is None else layers)}
+        asked = names if layers is None else (layers,) if isinstance(layers, str) else layers
+        wanted = {check_known("layer", name, names) for name in asked}
         kept = [layer for layer in every if layer.name in wanted]
         together = {m.name: r for m in chosen if m.shared and (r := m.shared(**settings[m.name]))}
         common: dict[str, Any] = {"loss": criterion, "batch": batch, "seed": seed, "mode": mode}

@@ -101,12 +101,12 @@ def hessian_trace(
         loss: its mean over all samples is what is differentiated.
         batch: samples at a time, which bounds the memory; a loader's own batches stand. In ``"eval"`` mode the value
             does not depend on it. In ``"train"`` mode batch normalisation sees one batch at a time and dropout draws
-            one mask a batch (from the seed), and the value is the mean over batches of each batch's own trace.
+            one mask a batch (from the seed); the value is the batches' own traces, averaged by size.
         estimator: ``"auto"``: exact where possible, otherwise Hutchinson; or one of them for all layers.
         probes: Hutchinson's probes, at least 2; new ones for every layer and batch.
         seed: of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
-        dtype: compute in this type (``torch.float64`` to halve no digits); default: the model's own.
+        dtype: compute in this type, for instance ``torch.float64``; default: the model's own.
 
     Raises:
         UsageError: an unknown estimator, mode or parameter, fewer than 2 probes, labels that are no class indices,
@@ -207,5 +207,6 @@ def _hutchinson(
             except RuntimeError as error:
                 failures[layer] = no_second_derivative(error)
         n += len(y)
+        del losses, gradients, gradient  # this batch's graph, before the next one's is built
     done = {layer: estimate / n for layer, estimate in estimates.items() if layer not in failures}
     return done, failures, n

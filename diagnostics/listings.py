@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
 
-import pandas as pd
-
-from diagnostics.diagnose import METRICS
+from diagnostics.metrics import METRICS
 from diagnostics.select import RULES
 from fl_core import data, models
 from fl_core.algorithms import registry
@@ -40,10 +42,12 @@ def datasets() -> str:
     )
     lines = []
     for name, recipe in data.datasets().items():
-        values = {key: getattr(recipe, key) for key in shown}
+        values: dict[str, object] = {key: getattr(recipe, key) for key in shown}
         values["clients"] = recipe.clients or "natural"
         values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
         values["samples"] = recipe.samples or "all"
+        values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
+        values["loss"] = _with(recipe.loss, recipe.loss_options)
         lines.append({"name": name, **values})
     return _table(lines)
 
@@ -57,7 +61,7 @@ def metrics() -> str:
     """Name, meaning, direction and variants of every metric."""
     return _table(
         [
-            {"name": m.name, "measures": m.description, "reads": m.direction, "variants": ", ".join(m.variants)}
+            {"name": m.name, "measures": m.description, "direction": m.direction, "variants": ", ".join(m.variants)}
             for m in METRICS.values()
         ]
     )
@@ -68,6 +72,7 @@ def rules() -> str:
     return _table([{"name": name, "rule": rule.summary} for name, rule in RULES.items()])
 
 
+WIDTH = 160
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,
@@ -77,11 +82,28 @@ LISTINGS: dict[str, Callable[[], str]] = {
 }
 
 
+def _with(name: str, options: Mapping[str, Any]) -> str:
+    """A name with its options, in short; a list holds a number for every class."""
+
+    def said(key: str, value: Any) -> str:
+        if value is True:
+            return key
+        return f"{key}=…" if isinstance(value, list) else f"{key}={value:g}"
+
+    return " ".join([name, *(said(key, value) for key, value in options.items())])
+
+
 def _table(lines: Sequence[Mapping[str, object]]) -> str:
-    frame = pd.DataFrame(lines).astype(str)
-    widths = {column: max([len(str(column)), *frame[column].str.len()]) for column in frame}
-    rows = [frame.columns.to_list(), *frame.to_numpy().tolist()]
-    return "\n".join(
-        "  ".join(str(cell).ljust(width) for cell, width in zip(row, widths.values(), strict=True)).rstrip()
-        for row in rows
-    )
+    """Aligned columns, not wider than the terminal (160 elsewhere) where wrapping the widest ones allows it."""
+    rows = [[str(key) for key in lines[0]], *([str(value) for value in line.values()] for line in lines)]
+    least = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH) - 2 * (len(widths) - 1)
+    while sum(widths) > room and any(width > most for width, most in zip(widths, least, strict=True)):
+        widths[max(range(len(widths)), key=lambda k: widths[k] - least[k])] -= 1
+    printed = []
+    for row in rows:
+        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            printed.append("  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
+    return "\n".join(printed)

@@ -9,7 +9,9 @@ from typing import Any
 import pandas as pd
 
 from diagnostics import select
-from diagnostics.diagnose import METRICS, Report, diagnose
+from diagnostics.diagnose import diagnose
+from diagnostics.metrics import METRICS
+from diagnostics.report import Report
 from diagnostics.sensitivity import SensitivityAccumulator, recorded_rows
 from diagnostics.similarity import probe_set
 from fl_core import rows, runner, tree
@@ -23,7 +25,8 @@ SENSITIVITY = "federation_sensitivity"
 
 def instruments() -> Instruments:
     """What a run needs to measure and decide in its first round: pass it to :func:`fl_core.runner.run`."""
-    return Instruments(observers={SENSITIVITY: SensitivityAccumulator}, decide=select.decide)
+    rules = tuple(name for name, rule in select.RULES.items() if rule.cut)
+    return Instruments(observers={SENSITIVITY: SensitivityAccumulator}, decide=select.decide, rules=rules)
 
 
 def of_run(
@@ -32,6 +35,7 @@ def of_run(
     *,
     round: int | str = "last",
     which: str = "local",
+    command: str = "",
     **options: Any,
 ) -> Report:
     """Diagnose the models of a checkpoint, each on its own client's training data.
@@ -40,7 +44,8 @@ def of_run(
         path: a run directory.
         metrics: registry names.
         round: a round with a checkpoint, or ``"last"``.
-        which: ``local`` (after local training, before aggregation), ``personal`` or ``global``.
+        which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. Clients that have no
+            such model, because they were not sampled in that round, are named in the header under ``absent``.
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
@@ -57,7 +62,7 @@ def of_run(
         "model": which,
         "split": "train",
     }
-    return _diagnosed(task, models, metrics, context, f"diagnose {path}", options)
+    return _diagnosed(task, models, metrics, context, command or f"diagnose {path}", options)
 
 
 def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: str = "", **options: Any) -> Report:
@@ -81,6 +86,12 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
     seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes)
     trained = [{**row, **context} for row in seen if row["variant"] == "training"]
     return Report(pd.concat([report.frame, rows.frame(trained)], ignore_index=True), report.header)
+
+
+def shown_variants(report: Report, metric: str) -> list[str]:
+    """The variants of a metric that a reader wants to see first: the default, and what a decision reads."""
+    there = set(report.frame.loc[report.frame["metric"] == metric, "variant"])
+    return [name for name in dict.fromkeys((METRICS[metric].variant, "training")) if name in there]
 
 
 def _diagnosed(

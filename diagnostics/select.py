@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from diagnostics.curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
+from diagnostics.metrics import METRICS
 from diagnostics.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError, check_known, listing
@@ -98,7 +99,8 @@ def select(
             evidence, and there is none unless a metric is named.
         threshold: of rule ``"sensitivity_ratio"``, above 0.
         layers: for rule ``"manual"``: exact names of the layers to share, as a sequence or separated by commas.
-        variant: which variant of the metric; needed where the rows hold several.
+        variant: which variant of the metric. Default: its first that was measured; of federation sensitivity
+            ``"training"`` where the rows hold it, on which PLayer-FL decides.
 
     Raises:
         UsageError: an unknown rule, metric, variant or layer; rows without layers, or of several rounds, models or
@@ -270,7 +272,9 @@ def _table(plan: LayerPlan) -> str:
     limit = plan.why.threshold
     above = next((name for name, step in steps.items() if limit is not None and step > limit), None)
     width = max(len(name) for name in (*plan.names, "layer"))
-    symbol = "S" if plan.why.metric == SENSITIVITY else "value"
+    metric = plan.why.metric
+    pairs = metric in METRICS and METRICS[metric].pairs
+    symbol = "S" if metric == SENSITIVITY else f"1 - {metric}" if pairs else "value"
     lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if known else []
     for layer in plan.layers:
         value = "" if values.get(layer.name) is None else f"{values[layer.name]:.4g}"

@@ -28,7 +28,7 @@ PROBE = 512
 LEAST = 4
 """Samples that the unbiased HSIC needs."""
 _CHUNK = 1 << 16  # entries of each Gram matrix that are in float64 at a time
-_PANEL = 256  # rows of a Gram matrix that are computed at a time
+_PANEL = 64  # rows of a Gram matrix that are computed at a time
 
 
 # --- the probe: samples that every model sees ------------------------------------------------------------------
@@ -165,20 +165,18 @@ class _Recorder:
         elif x.shape[1:] != self._reference.shape:
             self._fault = f"{x.shape[1]} features after {len(self._reference)} in an earlier batch"
             return
-        if self._estimator == "minibatch":
-            target = torch.empty_like(x)
-        else:
-            size = (self._bounds[-1][1], x.shape[1])
-            if self._buffer.shape != size or (self._buffer.dtype, self._buffer.device) != (x.dtype, x.device):
-                self._buffer = x.new_empty(size)
-            target = self._buffer[start:stop]
+        whole = self._estimator == "full"
+        size = (self._bounds[-1][1] if whole else max(e - s for s, e in self._bounds), x.shape[1])
+        if self._buffer.shape != size or (self._buffer.dtype, self._buffer.device) != (x.dtype, x.device):
+            self._buffer = x.new_empty(size)
+        target = self._buffer[start:stop] if whole else self._buffer[: stop - start]
         torch.sub(x, self._reference, out=target)
         if start == 0:
             peak = float(torch.linalg.vector_norm(target, torch.inf))
             self._scale = 1.0 if peak == 0 or 1e-8 < peak < 1e8 else 1 / peak  # so that squares fit the type
         if self._scale != 1.0:
             target *= self._scale
-        if self._estimator == "minibatch":
+        if not whole:
             self._grams[start] = _gram(target)
         self._taken.add(start)
 

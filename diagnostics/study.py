@@ -13,17 +13,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from diagnostics import measure, plots, select
-from diagnostics.compare import Comparison, compare, pretty
-from diagnostics.diagnose import METRICS, Report
+from diagnostics.compare import LEGEND, Comparison, Plans, compare, jobs_of, pretty
+from diagnostics.metrics import METRICS
 from diagnostics.page import Page
+from diagnostics.report import Report
 from fl_core import __version__, runner
+from fl_core.algorithms import find
+from fl_core.algorithms.partial import PLayerFL
 from fl_core.config import RunConfig, resolved
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 
 Say = Callable[[str], None]
 CAPTIONS = {
-    "grad_variance": "Variance over the entries of each layer's weight gradient. Late layers have the steepest spread.",
+    "grad_variance": "Variance over the entries of each layer's weight gradient: how unevenly the layer is pulled.",
     "hessian_trace": "Trace of the loss's Hessian in each layer, per parameter: how sharply the loss curves there.",
     "cka": "How differently the clients' models represent the same samples; 0 is the same representation.",
     "federation_sensitivity": "Federation sensitivity of the layers up to each one, relative to the first; the "
@@ -48,7 +51,7 @@ def compared(
     out: Path,
     *,
     options: Mapping[str, dict[str, Any]] | None = None,
-    plan: LayerPlan | None = None,
+    plan: Plans = None,
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
@@ -87,35 +90,42 @@ def study(
     pictures as PNG, and ``report.html``. A study that was interrupted goes on when it is started again.
 
     Raises:
-        UsageError: anything unknown or not fitting, before any work.
+        UsageError: anything unknown or not fitting, or a folder that holds another study; nothing is written then.
+        RunError: there is no decision, or a run failed; the same call goes on from there.
     """
-    if not seeds:
-        raise UsageError("a study needs at least one seed")
+    if config.plan is not None:
+        raise UsageError("a study decides on its own plan; compare takes one")
     out = Path(out)
+    if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
+        raise UsageError(f"{out} is {'a run' if out.is_dir() else 'a file'}; choose another folder for the study")
+    jobs_of(config, algorithms, seeds[:1], None, options)
     config = replace(config, seed=seeds[0], algorithm="playerfl")
     task = runner.assemble(config)
-    out.mkdir(parents=True, exist_ok=True)
     counts = task.data.class_counts()
-    say(f"{task.config.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples; "
-        f"{task.config.model}: {', '.join(layer.name for layer in task.layers)}")  # fmt: skip
+    say(f"{task.config.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples")
+    say(f"{task.config.model}: {', '.join(layer.name for layer in task.layers)}")
 
     report = measure.of_task(task, command=command, progress=progress)
-    report.write(out / "rows.jsonl")
     plan = select.select(
         report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY, variant="training"
     )
-    plan.save(out / "plan.json")
     say("\n" + select.explain(plan))
+    plans = {name: plan for name in algorithms if issubclass(find(name), PLayerFL)}
+    jobs_of(config, algorithms, seeds, out / "comparison", options, plans)
+    out.mkdir(parents=True, exist_ok=True)
+    report.write(out / "rows.jsonl")
+    plan.save(out / "plan.json")
     decisions = over_seeds(config, seeds)
     say("\nLast shared layer by seed: " + ", ".join(f"{seed}: {last}" for seed, last in decisions.items()))
 
-    result = compared(
-        replace(config, plan=None),
+    result = compare(
+        config,
         algorithms,
         seeds,
         out / "comparison",
+        instruments=measure.instruments(),
         options=options,
-        plan=plan,
+        plan=plans,
         command=command,
         progress=progress,
     )
@@ -199,25 +209,38 @@ def write_page(
 
     page.text("## The decision")
     _add(page, out, "plan", _figure(plots.plan(plan)), "Federated and local layers, and where each client would cut.")
-    thresholds = pd.DataFrame(plan.why.alternatives.items(), columns=["threshold or rule", "last shared layer"])
-    page.table(thresholds, "The same measurement under other thresholds.")
-    seeds = pd.DataFrame(decisions.items(), columns=["seed", "last shared layer"])
-    page.table(seeds, "The decision of other seeds: other splits, initial weights and batches.")
+    others = [(layer, listing(grouped)) for layer, grouped in _inverted(plan.why.alternatives).items()]
+    page.table(
+        pd.DataFrame(others, columns=["last federated layer", "thresholds and rules"]),
+        "What the same measurement would decide under other thresholds and rules.",
+    )
+    by_layer = [(last, listing(map(str, seeds))) for last, seeds in _inverted(decisions).items()]
+    page.table(
+        pd.DataFrame(by_layer, columns=["last federated layer", "seeds"]),
+        "What each seed's own measurement decides, with its own splits, initial weights and batches.",
+    )
 
-    page.text(f"## What it is worth\n\n{verdict(result)}")
+    names = list(result.table["algorithm"])
+    obey = [f"`{name}`" for name in names if issubclass(find(name), PLayerFL)]
+    page.text(
+        f"## What it is worth\n\n{result.table['seeds'].max()} seeds, {config.rounds} rounds. "
+        + (f"{', '.join(obey)} start from the plan above; the others use no plan or their own." if obey else "")
+        + f"\n\n{verdict(result)}"
+    )
     for name, figure in pictures_of(result).items():
         _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
-    page.table(pretty(result.table), "Test split after the last round; mean and half the 95 % interval over seeds.")
-    page.text(
-        "Clients above both: the part of the clients whose F1 lies above Local's and above FedAvg's. Rank 1 is best."
-    )
+    page.table(pretty(result.table), LEGEND)
 
-    page.text("## How it was made")
-    page.text(f"- command: `{command}`\n- fedlayers {__version__}\n- data digest `{task.data.digest[:16]}`")
-    page.text(
-        f"- {config.rounds} rounds, {config.epochs} local epochs, batch {config.batch}, {config.optimizer}, "
-        f"lr {config.lr}, {config.loss}\n- seeds {', '.join(map(str, decisions))}\n- plan `{plan.digest[:16]}`"
+    made = (
+        *([f"command: `{command}`"] if command else []),
+        f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch}, {config.optimizer}, "
+        f"lr {config.lr}, {config.loss}",
+        f"seeds: {', '.join(map(str, decisions))}",
+        f"fedlayers {__version__}; data `{task.data.digest[:16]}`, plan `{plan.digest[:16]}`",
+        "beside this page: `rows.jsonl` (the measurement), `plan.json`, `comparison/` (all runs, their rows and table)",
     )
+    page.text("## How it was made")
+    page.text("\n".join(f"- {line}" for line in made))
     path = out / "report.html"
     page.write(path)
     return path
@@ -227,8 +250,16 @@ _COMPARISON_CAPTIONS = {
     "comparison": "Macro-F1 of each algorithm's final model, combined over clients by training samples; mean and 95 % "
     "interval over seeds.",
     "clients": "The same score client by client.",
-    "learning": "Macro-F1 over the rounds.",
+    "learning": "Macro-F1 over the rounds; an algorithm that adapts to the clients only at the end has one point.",
 }
+
+
+def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
+    """Who chose each."""
+    found: dict[str, list[Any]] = {}
+    for who, choice in choices.items():
+        found.setdefault(choice, []).append(who)
+    return found
 
 
 def verdict(result: Comparison, reference: str = "playerfl") -> str:

@@ -51,6 +51,7 @@ class Instruments:
 
     observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(default_factory=dict)
     decide: Decide | None = None
+    rules: tuple[str, ...] = ()  # what ``decide`` takes as its rule
 
 
 @dataclass

@@ -88,14 +88,12 @@ def layers_of(
     first: dict[str, int] = {}
     for name, unit in unit_of.items():
         if unit is not None:
-            # a group whose own code reads its children's tensors (attention) is used when the group itself is called
-            moments = [trace.called[path] for path in (*holders[name], unit) if path in trace.called]
+            moments = [trace.called[path] for path in holders[name] if path in trace.called]
             if not moments and name in trace.touched:
                 moments = [trace.touched[name]]
             if moments:
                 first[unit] = min([*moments, first.get(unit, trace.moments)])
-    alone = {unit for unit in first if all(owners[name] == unit for name in tensors if unit_of[name] == unit)}
-    joins = _norm_joins(model, trace, set(first), alone) if by == "block" else {}
+    joins = _norm_joins(model, trace, set(first)) if by == "block" else {}
     for name, unit in unit_of.items():
         unit_of[name] = _neighbour(trace.touched.get(name), first, owners[name]) if unit is None else unit
         unit_of[name] = joins.get(unit_of[name] or "", unit_of[name])
@@ -203,24 +201,19 @@ def _held(names: Iterable[str]) -> dict[str, int]:
     return counts
 
 
-def _norm_joins(model: nn.Module, trace: _Trace, units: set[str], alone: set[str]) -> dict[str, str]:
+def _norm_joins(model: nn.Module, trace: _Trace, units: set[str]) -> dict[str, str]:
     """Normalisations that join the Linear or convolution used last before them, if it has as many channels.
 
     Both must be units of their own: what a group holds stays as it is, and nothing is added to a group.
     """
     modules = dict(model.named_modules())
     joins: dict[str, str] = {}
-    latest: str | None = None
+    latest = "."  # no path of a module
     for path in sorted(trace.called, key=lambda path: trace.called[path]):
         module = modules[path]
         if isinstance(module, _WEIGHTED):
             latest = path
-        elif (
-            isinstance(module, _NORMS)
-            and path in alone
-            and latest in units
-            and _channels(module) == _channels(modules[latest])
-        ):
+        elif {path, latest} <= units and isinstance(module, _NORMS) and _channels(module) == _channels(modules[latest]):
             joins[path] = latest
     return joins
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -178,7 +179,7 @@ def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
     starts = list(range(0, n, size))
     if whole and len(starts) > 1 and n - starts[-1] == 1:
         starts.pop()
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
+    return [slice(a, b) for a, b in pairwise([*starts, n])]
 
 
 def train(

@@ -26,7 +26,7 @@ from fl_core.config import AUTO, RunConfig, resolved
 from fl_core.data import FederatedData, Partition
 from fl_core.data.partitions import SPLITS
 from fl_core.engine import Engine, Instruments, Schedule
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.executors import Serial, executor
 from fl_core.layers import Layer, layers_of
 from fl_core.losses import Loss
@@ -207,8 +207,10 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 
 
 def _check_decision(task: Task, instruments: Instruments) -> None:
-    if instruments.decide is None and (task.config.plan == AUTO or task.algorithm(task.plan).decides):
-        raise UsageError(f"{task.config.algorithm} decides on a plan: pass diagnostics.instruments(), or a plan")
+    if task.config.plan == AUTO or task.algorithm(task.plan).decides:
+        if instruments.decide is None:
+            raise UsageError(f"{task.config.algorithm} decides on a plan: pass diagnostics.instruments(), or a plan")
+        check_known("rule", task.config.rule, instruments.rules)
 
 
 def _check_device(name: str) -> None:

@@ -16,7 +16,6 @@ last complete checkpoint and nothing that could be mistaken for one. No pickle i
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -26,13 +25,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from fl_core import rows
 from fl_core.algorithms.base import State
-from fl_core.errors import BusyError, CorruptError, RunError, UsageError
+from fl_core.errors import CorruptError, UsageError
+from fl_core.files import (
+    json_bytes,
+    locked,
+    read,
+    read_checked,
+    read_signed,
+    read_tensors,
+    sha,
+    signed,
+    write_atomically,
+    write_json,
+)
 from fl_core.tree import Tree, clone
 
 _SEPARATOR = "|"  # between the name of a tree and the name of a tensor; module paths have no such character
@@ -47,76 +57,6 @@ class Checkpoint:
     server: State
     clients: dict[str, State]
     models: dict[str, dict[str, Tree]]  # "local" or "personal" -> client -> tree
-
-
-# --- bytes -----------------------------------------------------------------------------------------------------
-
-
-def _sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _json_bytes(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def _signed(data: Mapping[str, Any]) -> bytes:
-    return _json_bytes({**data, "sha256": _sha(_json_bytes(data))})
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write JSON atomically."""
-    write_atomically(path, _json_bytes(data))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise CorruptError(f"{path} is missing") from error
-
-
-def _read_signed(path: Path) -> dict[str, Any]:
-    raw = _read(path)
-    try:
-        data = json.loads(raw)
-        sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == _signed(data)
-    except ValueError as error:  # no JSON, no UTF-8, or a NaN
-        raise CorruptError(f"{path} is damaged: {error}") from error
-    if not sound:
-        raise CorruptError(f"{path} is damaged: its contents do not match its digest")
-    return data
-
-
-def _read_checked(path: Path, digest: str) -> bytes:
-    data = _read(path)
-    if _sha(data) != digest:
-        raise CorruptError(f"{path} is damaged: its digest is {_sha(data)[:12]}…, recorded is {digest[:12]}…")
-    return data
-
-
-def _tensors(path: Path, digest: str) -> Tree:
-    data = _read_checked(path, digest)
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise CorruptError(f"{path} is damaged: {error}") from error
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -146,7 +86,7 @@ class Run:
         """
         if self.begun:
             self._checked("config.json")
-        return _read_signed(self.path / "config.json")
+        return read_signed(self.path / "config.json")
 
     @property
     def begun(self) -> bool:
@@ -176,7 +116,7 @@ class Run:
             CorruptError: it is damaged.
         """
         name = "partition.safetensors"
-        return _tensors(self.path / name, self._manifest()["files"][name]["sha256"])
+        return read_tensors(self.path / name, self._manifest()["files"][name]["sha256"])
 
     def manifest(self, which: int) -> dict[str, Any]:
         """The manifest of the checkpoint after round ``which``.
@@ -189,7 +129,7 @@ class Run:
             known = ", ".join(map(str, self.rounds)) or "none yet"
             raise UsageError(f"{self.path} has no checkpoint after round {which}; there are: {known}")
         path = self._checkpoint_path(which)
-        found = _read_signed(path)
+        found = read_signed(path)
         if found["round"] != which:
             raise CorruptError(f"{path} is damaged: it is the checkpoint after round {found['round']}")
         return found
@@ -226,7 +166,9 @@ class Run:
     def _trees(self, entry: Mapping[str, Any]) -> dict[str, Tree]:
         trees: dict[str, Tree] = {name: {} for name in entry["trees"]}
         if entry["blob"]:
-            for key, tensor in _tensors(self.path / "blobs" / f"{entry['blob']}.safetensors", entry["blob"]).items():
+            for key, tensor in read_tensors(
+                self.path / "blobs" / f"{entry['blob']}.safetensors", entry["blob"]
+            ).items():
                 name, _, tensor_name = key.partition(_SEPARATOR)
                 trees[name][tensor_name] = tensor
         return trees
@@ -267,19 +209,19 @@ class Run:
         checked.append(f"{len(seen - {''})} blobs; rows up to {covered:,} bytes{beyond}")
         plan, path = self._plan(), self.path / "plan.json"
         if plan is not None:
-            if _read(path) != _json_bytes(plan):
+            if read(path) != json_bytes(plan):
                 raise CorruptError(f"{path} is damaged: it is not the plan of this run")
             checked.append("plan.json")
         return checked
 
     def _manifest(self) -> dict[str, Any]:
-        return _read_signed(self.path / "manifest.json")
+        return read_signed(self.path / "manifest.json")
 
     def _checkpoint_path(self, which: int) -> Path:
         return self.path / "checkpoints" / f"{which:06d}.json"
 
     def _checked(self, name: str) -> bytes:
-        return _read_checked(self.path / name, self._manifest()["files"][name]["sha256"])
+        return read_checked(self.path / name, self._manifest()["files"][name]["sha256"])
 
     def _plan(self) -> dict[str, Any] | None:
         """The plan in force, which the last checkpoint has, or else the configuration."""
@@ -327,10 +269,10 @@ class Writer:
         files = {name: (self.path / name).read_bytes() for name in ROOT_FILES}
         manifest = {
             "format": "fedlayers.run/1",
-            "files": {name: {"sha256": _sha(data), "bytes": len(data)} for name, data in files.items()},
+            "files": {name: {"sha256": sha(data), "bytes": len(data)} for name, data in files.items()},
             "rows": self._rows_entry(),
         }
-        write_atomically(self.path / "manifest.json", _signed(manifest))
+        write_atomically(self.path / "manifest.json", signed(manifest))
 
     def rewind(self) -> int:
         """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
@@ -386,7 +328,7 @@ class Writer:
             "rows": self._rows_entry(),
             "states": states,
         }
-        write_atomically(self.run._checkpoint_path(checkpoint.round), _signed(manifest))
+        write_atomically(self.run._checkpoint_path(checkpoint.round), signed(manifest))
 
     def _put(self, state: State) -> dict[str, Any]:
         for name in state.trees:
@@ -400,10 +342,10 @@ class Writer:
         blob = ""
         if flat:
             data = save(flat)
-            blob = _sha(data)
+            blob = sha(data)
             path = self.path / "blobs" / f"{blob}.safetensors"
             if blob not in self._sound:
-                if not path.exists() or _sha(path.read_bytes()) != blob:
+                if not path.exists() or sha(path.read_bytes()) != blob:
                     write_atomically(path, data)
                 self._sound.add(blob)
         return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
@@ -430,9 +372,9 @@ def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the directory {path}: {error.strerror}") from error
-    with _locked(path):
+    with locked(path):
         check_free(path)  # another writer may have come and gone
-        write_atomically(path / "config.json", _signed(config))
+        write_atomically(path / "config.json", signed(config))
         yield Writer(path)
 
 
@@ -460,37 +402,5 @@ def reopen(path: Path | str) -> Iterator[Writer]:
         BusyError: another process is writing there.
     """
     path = Run(path).path
-    with _locked(path):
+    with locked(path):
         yield Writer(path)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """An operating-system lock that dies with its holder."""
-    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
-            raise BusyError(f"{path} is being written by another process (pid {holder})") from error
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        for part in (*path.glob("*.part"), *path.glob("*/*.part")):  # of a writer that was killed
-            part.unlink()
-        yield
-    finally:
-        os.close(handle)
-
-
-__all__ = [
-    "Checkpoint",
-    "Run",
-    "RunError",
-    "Writer",
-    "check_free",
-    "create",
-    "reopen",
-    "write_atomically",
-    "write_json",
-]

@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 settings.register_profile("fedlayers", deadline=None)
 settings.load_profile("fedlayers")
 
-SIZES = (30, 45, 33, 28, 40)
+SIZES = (30, 45, 28, 40)
 CONFIG = RunConfig(
     rounds=3, epochs=1, batch=8, lr=0.05, loss="cross_entropy", eval_every=1, checkpoint_every=1, optimizer="sgd"
 )
@@ -67,11 +67,11 @@ def network(kind: str, seed: int = 0) -> nn.Module:
         if kind == "norm":
             return nn.Sequential(
                 OrderedDict(
-                    conv=nn.Conv2d(1, 4, 3),
+                    conv=nn.Conv2d(1, 4, 3, bias=False),
                     bn1=nn.BatchNorm2d(4),
                     relu1=nn.ReLU(),
                     flat=nn.Flatten(),
-                    fc1=nn.Linear(64, 8),
+                    fc1=nn.Linear(64, 8, bias=False),
                     bn2=nn.BatchNorm1d(8),
                     relu2=nn.ReLU(),
                     fc2=nn.Linear(8, 3),

@@ -21,7 +21,7 @@ CE = losses.build("cross_entropy")
 N, C = 23, 3
 
 
-def net(seed: int = 0) -> nn.Module:
+def net(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 2, 3),
@@ -44,7 +44,7 @@ def subject(model: nn.Module, data: Any = None, n_train: int = N) -> Subject:
 
 
 def reference(
-    model: nn.Module, layer: Layer, batches: Sequence[tuple[Tensor, Tensor]], tensors: str, loss: losses.Loss
+    model: Any, layer: Layer, batches: Sequence[tuple[Tensor, Tensor]], tensors: str, loss: losses.Loss
 ) -> list[float]:
     """The variance of the layer's gradient on each batch, from a plain backward pass."""
     values = []

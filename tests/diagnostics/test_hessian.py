@@ -3,6 +3,7 @@ architecture."""
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator
 
@@ -678,6 +679,42 @@ def test_nothing_is_left_behind(mode: str, raises: bool) -> None:
         with torch.no_grad():  # gradients are taken all the same
             measure(model, (x, y), mode=mode, probes=2)
     assert state(model) == before
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+def test_no_tensor_outlives_the_call(activation: type[nn.Module]) -> None:
+    """Without the garbage collector's help: nothing sits in a reference cycle."""
+    model, data = conv_net(activation), inputs(*IMAGES)
+    layers = loose(model)
+
+    def alive() -> int:
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    measure(model, data, layers, probes=2)
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        measure(model, data, layers, probes=2)
+        assert alive() == before
+    finally:
+        gc.enable()
+
+
+def test_a_part_that_runs_without_gradients() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.body(x)
+            return self.head(x)
+
+    results = measure(Frozen(), inputs(7, 4))
+    assert results["body"].status == "unused in the forward pass"
+    assert results["head"].estimator == "exact"
 
 
 @pytest.mark.gpu

@@ -38,7 +38,7 @@ def diagnosis(clients: dict[str, int] | None = None, layers: list[str] | None = 
     found = []
     for c, (client, n) in enumerate(clients.items()):
         for k, layer in enumerate(layers):
-            at = {"client": client, "layer": layer, "n_train": n}
+            at: dict[str, Any] = {"client": client, "layer": layer, "n_train": n}
             found.append(schema.row("grad_variance", 1e-6 * (c + 1) * 5**k, variant="epoch", stderr=0.0, **at))
             found.append(schema.row("grad_variance", 2e-6 * (c + 1) * 5**k, variant="batch", stderr=1e-7, **at))
             found.append(schema.row("hessian_trace", 0.01 * (c + k + 1), variant="per_parameter", stderr=1e-3, **at))
@@ -67,7 +67,7 @@ def entries(ax: Axes) -> list[str]:
     return [] if legend is None else [text.get_text() for text in legend.get_texts()]
 
 
-def texts(ax: Axes) -> list[str]:
+def texts(ax: Any) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
 
@@ -84,10 +84,10 @@ def texts(ax: Axes) -> list[str]:
     ],
 )
 def test_metric_draws_every_client_over_the_layers(
-    name: Any, variant: Any, together: Any, scale: Any, words: Any
+    name: Any, variant: Any, together: Any, scale: str, words: str
 ) -> None:
     frame = diagnosis()
-    ax = plots.metric(frame, name)
+    ax: Any = plots.metric(frame, name)
     drawn = lines(ax)
     assert list(drawn) == [*HOSPITALS, together]
     assert entries(ax) == [*HOSPITALS, together]
@@ -136,18 +136,18 @@ def test_standard_errors_above_zero_are_bars() -> None:
 
 def test_variant_by_name() -> None:
     frame = diagnosis()
-    ax = plots.metric(frame, "hessian_trace", variant="absolute")
+    ax: Any = plots.metric(frame, "hessian_trace", variant="absolute")
     np.testing.assert_array_equal(lines(ax)["Cleveland"], [5.0, 10.0, 15.0, 20.0])
     assert "absolute" in ax.get_ylabel()
     assert "importance" in plots.metric(frame, "federation_sensitivity", variant="importance").get_ylabel()
 
 
 @pytest.mark.parametrize("how", ["first", "min"])
-def test_normalised_curves_start_or_bottom_at_one(how: Any) -> None:
+def test_normalised_curves_start_or_bottom_at_one(how: str) -> None:
     frame = diagnosis()
     fc1 = (frame["layer"] == "fc1") & (frame["metric"] == "grad_variance")
     frame.loc[fc1, "value"] *= 50
-    ax = plots.metric(frame, "grad_variance", normalise=how)
+    ax: Any = plots.metric(frame, "grad_variance", normalise=how)
     for client in HOSPITALS:
         curve = lines(ax)[client]
         assert (curve[0] if how == "first" else curve.min()) == pytest.approx(1.0)
@@ -158,7 +158,7 @@ def test_normalised_curves_start_or_bottom_at_one(how: Any) -> None:
 def test_client_without_positive_reference_has_no_normalised_curve() -> None:
     frame = diagnosis()
     frame.loc[(frame["client"] == "VA") & (frame["layer"] == "fc1"), "value"] = 0.0
-    ax = plots.metric(frame, "hessian_trace", normalise="first")
+    ax: Any = plots.metric(frame, "hessian_trace", normalise="first")
     assert np.isnan(lines(ax)["VA"]).all()
     assert "VA" in ax.get_xlabel()
 
@@ -167,7 +167,7 @@ def test_missing_value_leaves_a_gap_with_its_reason() -> None:
     frame = diagnosis()
     gone = (frame["client"] == "VA") & (frame["layer"] == "fc3") & (frame["metric"] == "grad_variance")
     frame.loc[gone, ["value", "status"]] = [np.nan, "a variance needs at least two weights"]
-    ax = plots.metric(frame, "grad_variance")
+    ax: Any = plots.metric(frame, "grad_variance")
     assert np.isnan(lines(ax)["VA"]).tolist() == [False, False, True, False]
     assert np.isnan(lines(ax)["mean of clients"]).tolist() == [False, False, True, False]
     assert not np.isnan(lines(ax)["Cleveland"]).any()
@@ -180,7 +180,7 @@ def test_one_missing_pair_is_a_gap_for_both_clients() -> None:
     frame = diagnosis()
     gone = (frame["client"] == "Cleveland") & (frame["client_b"] == "VA") & (frame["layer"] == "fc2")
     frame.loc[gone, ["value", "status"]] = [np.nan, "constant features"]
-    ax = plots.metric(frame, "cka")
+    ax: Any = plots.metric(frame, "cka")
     assert np.isnan(lines(ax)["Cleveland"][1])
     assert np.isnan(lines(ax)["VA"][1])
     assert not np.isnan(lines(ax)["Hungarian"]).any()
@@ -189,7 +189,7 @@ def test_one_missing_pair_is_a_gap_for_both_clients() -> None:
 
 def test_metric_that_nobody_has_says_why() -> None:
     row = schema.row("cka", None, status="needs at least two models", layer="fc1", client="VA")
-    ax = plots.metric(schema.frame([row]), "cka")
+    ax: Any = plots.metric(schema.frame([row]), "cka")
     assert not ax.lines
     assert "needs at least two models" in ax.get_xlabel()
 
@@ -197,7 +197,7 @@ def test_metric_that_nobody_has_says_why() -> None:
 def test_negative_traces_are_drawn_on_symlog() -> None:
     frame = diagnosis()
     frame.loc[(frame["client"] == "VA") & (frame["layer"] == "fc2"), "value"] = -0.02
-    ax = plots.metric(frame, "hessian_trace")
+    ax: Any = plots.metric(frame, "hessian_trace")
     assert ax.get_yscale() == "symlog"
     assert lines(ax)["VA"][1] == -0.02
     with pytest.raises(UsageError, match=r"'VA' at 'fc2'"):
@@ -205,17 +205,17 @@ def test_negative_traces_are_drawn_on_symlog() -> None:
 
 
 @pytest.mark.parametrize("scale", ["linear", "log", "symlog"])
-def test_scale_by_name(scale: Any) -> None:
+def test_scale_by_name(scale: str) -> None:
     assert plots.metric(diagnosis(), "grad_variance", scale=scale).get_yscale() == scale
 
 
 @pytest.mark.parametrize("spread", [1.05, 20.0, 1e9])
-def test_log_axis_has_readable_ticks_over_any_range(spread: Any) -> None:
+def test_log_axis_has_readable_ticks_over_any_range(spread: float) -> None:
     found = [
         schema.row("grad_variance", value, client="a", layer=f"l{k}")
         for k, value in enumerate(np.geomspace(1, spread, 5))
     ]
-    ax = plots.metric(schema.frame(found), "grad_variance")
+    ax: Any = plots.metric(schema.frame(found), "grad_variance")
     ax.figure.canvas.draw()
     low, high = ax.get_ylim()
     ticks = ax.yaxis.get_major_ticks()
@@ -225,7 +225,7 @@ def test_log_axis_has_readable_ticks_over_any_range(spread: Any) -> None:
 
 def test_many_clients_share_one_legend_entry() -> None:
     clients = {f"c{k}": 10 for k in range(MOST + 15)}
-    ax = plots.metric(diagnosis(clients), "grad_variance")
+    ax: Any = plots.metric(diagnosis(clients), "grad_variance")
     assert len(ax.lines) == len(clients) + 1
     assert entries(ax) == [f"each of {len(clients)} clients", "mean of clients"]
 
@@ -236,13 +236,13 @@ def test_single_client_has_no_mean_line() -> None:
 
 def test_forty_layers_in_order_with_upright_names() -> None:
     layers = [f"blocks.{k}" for k in range(40)]
-    ax = plots.metric(diagnosis(layers=layers), "federation_sensitivity")
+    ax: Any = plots.metric(diagnosis(layers=layers), "federation_sensitivity")
     assert [tick.get_text() for tick in ax.get_xticklabels()] == layers
     assert ax.get_xticklabels()[0].get_rotation() == 90
 
 
 def test_legend_is_right_of_the_data() -> None:
-    ax = plots.metric(diagnosis(), "grad_variance")
+    ax: Any = plots.metric(diagnosis(), "grad_variance")
     ax.figure.canvas.draw()
     box = ax.get_legend().get_window_extent()
     assert box.x0 >= ax.get_window_extent().x1
@@ -251,7 +251,7 @@ def test_legend_is_right_of_the_data() -> None:
 
 def test_unknown_metric_of_the_frame_is_drawn_plainly() -> None:
     found = [schema.row("probe_accuracy", 0.5 + k / 10, client="a", layer=f"fc{k}") for k in range(3)]
-    ax = plots.metric(schema.frame(found), "probe_accuracy")
+    ax: Any = plots.metric(schema.frame(found), "probe_accuracy")
     assert ax.get_yscale() == "linear"
     assert "probe accuracy" in ax.get_ylabel()
 
@@ -265,7 +265,7 @@ def test_unknown_metric_of_the_frame_is_drawn_plainly() -> None:
         ({"metric": "grad_variance", "normalise": "frist"}, "did you mean 'first'"),
     ],
 )
-def test_metric_refuses_unknown_names(options: Any, words: Any) -> None:
+def test_metric_refuses_unknown_names(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         plots.metric(diagnosis(), **options)
 
@@ -283,7 +283,7 @@ def test_metric_refuses_several_rounds_and_names_them() -> None:
 
 
 def test_matrices_are_symmetric_with_ones_and_one_colour_bar() -> None:
-    axes = plots.cka_matrices(diagnosis())
+    axes: list[Any] = plots.cka_matrices(diagnosis())
     assert [ax.get_title() for ax in axes] == LAYERS
     for k, ax in enumerate(axes):
         shown = np.asarray(ax.collections[0].get_array(), dtype=float).reshape(4, 4)
@@ -300,7 +300,7 @@ def test_matrix_leaves_out_a_missing_pair_and_says_why() -> None:
     frame = diagnosis()
     gone = (frame["client"] == "Cleveland") & (frame["client_b"] == "VA") & (frame["layer"] == "fc2")
     frame.loc[gone, ["value", "status"]] = [np.nan, "constant features"]
-    axes = plots.cka_matrices(frame)
+    axes: list[Any] = plots.cka_matrices(frame)
     assert np.ma.getmaskarray(axes[1].collections[0].get_array()).sum() == 2
     assert "constant features" in axes[0].figure.get_supxlabel()
 
@@ -323,17 +323,17 @@ def test_matrices_without_pairs_are_refused() -> None:
 # --- plan ------------------------------------------------------------------------------------------------------
 
 
-def decision(names: list[str], cut: int, **why: object) -> LayerPlan:
+def decision(names: list[str], cut: int, **why: Any) -> LayerPlan:
     layers = tuple(Layer(name, (f"{name}.weight",)) for name in names)
-    return LayerPlan.prefix(layers, cut, Evidence(**why))  # type: ignore[arg-type]
+    return LayerPlan.prefix(layers, cut, Evidence(**why))
 
 
-def boxes(ax: Axes) -> list[tuple[float, ...]]:
+def boxes(ax: Any) -> list[tuple[float, ...]]:
     return [tuple(patch.get_facecolor()[:3]) for patch in ax.patches]
 
 
 def test_plan_shows_boxes_values_ratios_and_votes() -> None:
-    ax = plots.plan(
+    ax: Any = plots.plan(
         decision(
             LAYERS, 2, rule="sensitivity_ratio", metric="federation_sensitivity", threshold=1.9,
             values=(1.0, 1.5, 3.0, 9.0), votes={"Cleveland": "fc2", "VA": "fc3"}, status="the cut was clipped",
@@ -359,7 +359,7 @@ def test_plan_shows_boxes_values_ratios_and_votes() -> None:
 
 def test_plan_without_evidence_or_prefix() -> None:
     layers = tuple(Layer(name, (f"{name}.weight",)) for name in LAYERS)
-    ax = plots.plan(LayerPlan(layers, ("fc1", "fc3")))
+    ax: Any = plots.plan(LayerPlan(layers, ("fc1", "fc3")))
     assert [colour == to_rgb(plots.FEDERATED) for colour in boxes(ax)] == [True, False, True, False]
     assert entries(ax) == ["federated", "local"]
     assert not texts(ax)
@@ -367,7 +367,7 @@ def test_plan_without_evidence_or_prefix() -> None:
 
 @pytest.mark.parametrize("values", [(None, 1.0, 2.0, None), (-1.0, 1.0, 0.0, 3.0)])
 def test_plan_marks_ratios_that_do_not_exist(values: Any) -> None:
-    ax = plots.plan(decision(LAYERS, 1, values=values, metric="hessian_trace"))
+    ax: Any = plots.plan(decision(LAYERS, 1, values=values, metric="hessian_trace"))
     ratios = [text.get_text() for text in ax.texts if text.get_position()[0] in (1, 2, 3)]
     assert ratios == (["–", "2", "–"] if values[0] is None else ["–", "–", "–"])
 
@@ -375,7 +375,7 @@ def test_plan_marks_ratios_that_do_not_exist(values: Any) -> None:
 def test_plan_of_forty_layers_and_many_clients() -> None:
     names = [f"blocks.{k}.attn" for k in range(40)]
     votes = {f"c{k}": names[4 if k < 9 else 6] for k in range(25)}
-    ax = plots.plan(decision(names, 5, values=tuple(np.linspace(1, 3, 40)), votes=votes, threshold=1.2))
+    ax: Any = plots.plan(decision(names, 5, values=tuple(np.linspace(1, 3, 40)), votes=votes, threshold=1.2))
     assert ax.get_xticklabels()[0].get_rotation() == 90
     assert [(text.get_text(), text.get_position()[0]) for text in ax.texts[-2:]] == [("9", 5), ("16", 7)]
     figure = ax.figure
@@ -401,9 +401,9 @@ def counted(n_clients: int, n_classes: int) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(("n_clients", "n_classes"), [(1, 1), (4, 5), (5, 12), (40, 62)])
-def test_partition_bars_add_up(n_clients: Any, n_classes: Any) -> None:
+def test_partition_bars_add_up(n_clients: int, n_classes: int) -> None:
     counts = counted(n_clients, n_classes)
-    ax = plots.partition(counts)
+    ax: Any = plots.partition(counts)
     widths = np.array([bar.get_width() for bar in ax.patches]).reshape(n_classes, n_clients)
     np.testing.assert_array_equal(widths.T, counts)
     ends = np.array([bar.get_x() + bar.get_width() for bar in ax.patches]).reshape(n_classes, n_clients)
@@ -419,7 +419,7 @@ def test_partition_bars_add_up(n_clients: Any, n_classes: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, np.nan, np.inf])
-def test_partition_refuses_what_cannot_be_counts(bad: Any) -> None:
+def test_partition_refuses_what_cannot_be_counts(bad: float) -> None:
     counts = counted(2, 3).astype(float)
     counts.iloc[1, 2] = bad
     with pytest.raises(UsageError, match="counts"):
@@ -436,15 +436,15 @@ def results(algorithms: tuple[str, ...] = ("local", "fedavg", "player_fl"), seed
                 for c, (client, n) in enumerate(HOSPITALS.items()):
                     for model in models:
                         value = 0.1 + 0.05 * a + 0.02 * rnd + 0.01 * c + 0.03 * seed - 0.05 * (model == "global")
-                        at = {"run": f"{algorithm}-{seed}", "algorithm": algorithm, "seed": seed, "round": rnd}
-                        at |= {"model": model, "split": "test", "client": client, "n_train": n}
+                        at: dict[str, Any] = {"run": f"{algorithm}-{seed}", "algorithm": algorithm, "seed": seed}
+                        at |= {"round": rnd, "model": model, "split": "test", "client": client, "n_train": n}
                         found.append(schema.row("macro_f1", value, **at))
     return schema.frame(found)
 
 
 def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
     frame = results()
-    ax = plots.learning(frame)
+    ax: Any = plots.learning(frame)
     names = ["local (personal)", "fedavg (global)", "player_fl (personal)"]
     assert entries(ax) == names
     weights = np.array(list(HOSPITALS.values())) / sum(HOSPITALS.values())
@@ -460,7 +460,7 @@ def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
 
 
 def test_learning_of_one_seed_has_no_band() -> None:
-    ax = plots.learning(results(seeds=1))
+    ax: Any = plots.learning(results(seeds=1))
     assert not ax.collections
     assert not ax.get_legend().get_title().get_text()
 
@@ -476,13 +476,13 @@ def test_missing_score_is_a_gap_with_its_reason() -> None:
     frame = results(seeds=1)
     gone = (frame["algorithm"] == "player_fl") & (frame["round"] == 5) & (frame["client"] == "VA")
     frame.loc[gone, ["value", "status"]] = [np.nan, "the loss is not finite"]
-    ax = plots.learning(frame)
+    ax: Any = plots.learning(frame)
     assert np.isnan(lines(ax)["player_fl (personal)"]).tolist() == [False, True, False]
     assert "the loss is not finite (VA)" in " ".join(ax.get_xlabel().split())
 
 
 def test_thirteen_algorithms_stay_apart() -> None:
-    ax = plots.learning(results(tuple(f"algorithm_{k}" for k in range(13)), seeds=1))
+    ax: Any = plots.learning(results(tuple(f"algorithm_{k}" for k in range(13)), seeds=1))
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in ax.lines}
     assert len(looks) == 13
 
@@ -496,7 +496,7 @@ def test_thirteen_algorithms_stay_apart() -> None:
         ({"model": "persnal"}, "did you mean 'personal'"),
     ],
 )
-def test_scores_refuse_unknown_names(draw: Any, options: Any, words: Any) -> None:
+def test_scores_refuse_unknown_names(draw: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         draw(results(), **options)
 
@@ -516,7 +516,7 @@ def test_scores_need_a_model_where_the_usual_ones_are_not_there() -> None:
 
 
 def test_clients_shows_everyone_after_the_last_round() -> None:
-    ax = plots.clients(results())
+    ax: Any = plots.clients(results())
     assert entries(ax) == [*HOSPITALS, "mean"]
     dots = {str(line.get_label()): np.asarray(line.get_xdata(), dtype=float) for line in ax.lines}
     for c, client in enumerate(HOSPITALS):
@@ -533,7 +533,7 @@ def table(**changes: object) -> pd.DataFrame:
 
 
 def test_comparison_keeps_the_order_and_writes_the_values() -> None:
-    ax = plots.comparison(table(), "macro_f1")
+    ax: Any = plots.comparison(table(), "macro_f1")
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["fedavg", "local"]
     assert ax.get_ylim()[0] > ax.get_ylim()[1]
     assert texts(ax) == ["0.500  [0.450, 0.550]  n = 10", "0.600  [0.500, 0.700]  n = 3"]
@@ -542,7 +542,7 @@ def test_comparison_keeps_the_order_and_writes_the_values() -> None:
 
 
 def test_comparison_says_where_there_is_no_value_or_interval() -> None:
-    ax = plots.comparison(table(value=[np.nan, 0.6], low=[np.nan, np.nan], high=[np.nan, np.nan]), "loss")
+    ax: Any = plots.comparison(table(value=[np.nan, 0.6], low=[np.nan, np.nan], high=[np.nan, np.nan]), "loss")
     assert texts(ax) == ["no value  n = 10", "0.600  n = 3"]
     assert "lower is better" in ax.get_xlabel()
 
@@ -567,7 +567,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_draws_on_the_given_axes_and_leaves_the_settings(name: Any) -> None:
+def test_draws_on_the_given_axes_and_leaves_the_settings(name: str) -> None:
     _, ax = plt.subplots()
     before = dict(mpl.rcParams)
     assert EVERY[name](ax) is ax
@@ -576,8 +576,8 @@ def test_draws_on_the_given_axes_and_leaves_the_settings(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_nothing_sticks_out_of_the_figure(name: Any) -> None:
-    ax = EVERY[name](None)
+def test_nothing_sticks_out_of_the_figure(name: str) -> None:
+    ax: Any = EVERY[name](None)
     ax.figure.canvas.draw()
     box = ax.get_tightbbox()
     assert box.x0 >= 0

@@ -34,7 +34,7 @@ CE = losses.build("cross_entropy")
 C = 3
 
 
-def net(seed: int = 0) -> nn.Module:
+def net(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, C)
@@ -46,12 +46,12 @@ def pair(n: int = 20, seed: int = 1) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
 
 
-def brute(model: nn.Module, x: Tensor, y: Tensor, layers: Sequence[Layer], how: str = "pooled") -> list[float]:
+def brute(model: Any, x: Tensor, y: Tensor, layers: Sequence[Layer], how: str = "pooled") -> list[float]:
     """I_l entry by entry."""
     model.zero_grad()
     CE(model(x), y).backward()
     params = {name: p.detach() for name, p in model.named_parameters()}
-    grads = {name: p.grad for name, p in model.named_parameters()}
+    grads: dict[str, Any] = {name: p.grad for name, p in model.named_parameters()}
     values = []
     for layer in layers:
         tensors = [
@@ -74,7 +74,7 @@ def pick(rows: Sequence[Row], variant: str, client: str = "a") -> list[Any]:
 
 
 def test_a_two_layer_net_by_hand() -> None:
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)).double()
+    model: Any = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)).double()
     with torch.no_grad():
         model[0].weight.fill_(2.0)
         model[1].weight.copy_(torch.tensor([[1.0], [-1.0]]))

@@ -130,6 +130,29 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
+class Skipping(nn.Module):
+    """A block that is called but leaves one of its layers, and a whole group, out."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.skipped = nn.Linear(3, 3)
+            self.fc = nn.Linear(3, 3)
+            self.group = nn.Sequential(nn.Linear(3, 3))
+
+        def forward(self, x):
+            return self.fc(x)
+
+    layer_groups = ("block.group",)
+
+    def __init__(self):
+        super().__init__()
+        self.block = self.Block()
+
+    def forward(self, x):
+        return self.block(x)
+
+
 class Groups(nn.Module):
     """Declares its own layers; the norm behind the first group has as many channels as a layer before the group."""
 
@@ -201,6 +224,7 @@ ZOO = {
     "borrowing": (Borrowing, X3),
     "attention": (Attention, torch.zeros(2, 3, 4)),
     "recurrent": (Recurrent, SEQUENCE),
+    "skipping": (Skipping, X3),
     "groups": (Groups, X3),
     "norms": (Norms, torch.zeros(2, 1, 8, 8)),
     "memory": (Memory, X3),
@@ -303,6 +327,14 @@ def test_order_of_use_and_unused_last():
     assert layer(layers, "fc2").buffers == ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
     assert layer(layers, "fc2").output == "norm"
     assert layer(layers, "unused").output == ""
+
+
+def test_layers_that_a_called_block_leaves_out():
+    assert of("skipping") == (
+        Layer("block.fc", ("block.fc.weight", "block.fc.bias"), output="block.fc"),
+        Layer("block.skipped", ("block.skipped.weight", "block.skipped.bias"), used=False),
+        Layer("block.group", ("block.group.0.weight", "block.group.0.bias"), used=False),
+    )
 
 
 def test_by_module_leaves_norms_alone():

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_core import rows, store, tree
+from fl_core import files, rows, store, tree
 from fl_core.algorithms.base import State
 from fl_core.errors import BusyError, CorruptError, UsageError
 from fl_core.store import Checkpoint, Run
@@ -269,15 +269,15 @@ class TestRows:
 class TestAtomicWriting:
     def test_replaces(self, tmp_path):
         path = tmp_path / "deep" / "er" / "file"
-        store.write_atomically(path, b"one")
-        store.write_atomically(path, b"two")
+        files.write_atomically(path, b"one")
+        files.write_atomically(path, b"two")
         assert path.read_bytes() == b"two"
         assert list(path.parent.iterdir()) == [path]
 
     def test_a_reader_sees_old_or_new(self, tmp_path):
         path = tmp_path / "file"
         contents = {bytes([value]) * 100_000 for value in range(8)}
-        store.write_atomically(path, min(contents))
+        files.write_atomically(path, min(contents))
         seen, stop = set(), threading.Event()
 
         def watch():
@@ -287,7 +287,7 @@ class TestAtomicWriting:
         watcher = threading.Thread(target=watch)
         watcher.start()
         for data in sorted(contents):
-            store.write_atomically(path, data)
+            files.write_atomically(path, data)
         stop.set()
         watcher.join()
         assert seen
@@ -295,24 +295,24 @@ class TestAtomicWriting:
 
     def test_a_failed_write_leaves_the_old_file(self, tmp_path, monkeypatch):
         path = tmp_path / "file"
-        store.write_atomically(path, b"old")
+        files.write_atomically(path, b"old")
 
         def full(handle):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
-            store.write_atomically(path, b"new")
+            files.write_atomically(path, b"new")
         assert path.read_bytes() == b"old"
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_json_has_no_nan(self, tmp_path, value):
         with pytest.raises(ValueError, match="JSON compliant"):
-            store.write_json(tmp_path / "x.json", {"a": value})
+            files.write_json(tmp_path / "x.json", {"a": value})
         assert not (tmp_path / "x.json").exists()
 
     def test_json_is_readable(self, tmp_path):
-        store.write_json(tmp_path / "x.json", {"é": [1, None, 0.1]})
+        files.write_json(tmp_path / "x.json", {"é": [1, None, 0.1]})
         assert json.loads((tmp_path / "x.json").read_text()) == {"é": [1, None, 0.1]}
 
 

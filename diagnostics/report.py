@@ -1,0 +1,105 @@
+"""What a diagnosis gives: tidy rows of the one schema, and the header that says of what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from diagnostics.metrics import METRICS
+from fl_core import rows
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.plan import layer_from_json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a diagnosis found: rows of the one schema, and the header that says of what."""
+
+    frame: pd.DataFrame
+    header: dict[str, Any]
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """All layers of the model, from input to output, with their tensors."""
+        return tuple(layer_from_json(item) for item in self.header["layers"])
+
+    def values(self, metric: str, variant: str | None = None) -> pd.DataFrame:
+        """Values of one metric, layers x clients; NaN where there is none (the frame's status says why).
+
+        Of a metric of pairs: each client's mean over the others. Default variant: the metric's first that was measured.
+
+        Raises:
+            UsageError: a metric or variant that was not measured.
+        """
+        found = self._rows(metric)
+        present = list(dict.fromkeys(found["variant"]))
+        if variant is None:
+            preferred = METRICS[metric].variants if metric in METRICS else ()
+            variant = next((name for name in preferred if name in present), present[0])
+        check_known(f"variant of {metric}", variant, present)
+        found = found[found["variant"] == variant]
+        paired = found[found["client_b"] != ""]
+        found = pd.concat([found, paired.assign(client=paired["client_b"])])
+        found = found[found["client"] != ""]
+        table = found.groupby(["layer", "client"], sort=False)["value"].mean(skipna=False).unstack()
+        order = [layer.name for layer in self.layers if layer.name in table.index]
+        return table.reindex(index=order, columns=list(dict.fromkeys(found["client"])))
+
+    def cka(self, layer: str) -> pd.DataFrame:
+        """CKA between all clients at one layer, clients x clients, symmetric, with ones on the diagonal.
+
+        Raises:
+            UsageError: CKA was not measured, there or at all.
+        """
+        found = self._rows("cka")
+        check_known("layer", layer, dict.fromkeys(found["layer"]))
+        found = found[found["layer"] == layer]
+        names = [name for name in dict.fromkeys([*found["client"], *found["client_b"]]) if name]
+        if not names:
+            raise UsageError(f"no CKA at layer {layer!r}: {found['status'].iloc[0]}")
+        matrix = pd.DataFrame(np.eye(len(names)), index=names, columns=names)
+        for a, b, value in zip(found["client"], found["client_b"], found["value"], strict=True):
+            matrix.loc[a, b] = matrix.loc[b, a] = value
+        return matrix
+
+    def plot(self, metric: str, ax: Axes | None = None) -> Axes:
+        """One metric drawn over the layers."""
+        from diagnostics import plots
+
+        self._rows(metric)
+        return plots.metric(self.frame, metric, ax)
+
+    def write(self, path: Path | str) -> None:
+        """Write header and rows as JSON lines."""
+        records = self.frame.astype(object).where(self.frame.notna(), None).to_dict("records")
+        rows.write(Path(path), self.header, ({str(name): value for name, value in r.items()} for r in records))
+
+    @classmethod
+    def read(cls, path: Path | str) -> Report:
+        """Read what :meth:`write` wrote.
+
+        Raises:
+            UsageError: no such file, or not a diagnosis; CorruptError: a damaged line.
+        """
+        header, frame = rows.read(Path(path))
+        if "layers" not in header:
+            raise UsageError(f"{path} is not a diagnosis: its header names no layers")
+        return cls(frame, header)
+
+    def _rows(self, metric: str) -> pd.DataFrame:
+        check_known("metric of this report", metric, dict.fromkeys(self.frame["metric"]))
+        return self.frame[self.frame["metric"] == metric]
+
+    def __repr__(self) -> str:
+        clients = len({name for name in self.frame["client"] if name})
+        metrics = ", ".join(dict.fromkeys(self.frame["metric"]))
+        missing = int((self.frame["status"] != "ok").sum())
+        return f"Report({metrics}; {len(self.layers)} layers, {clients} clients, {missing} rows without a value)"

@@ -1,0 +1,84 @@
+"""python -m figures list | NAME [--train] [--out DIR]."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+os.environ.setdefault("MPLBACKEND", "Agg")  # pictures go to files, also where there is no screen
+
+import tyro
+from tyro.conf import Positional, arg
+
+import figures.player_fl  # noqa: F401  (registers its items)
+from figures import items
+from fl_core.errors import RunError, UsageError
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Redraw one of the papers' figures or tables from stored rows, beside the published values.
+
+    Examples:
+        python -m figures list
+        python -m figures player_fl.heart_sensitivity --out out
+        python -m figures player_fl.heart_sensitivity --train
+    """
+
+    name: Annotated[Positional[str], arg(help="An item's name, or list.")] = "list"
+    train: Annotated[bool, arg(help="Make the rows anew first.")] = False
+    out: Annotated[
+        Path | None, arg(help="Folder for everything that is written; default: where the project keeps it.")
+    ] = None
+    seeds: Annotated[int | None, arg(help="With --train: number of seeds in place of the item's own.")] = None
+    data_root: Annotated[str | None, arg(help="With --train: folder with the data; default FEDLAYERS_DATA_ROOT.")] = (
+        None
+    )
+
+    def main(self, command: str) -> None:
+        if self.name == "list":
+            width = max(map(len, items.REGISTRY))
+            for name, item in sorted(items.REGISTRY.items()):
+                print(f"{name:<{width}}  {item.state}")
+            return
+        item = items.find(self.name)
+        if self.seeds is not None and not self.train:
+            raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+        path = items.rows_path(item.name, self.out if self.train else None)
+        if self.train:
+            print(f"{command}\ntrains {item.name}: {item.budget}")
+            seconds = items.train(item, path, seeds=self.seeds, data_root=self.data_root, command=command)
+            print(f"took {seconds:.1f} s; rows: {path}")
+        out = self.out or items.PICTURES
+        drawing = items.redraw(item, path, out)
+        print("\n".join([drawing.caption, *map(str, drawing.findings)]))
+        print(f"picture, table and page: {out / item.name}.png, .csv, .md")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point; exits with 2 for a usage error, 1 for a failure, with one line that says why."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
+    try:
+        wanted.main(_command(wanted))
+    except (UsageError, RunError) as error:
+        print(f"figures: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _command(wanted: Figures) -> str:
+    """The command that makes the same rows, without the folders of one machine."""
+    parts = ["python", "-m", "figures", wanted.name, *(["--train"] if wanted.train else [])]
+    parts += ["--seeds", str(wanted.seeds)] if wanted.seeds is not None else []
+    return shlex.join(parts)
+
+
+if __name__ == "__main__":
+    main()

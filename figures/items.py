@@ -1,0 +1,223 @@
+"""An item is one figure or table of a paper: the runs behind it, what is measured on them, and how it is drawn.
+
+Training and drawing never meet. :func:`train` makes rows from an item's runs, :func:`redraw` makes a picture, a table
+of published and measured values and a page of findings from stored rows alone.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+from tqdm.auto import tqdm
+
+from fl_core import __version__, rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, check_known
+
+HERE = Path(__file__).parent
+ROWS, PICTURES, PUBLISHED = HERE / "rows", HERE / "pictures", HERE / "published"
+DPI = 200
+COLUMNS = (
+    "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
+    "measured", "measured_low", "measured_high", "measured_what",
+)  # fmt: skip
+"""Of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
+_ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was made, which does not change its rows
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One expectation and what came out."""
+
+    expected: str
+    measured: str
+    held: bool
+
+    def __str__(self) -> str:
+        return f"{'held' if self.held else 'did not hold'}: {self.expected}. Measured: {self.measured}."
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What a drawing function gives.
+
+    Attributes:
+        figure: in the package's style, without a caption.
+        table: columns :data:`COLUMNS`.
+        caption: what is seen, and the sizes behind it.
+        findings: each expectation, held or not.
+    """
+
+    figure: Figure
+    table: pd.DataFrame
+    caption: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One figure or table.
+
+    Attributes:
+        name: ``paper.what``.
+        title: one line.
+        runs: configurations by name; the name stands in the column ``run`` of their rows.
+        seeds: number of seeds of each, from 0 on.
+        budget: time that ``train`` takes on one core, in words.
+        measure: (task of one run and seed, the run's name) -> its rows.
+        draw: (header, rows) -> drawing; it computes no measurement.
+    """
+
+    name: str
+    title: str
+    runs: Mapping[str, RunConfig]
+    seeds: int
+    budget: str
+    measure: Callable[[runner.Task, str], pd.DataFrame]
+    draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
+
+    @property
+    def state(self) -> str:
+        """``ready`` where rows are stored, else ``no rows``."""
+        return "ready" if rows_path(self.name).is_file() else "no rows"
+
+
+REGISTRY: dict[str, Item] = {}
+
+
+def register(item: Item) -> Item:
+    """Add an item under its name."""
+    if item.name in REGISTRY:
+        raise ValueError(f"two items are called {item.name}")
+    REGISTRY[item.name] = item
+    return item
+
+
+def find(name: str) -> Item:
+    """An item by name.
+
+    Raises:
+        UsageError: there is no such item; names the nearest.
+    """
+    return REGISTRY[check_known("figure or table", name, sorted(REGISTRY))]
+
+
+def rows_path(name: str, folder: Path | None = None) -> Path:
+    """Where an item's rows are stored."""
+    return (ROWS if folder is None else folder) / f"{name}.jsonl"
+
+
+def published(paper: str) -> pd.DataFrame:
+    """A paper's published numbers: place, how, dataset, quantity, layer, low, high."""
+    return pd.read_csv(PUBLISHED / f"{paper}.csv", keep_default_na=False)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+
+
+def train(
+    item: Item,
+    path: Path,
+    *,
+    seeds: int | None = None,
+    data_root: str | None = None,
+    command: str = "",
+    progress: bool = True,
+) -> float:
+    """Make an item's rows anew and store them; returns the seconds that it took.
+
+    Args:
+        seeds: number of seeds in place of the item's own.
+
+    Raises:
+        UsageError: data that are not there, or no seed at all; RunError: a run failed.
+    """
+    count = item.seeds if seeds is None else seeds
+    if count < 1:
+        raise UsageError(f"{item.name} over {count} seeds: at least 1 is needed")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}")
+    began = time.perf_counter()
+    parts: list[pd.DataFrame] = []
+    runs: dict[str, dict[str, Any]] = {}
+    wanted = [(name, config, seed) for name, config in item.runs.items() for seed in range(count)]
+    for name, config, seed in tqdm(wanted, desc=item.name, unit="run", disable=not progress):
+        task = runner.assemble(replace(config, seed=seed, data_root=data_root))
+        parts.append(item.measure(task, name).assign(run=name))
+        about = runs.setdefault(name, _about(task))
+        about["data"][str(seed)] = task.data.digest
+    seconds = time.perf_counter() - began
+    header = {
+        "item": item.name,
+        "version": __version__,
+        "command": command,
+        "seeds": count,
+        "seconds": round(seconds, 1),
+        "runs": runs,
+    }
+    rows.write(path, header, _records(pd.concat(parts, ignore_index=True)))
+    return seconds
+
+
+def _about(task: runner.Task) -> dict[str, Any]:
+    """What a reader of the rows needs to know of a run, without what belongs to this machine."""
+    config = {k: v for k, v in task.config.to_json().items() if k not in (*_ELSEWHERE, "seed")}
+    return {"config": config, "layers": [asdict(layer) for layer in task.layers], "data": {}}
+
+
+def _records(frame: pd.DataFrame) -> Iterator[rows.Row]:
+    table = frame.astype(object).where(frame.notna(), None)
+    return ({str(name): value for name, value in record.items()} for record in table.to_dict("records"))
+
+
+# --- pictures --------------------------------------------------------------------------------------------------
+
+
+def redraw(item: Item, path: Path, out: Path) -> Drawing:
+    """Draw stored rows into ``out``: NAME.png, NAME.csv, and NAME.md with the caption and the findings.
+
+    Raises:
+        UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
+    """
+    if not path.is_file():
+        raise UsageError(f"{item.name} has no rows at {path}; --train makes them ({item.budget})")
+    header, frame = rows.read(path)
+    if header.get("item") != item.name:
+        raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {item.name!r}")
+    if not out.is_dir():
+        raise UsageError(f"there is no folder {out}")
+    drawing = item.draw(header, frame)
+    caption = f"{drawing.caption} {origin(header)}"
+    # wrapped, so that the caption is no wider than the picture and moves no panel of it
+    width = int(drawing.figure.get_figwidth() * 21)
+    drawing.figure.supxlabel(
+        textwrap.fill(caption.replace("`", ""), width), fontsize=6.5, color="0.35", ha="left", x=0.01
+    )
+    drawing.figure.savefig(out / f"{item.name}.png", dpi=DPI, facecolor="white")
+    plt.close(drawing.figure)
+    drawing.table.to_csv(out / f"{item.name}.csv", index=False, float_format="%.6g")
+    lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]
+    page = "\n\n".join(lines[:3]) + "\n\n" + "\n".join(lines[3:]) + "\n"
+    (out / f"{item.name}.md").write_text(page, encoding="utf-8")
+    return replace(drawing, caption=caption)
+
+
+def origin(header: Mapping[str, Any]) -> str:
+    """The last sentence of a caption: the command that made the rows, and its time."""
+    return f"Rows: `{header['command']}`, in {header['seconds']:.0f} s."
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Lines of an item's table; columns not given are empty."""
+    for line in lines:
+        for name in line:
+            check_known("column of the table", name, COLUMNS)
+    return pd.DataFrame(lines, columns=list(COLUMNS))

@@ -1,0 +1,260 @@
+"""What figures of layer-wise measurements share: measuring after one epoch, curves, reference values, drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+
+from diagnostics import measure, select
+from diagnostics.diagnose import diagnose
+from diagnostics.drawing import both_ways, name_ticks, set_scale, weighted_mean
+from figures import items
+from figures.items import Finding
+from fl_core import runner
+from fl_core.seeds import torch_generator
+
+SENSITIVITY = measure.SENSITIVITY
+_BAND: dict[str, Any] = {"facecolor": "0.85", "edgecolor": "0.55", "linewidth": 0.6, "zorder": 0.5}
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One way to measure federation sensitivity, and how clients are combined: plain mean, or by training samples."""
+
+    run: str
+    variant: str
+    label: str
+    weighted: bool
+    colour: str
+
+    def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Its rows of the clients."""
+        own = (frame["run"] == self.run) & (frame["metric"] == SENSITIVITY) & (frame["variant"] == self.variant)
+        return frame[own & (frame["client"] != "")]
+
+    def combined(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """S of all clients together: seeds x layers."""
+        rows = self.rows(frame)
+        rows = rows if self.weighted else rows.assign(n_train=1)
+        return weighted_mean(rows, ["seed", "layer"]).unstack("layer")[list(rows["layer"].unique())]
+
+
+# --- measuring -------------------------------------------------------------------------------------------------
+
+
+class Epoch:
+    """Every client after one local epoch, ready to be diagnosed."""
+
+    def __init__(self, task: runner.Task) -> None:
+        self.task = task
+        self.models, self.recorded = runner.first_epoch(task, measure.instruments().observers)
+        self.all = {c.name: (c.train.x, c.train.y) for c in task.data.clients}
+
+    def subset(self, size: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """At most ``size`` training samples of each client, drawn without replacement."""
+        chosen = {}
+        for name, (x, y) in self.all.items():
+            order = torch.randperm(len(y), generator=torch_generator(self.task.config.seed, "figure subset", name))
+            chosen[name] = (x[order[:size]], y[order[:size]])
+        return chosen
+
+    def frame(self, metric: str, data: Any = None, batch: int = 256, **options: Any) -> pd.DataFrame:
+        """Rows of one metric on the clients' own data."""
+        config = self.task.config
+        report = diagnose(
+            self.models,
+            self.all if data is None else data,
+            [metric],
+            loss=self.task.criterion,
+            by=config.by,
+            batch=batch,
+            seed=config.seed,
+            n_train=dict(zip(self.models, self.task.data.weights, strict=True)),
+            options={metric: options},
+            context={"seed": config.seed, "round": 0, "model": "local", "split": "train"},
+            progress=False,
+        )
+        return report.frame
+
+    def sensitivity(self, variant: str) -> pd.DataFrame:
+        """S of every client by one definition."""
+        options: dict[str, Any] = {"when": variant}
+        if variant == "training":
+            options["recorded"] = self.recorded
+        frame = self.frame(SENSITIVITY, **options)
+        return frame[(frame["variant"] == variant) & (frame["client"] != "")]
+
+
+# --- curves ----------------------------------------------------------------------------------------------------
+
+
+def curves(frame: pd.DataFrame, metric: str, variant: str, relative_to: str = "") -> pd.DataFrame:
+    """Curves of all clients and seeds: layers x (seed, client), if asked over each curve's first or smallest value.
+
+    A curve whose reference is not above 0 has no values.
+    """
+    rows = frame[(frame["metric"] == metric) & (frame["variant"] == variant) & (frame["client"] != "")]
+    layers = list(rows["layer"].unique())
+    values = rows.pivot(index="layer", columns=["seed", "client"], values="value").loc[layers].astype(float)
+    if relative_to:
+        reference = values.iloc[0] if relative_to == "first" else values.min()
+        values = values / reference.where(reference > 0)
+    return values
+
+
+def dissimilarity(frame: pd.DataFrame) -> pd.DataFrame:
+    """1 - CKA of each client, mean over the others: layers x (seed, client)."""
+    pairs = frame[frame["metric"] == "cka"]
+    parts = {seed: both_ways(rows) for seed, rows in pairs.groupby("seed")}
+    tables = {
+        seed: (1 - rows["value"]).groupby([rows["layer"], rows["client"]]).mean(skipna=False).unstack()
+        for seed, rows in parts.items()
+    }
+    return pd.concat(tables, axis=1).loc[list(pairs["layer"].unique())]
+
+
+# --- published and measured ------------------------------------------------------------------------------------
+
+
+def reference(paper: str, dataset: str, quantity: str, layers: Sequence[str], place: str) -> pd.DataFrame:
+    """Low and high of one published quantity of a paper: layers x (low, high, how); ``attrs`` says where it stands."""
+    known = items.published(paper)
+    known = known[(known["dataset"] == dataset) & (known["quantity"] == quantity) & (known["place"] == place)]
+    found = known.set_index("layer").reindex(layers)[["low", "high", "how"]]
+    found.attrs["where"] = f"{place}, {known['how'].iloc[0]}"
+    return found
+
+
+def lines_beside(
+    quantity: str, definition: str, reference: pd.DataFrame, values: pd.DataFrame, what: str, whole_range: bool = False
+) -> list[dict[str, Any]]:
+    """Table lines of curves (layers x curves) beside a reference; ``what`` says over what the median is taken.
+
+    The measured bounds are the 5th and 95th percentile of the curves, or the least and greatest value.
+    """
+    low, high, bounds = (0.0, 1.0, "range") if whole_range else (0.05, 0.95, "5-95 % range")
+    return [
+        {
+            "quantity": quantity,
+            "definition": definition,
+            "layer": layer,
+            "published_low": reference.loc[layer, "low"],
+            "published_high": reference.loc[layer, "high"],
+            "published_where": reference.attrs["where"],
+            "measured": values.loc[layer].median(),
+            "measured_low": values.loc[layer].quantile(low),
+            "measured_high": values.loc[layer].quantile(high),
+            "measured_what": f"median and {bounds} over {what}",
+        }
+        for layer in values.index
+    ]
+
+
+def cuts(combined: pd.DataFrame, thresholds: Sequence[float] = select.THRESHOLDS) -> pd.DataFrame:
+    """In how many seeds each layer is the last shared one: thresholds x layers, from S (seeds x layers).
+
+    A seed in which a value is missing decides nothing and is counted under ``no decision``.
+    """
+    names = [*combined.columns[:-1], "no decision"]
+    counts = pd.DataFrame(0, index=list(thresholds), columns=names)
+    for values in combined.to_numpy(dtype=np.float64):
+        for threshold in thresholds:
+            sound = bool(np.isfinite(values).all())
+            last = names[select.sensitivity_ratio(values.tolist(), threshold) - 1] if sound else "no decision"
+            counts.loc[threshold, last] += 1
+    return counts if counts["no decision"].any() else counts.drop(columns="no decision")
+
+
+def cut_lines(definition: Definition, counts: pd.DataFrame, where: str) -> list[dict[str, Any]]:
+    """Table lines of :func:`cuts`; ``where`` says what the paper has."""
+    n = int(counts.iloc[0].sum())
+    return [
+        {
+            "quantity": "seeds with this last shared layer",
+            "definition": definition.label,
+            "layer": layer,
+            "threshold": threshold,
+            "published_where": where,
+            "measured": counts.loc[threshold, layer],
+            "measured_what": f"of {n} seeds",
+        }
+        for threshold in counts.index
+        for layer in counts.columns
+    ]
+
+
+def listed(values: pd.Series) -> str:
+    """Names and values in one line, 4 digits."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def ranges(reference: pd.DataFrame) -> str:
+    """Low and high of each layer in one line, without layers at which they agree."""
+    return ", ".join(f"{row.Index} {row.low:g}-{row.high:g}" for row in reference.itertuples() if row.high > row.low)
+
+
+def within(values: pd.Series, reference: pd.DataFrame) -> bool:
+    """Whether every layer's value lies in its range, which is known to two decimals."""
+    return bool(((values >= reference["low"] - 5e-3) & (values <= reference["high"] + 5e-3)).all())
+
+
+def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float) -> Finding:
+    """Whether ``layer`` is the last shared one in at least the share ``least`` of the seeds."""
+    n = int(counts.loc[threshold].sum())
+    found = ", ".join(f"{name} in {count}" for name, count in counts.loc[threshold].items() if count)
+    return Finding(
+        f"with threshold {threshold:g}, {layer} is the last shared layer in at least {least:.0%} of the seeds "
+        f"({way.label})",
+        f"of {n} seeds {found}",
+        bool(counts.loc[threshold, layer] >= least * n),
+    )
+
+
+def settings(header: Mapping[str, Any], run: str) -> str:
+    """How a run trained, in words."""
+    config = header["runs"][run]["config"]
+    optimizer = config["optimizer"] + (" (amsgrad)" if config["amsgrad"] else "")
+    return (
+        f"{config['loss'].replace('_', ' ')}, {optimizer}, lr {config['lr']:g}, "
+        f"weight decay {config['weight_decay']:g}, batch {config['batch']}"
+    )
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------
+
+
+def band(ax: Axes, reference: pd.DataFrame, label: str) -> None:
+    x = np.arange(len(reference))
+    ax.fill_between(x, reference["low"].astype(float), reference["high"].astype(float), label=label, **_BAND)
+
+
+def bars(ax: Axes, counts: pd.DataFrame) -> None:
+    """Stacked bars: the share of seeds with each last shared layer, over the thresholds."""
+    share = counts.div(counts.sum(axis=1), axis=0)
+    colours = plt.get_cmap("cividis")(np.linspace(0.1, 0.95, share.shape[1]))
+    bottom = np.zeros(len(share))
+    for k, (layer, values) in enumerate(share.items()):
+        ax.bar(range(len(share)), values, bottom=bottom, color=colours[k], width=0.85, label=layer)
+        bottom += values.to_numpy()
+    ax.set_xticks(range(len(share)), [f"{t:g}" for t in share.index])
+    ax.set(ylim=(0, 1), ylabel="share of seeds")
+    ax.grid(False)
+
+
+def panel(ax: Axes, curves: Mapping[str, tuple[pd.DataFrame, str]], *, log: bool, ylabel: str) -> None:
+    """Thin lines of every client and seed, a thick one through their medians, for each definition."""
+    for label, (values, colour) in curves.items():
+        ax.plot(range(len(values)), values, color=colour, linewidth=0.5, alpha=0.35)
+        ax.plot(range(len(values)), values.median(axis=1), color=colour, linewidth=2.2, marker="o", label=label)
+    every = pd.concat([values.stack([0, 1]) for values, _ in curves.values()]).to_frame()
+    set_scale(ax, every, "auto", log)
+    name_ticks(ax, list(next(iter(curves.values()))[0].index))
+    ax.set_ylabel(ylabel)
+    ax.legend(loc="upper left", fontsize=7)

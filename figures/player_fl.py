@@ -1,0 +1,284 @@
+"""PLayer-FL: what its layer-wise measurements look like after one local epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from diagnostics import select
+from diagnostics.drawing import COLOURS, name_ticks, set_scale, style
+from diagnostics.similarity import probe_set
+from figures import items
+from figures.items import Drawing, Finding, Item
+from figures.layerwise import (
+    SENSITIVITY,
+    Definition,
+    Epoch,
+    band,
+    bars,
+    curves,
+    cut_lines,
+    cuts,
+    decides,
+    dissimilarity,
+    lines_beside,
+    listed,
+    panel,
+    ranges,
+    reference,
+    settings,
+    within,
+)
+from fl_core import runner
+from fl_core.config import RunConfig
+
+SUBSET = 256
+"""Training samples a client for gradient variance and Hessian of Fashion-MNIST."""
+BATCH = 64
+"""Samples a batch where a published figure rests on one batch."""
+FLAT, JUMP = 1.1, 10.0
+"""S below the one is flat; a trace that rises by more than the other jumps."""
+
+PAPERS = Definition("figure", "figure", "paper's: one batch of 64, plain mean of clients", False, COLOURS[1])
+OURS = Definition("default", "training", "default: all batches of the epoch, weighted mean", True, COLOURS[0])
+
+
+def _measure_heart(task: runner.Task, run: str) -> pd.DataFrame:
+    return Epoch(task).sensitivity((PAPERS if run == PAPERS.run else OURS).variant)
+
+
+def _measure_fmnist(task: runner.Task, run: str) -> pd.DataFrame:
+    epoch = Epoch(task)
+    part = epoch.subset(SUBSET)
+    parts = [
+        epoch.frame("grad_variance", part, reduction="epoch"),
+        epoch.frame("grad_variance", part, batch=BATCH, reduction="batch"),
+        epoch.frame("hessian_trace", part),
+        epoch.frame("cka", probe=probe_set(task.data)),
+        epoch.sensitivity("training"),
+        epoch.sensitivity("figure"),
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------
+
+
+def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    layers = list(frame["layer"].unique())
+    n = header["seeds"]
+    expected = reference("player_fl", "heart", SENSITIVITY, layers, "recomputed")
+    read_off = reference("player_fl", "heart", SENSITIVITY, layers, "Fig. 4G")
+    lines: list[dict[str, Any]] = []
+    findings = []
+    with style():
+        figure = plt.figure(figsize=(7.2, 4.5), layout="constrained")
+        axes = figure.subplot_mosaic([["S", "figure"], ["S", "default"]], width_ratios=[1.15, 1])
+        ax = axes["S"]
+        band(ax, read_off, "published, range over sites")
+        for way in (PAPERS, OURS):
+            combined = way.combined(frame)
+            middle, low, high = (combined.quantile(q) for q in (0.5, 0.05, 0.95))
+            x = np.arange(len(layers))
+            ax.fill_between(x, low, high, color=way.colour, alpha=0.2, linewidth=0)
+            ax.plot(x, middle, color=way.colour, marker="o", label=way.label)
+            lines += lines_beside(SENSITIVITY, way.label, read_off, combined.T, f"{n} seeds of the clients' mean")
+            sites = way.rows(frame).groupby(["layer", "client"], sort=False)["value"].median().unstack()
+            lines += lines_beside(SENSITIVITY, way.label, read_off, sites, "sites of their medians over seeds", True)
+            if way is PAPERS:
+                lines += lines_beside(SENSITIVITY, way.label, expected, combined.T, f"{n} seeds of the clients' mean")
+                findings += [_falls("S", middle, expected), _falls("S", middle, read_off)]
+            counts = cuts(combined)
+            lines += cut_lines(way, counts, "Table A.2: shared up to fc2; no threshold is given")
+            findings += [decides(way, counts, *expectation) for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))]
+            bars(axes[way.run], counts)
+            axes[way.run].set_title(f"last shared layer, {way.label.partition(':')[0]} definition")
+        set_scale(ax, pd.concat([high, read_off["high"], low], axis=1).astype(float), "log", True)
+        name_ticks(ax, layers)
+        ax.set(xlabel="layer, input to output", ylabel="federation sensitivity S\nfirst layer = 1")
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.1, 1.0), borderaxespad=0.2)
+        axes["default"].set_xlabel("threshold on the ratio of consecutive layers")
+        handles, labels = axes["figure"].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", title="last\nshared", alignment="left")
+    caption = (
+        f"Fed-Heart, {frame['client'].nunique()} hospitals, one local epoch, {n} seeds: median, and band from 5 to "
+        f"95 % of the seeds. Paper's definition with {settings(header, PAPERS.run)}; default with "
+        f"{settings(header, OURS.run)}. Grey: read off the paper's Fig. 4."
+    )
+    return Drawing(figure, items.table(lines), caption, tuple(findings))
+
+
+def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    n = header["seeds"]
+    papers, ours = (replace(way, run="default") for way in (PAPERS, OURS))  # one run, read in both ways
+    one, full = (curves(frame, "grad_variance", variant, "min") for variant in ("batch", "epoch"))
+    trace, undivided = (curves(frame, "hessian_trace", variant, "first") for variant in ("per_parameter", "absolute"))
+    apart = dissimilarity(frame)
+    s = {d: curves(frame, SENSITIVITY, d.variant) for d in (papers, ours)}
+    layers = list(trace.index)
+    size, probe = (frame.loc[frame["metric"] == name, "n_samples"].max() for name in ("hessian_trace", "cka"))
+
+    def known(quantity: str, place: str) -> pd.DataFrame:
+        return reference("player_fl", "fashion_mnist", quantity, layers, place)
+
+    with style():
+        figure = plt.figure(figsize=(7.2, 6.4), layout="constrained")
+        (a, b), (c, d) = figure.subplots(2, 2)
+        band(a, known("grad_variance / min", "Fig. 1A"), "published")
+        batches = {f"batches of {BATCH}": (one, PAPERS.colour), f"{size} samples at once": (full, OURS.colour)}
+        panel(a, batches, log=True, ylabel="gradient variance\neach client / its smallest")
+        band(b, known("hessian_trace / first", "recomputed"), "recomputed")
+        panel(b, {"measured": (trace, OURS.colour)}, log=True, ylabel="Hessian trace per parameter\nfirst layer = 1")
+        earlier = known("1 - cka", "recomputed")["low"].astype(float)
+        panel(c, {"measured": (apart, OURS.colour)}, log=False, ylabel="mean 1 − CKA to the others\n0 = the same")
+        c.plot(range(len(layers)), earlier, "x", color="0.3", label="recomputed")
+        c.legend(loc="upper left", fontsize=7)
+        c.set_ylim(bottom=0)
+        band(d, known(SENSITIVITY, "Fig. 4A"), "published")
+        both = {k.label.partition(",")[0]: (s[k], k.colour) for k in (papers, ours)}
+        panel(d, both, log=True, ylabel="federation sensitivity S\nfirst layer = 1")
+        for ax in (c, d):
+            ax.set_xlabel("layer, input to output")
+
+    lines: list[dict[str, Any]] = []
+    over = f"{len(trace.columns)} clients and seeds"
+    for quantity, definition, values, places in (
+        ("grad_variance / min", f"mean over batches of {BATCH}", one, ("Fig. 1A", "recomputed")),
+        ("grad_variance / min", f"{size} samples at once", full, ("Fig. 1A", "recomputed")),
+        ("hessian_trace / first", "per parameter", trace, ("recomputed",)),
+        ("hessian_nuclear / min", "not measured here: trace per parameter / first", trace, ("Fig. 2A",)),
+        ("1 - cka", "linear, mean over the others", apart, ("recomputed",)),
+        ("procrustes_angle", "not measured here: 1 - linear CKA", apart, ("Fig. 3A",)),
+        (SENSITIVITY, papers.label, s[papers], ("Fig. 4A", "recomputed")),
+        (SENSITIVITY, ours.label, s[ours], ("Fig. 4A", "recomputed")),
+    ):
+        for place in places:
+            lines += lines_beside(quantity, definition, known(quantity, place), values, over)
+    empty = known("hessian_trace / first", "recomputed").assign(low=np.nan, high=np.nan)
+    empty.attrs["where"] = ""
+    lines += lines_beside("hessian_trace / first", "whole layer, not divided by its parameters", empty, undivided, over)
+
+    findings = [*_variance_findings(one), *_hessian_findings(trace, undivided), *_apart_findings(apart)]
+    for name, quantity, values, places in (
+        ("gradient variance / smallest", "grad_variance / min", one, ("Fig. 1A", "recomputed")),
+        ("Hessian trace per parameter / first", "hessian_trace / first", trace, ("recomputed",)),
+        (f"S, {papers.label}", SENSITIVITY, s[papers], ("Fig. 4A", "recomputed")),
+    ):
+        findings += [_falls(name, values.median(axis=1), known(quantity, place)) for place in places]
+    for way in (papers, ours):
+        combined = way.combined(frame)
+        counts = cuts(combined)
+        lines += cut_lines(way, counts, "Table A.2: shared up to conv3; no threshold is given")
+        middle = combined.median()
+        findings.append(
+            Finding(
+                f"S stays below {FLAT:g} up to conv3 and rises by more than {FLAT:g} times at fc1 ({way.label})",
+                listed(middle),
+                bool(middle["conv3"] < FLAT and middle["fc1"] / middle["conv3"] > FLAT),
+            )
+        )
+        findings.append(decides(way, counts, select.THRESHOLD, "conv3", 0.5))
+    caption = (
+        f"Fashion-MNIST, {header['runs']['default']['config']['model']}, {len(trace.columns) // n} clients, "
+        f"Dirichlet(0.5) over 10,000 images, one local epoch with {settings(header, 'default')}, {n} seeds: thin lines "
+        f"are clients and seeds, thick ones their medians. Gradient variance and exact Hessian trace from {size} "
+        f"training samples a client, CKA from {probe} validation samples. Grey: ranges over sites, read off the "
+        f"paper's Figs. 1 and 4 or recomputed."
+    )
+    return Drawing(figure, items.table(lines), caption, tuple(findings))
+
+
+def _falls(name: str, middle: pd.Series, known: pd.DataFrame) -> Finding:
+    """Whether the medians fall into the ranges of a reference."""
+    where = known.attrs["where"].partition(",")[0]
+    source = "another computation" if where == "recomputed" else f"the paper's {where}"
+    return Finding(
+        f"medians within the ranges of {source}: {name}, {ranges(known)}", listed(middle), within(middle, known)
+    )
+
+
+def _variance_findings(values: pd.DataFrame) -> list[Finding]:
+    middle = values.median(axis=1)
+    return [
+        Finding("gradient variance is smallest at the last conv layer", listed(middle), middle.idxmin() == "conv3"),
+        Finding(
+            "gradient variance is at least 10 times its smallest at fc1 and 100 times at fc2",
+            f"{middle['fc1']:.3g} times and {middle['fc2']:.3g} times",
+            bool(middle["fc1"] >= 10 and middle["fc2"] >= 100),
+        ),
+    ]
+
+
+def _hessian_findings(trace: pd.DataFrame, undivided: pd.DataFrame) -> list[Finding]:
+    step = (trace.iloc[-1] / trace.iloc[-2]).median()
+    whole = undivided.median(axis=1)
+    return [
+        Finding(
+            f"Hessian trace per parameter rises by more than {JUMP:g} times at the last layer",
+            f"{step:.3g} times from fc1 to fc2 (median of the clients' ratios); {listed(trace.median(axis=1))} of the "
+            "first layer's",
+            bool(step > JUMP),
+        ),
+        Finding(
+            "without division by the parameters there is no late rise",
+            listed(whole),
+            bool(whole.iloc[-1] <= whole.iloc[:-1].max()),
+        ),
+    ]
+
+
+def _apart_findings(apart: pd.DataFrame) -> list[Finding]:
+    middle = apart.median(axis=1)
+    steps = middle.diff().iloc[1:]
+    return [
+        Finding(
+            "the median of 1 - CKA grows from each layer to the next",
+            f"{listed(middle)}; in {int((apart.diff().iloc[1:] > 0).all().sum())} of {apart.shape[1]} single curves",
+            bool((steps > 0).all()),
+        ),
+        Finding(
+            "no cliff: no single step makes more than half of the rise of 1 - CKA",
+            f"the largest is {steps.max():.3g} of {middle.max() - middle.min():.3g}, at {steps.idxmax()}",
+            bool(steps.max() <= 0.5 * (middle.max() - middle.min())),
+        ),
+    ]
+
+
+items.register(
+    Item(
+        name="player_fl.heart_sensitivity",
+        title="Federation sensitivity on Fed-Heart (PLayer-FL, Fig. 4)",
+        runs={
+            PAPERS.run: RunConfig(
+                dataset="heart",
+                optimizer="adamw",
+                amsgrad=True,
+                weight_decay=1e-2,
+                lr=7.5e-3,
+                batch=128,
+                loss="cross_entropy",
+            ),
+            OURS.run: RunConfig(dataset="heart"),
+        },
+        seeds=30,
+        budget="some seconds",
+        measure=_measure_heart,
+        draw=_draw_heart,
+    )
+)
+items.register(
+    Item(
+        name="player_fl.fmnist_layers",
+        title="Layers of a CNN on Fashion-MNIST after one epoch (PLayer-FL, Figs. 1-4)",
+        runs={"default": RunConfig(dataset="fashion_mnist")},
+        seeds=3,
+        budget="about 10 minutes on one core",
+        measure=_measure_fmnist,
+        draw=_draw_fmnist,
+    )
+)

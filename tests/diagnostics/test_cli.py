@@ -1,0 +1,522 @@
+"""The command line as a newcomer meets it: what works, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diagnostics import arguments, cli
+from fl_core import rows, store
+from fl_core.config import RunConfig
+from fl_core.plan import LayerPlan
+
+SMALL = ("--rounds", "2", "--workers", "0")
+
+
+class Terminal:
+    """Runs commands in this process, in a folder of its own, and remembers what they said."""
+
+    def __init__(self, capsys):
+        self.capsys = capsys
+
+    def __call__(self, *words, code=0):
+        self.capsys.readouterr()
+        try:
+            cli.main([str(word) for word in words])
+            left = 0
+        except SystemExit as end:
+            left = end.code or 0
+        self.out, self.err = self.capsys.readouterr()
+        assert left == code, f"{words}: exit code {left}\n{self.out}\n{self.err}"
+        return self.out
+
+    def refused(self, *words, code=2):
+        """The one line with which a command is refused, which writes nothing and shows no traceback."""
+        before = contents()
+        self(*words, code=code)
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        assert "Traceback" not in self.err
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("fedlayers: ")
+        assert contents() == before
+        return lines[0]
+
+
+def contents():
+    return {str(path): path.stat().st_mtime_ns for path in Path().rglob("*") if "__pycache__" not in path.parts}
+
+
+@pytest.fixture
+def fedlayers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    return Terminal(capsys)
+
+
+@pytest.fixture(scope="module")
+def finished_runs(tmp_path_factory):
+    """Two short runs on heart, of FedAvg and of PLayer-FL, made by the command line."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("fedavg", "playerfl"):
+        cli.main(["run", "--algorithm", name, *SMALL, "--out", str(folder / name)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What diagnose writes for heart with seed 1."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    only = ("--metrics", "federation_sensitivity", "cka")
+    cli.main(["diagnose", "--dataset", "heart", "--model", "heart_mlp", "--seed", "1", *only, "--out", str(path)])
+    return path
+
+
+@pytest.fixture
+def own_data(fedlayers):
+    """A table as .npz in the working folder: three clients, one with a single class, one with few samples."""
+    rng = np.random.default_rng(0)
+    sizes = {"many": 40, "one_class": 20, "few": 8}
+    client = np.repeat(list(sizes), list(sizes.values()))
+    y = np.arange(len(client)) % 3
+    y[client == "one_class"] = 1
+    x = rng.normal(size=(len(client), 5)).astype(np.float32)
+    np.savez("own.npz", x=x, y=y, client=client)
+    x[3, 2] = np.nan
+    np.savez("with_nan.npz", x=x, y=y, client=client)
+    return fedlayers
+
+
+# --- help ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_overview_has_one_line_for_each_command(fedlayers, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = fedlayers(*words)
+    for name in cli.COMMANDS:
+        line = next(line for line in out.splitlines() if re.match(rf"\W*{name}  ", line))
+        assert line.rstrip(" │|").endswith("."), f"{name} takes more than its line"
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
+    out = fedlayers(name, "--help")
+    examples = re.findall(rf"^ +fedlayers ({name}\b.*)$", out, flags=re.MULTILINE)
+    assert examples, out
+    assert len(out.splitlines()) < 100
+    assert "None" not in out
+    for line in examples:
+        assert isinstance(cli.parsed(line.split()), cli.COMMANDS[name])
+
+
+def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
+    grouped = [name for names in arguments.GROUPS.values() for name in names]
+    filled_by_set = {"options", "model_options", "loss_options"}
+    assert sorted(grouped) == sorted({f.name for f in fields(RunConfig)} - filled_by_set)
+    assert set(grouped) <= set(arguments.documented())
+    out = fedlayers("run", "--help")
+    for name in grouped:
+        assert f"--{name.replace('_', '-')} " in out
+
+
+def test_flags_become_the_configuration():
+    line = (
+        "run --dataset digits --clients 3 --alpha 0.1 --partition dirichlet --lr 0.5 --seed 4 --amsgrad False --bn drop"
+    )
+    assert cli.parsed(line.split()).config == RunConfig(
+        dataset="digits", clients=3, alpha=0.1, partition="dirichlet", lr=0.5, seed=4, amsgrad=False, bn="drop"
+    )
+
+
+# --- names that are not there ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("runn", "unknown command 'runn': did you mean 'run'?"),
+        ("run --dataset heat", "'heat': did you mean 'heart'?"),
+        ("run --dataset heart.npz", "heart.npz"),
+        ("run --model heart_ml", "unknown model 'heart_ml': did you mean 'heart_mlp'?"),
+        ("run --model timm:resnet81 --dataset digits", "'resnet81': did you mean"),
+        ("run --model nowhere:network", "no module 'nowhere'"),
+        ("run --model json:lods", "did you mean 'loads'?"),
+        ("run --algorithm playrfl", "unknown algorithm 'playrfl': did you mean 'playerfl'?"),
+        ("run --partition dirichle", "did you mean 'dirichlet'?"),
+        ("run --optimizer adamm", "did you mean 'adam'?"),
+        ("run --loss focall", "did you mean 'focal'?"),
+        ("run --bn globl", "did you mean 'global'?"),
+        ("run --by blok", "did you mean 'block'?"),
+        ("run --algorithm playerfl --rule sensitivity_ration", "did you mean 'sensitivity_ratio'?"),
+        ("run --algorithm playerfl --rule manual", "unknown rule that decides by itself 'manual'"),
+        ("run --algorithm fedprox --set nu=1", "unknown configuration key of fedprox 'nu': did you mean 'mu'?"),
+        ("run --algorithm fedprox --set mu=much", "mu must be float, not 'much'"),
+        ("run --algorithm fedprox --set mu", "--set takes KEY=VALUE, not 'mu'"),
+        ("run --algorithm fedprox --set mu=1 --set mu=2", "--set gives 'mu' twice"),
+        ("run --algorithm local --set mu=1", "local has no configuration keys; 'mu' was given"),
+        ("run --set-model width=3", "model 'heart_mlp' takes no options, so not 'width'"),
+        ("run --set-loss gama=2", "did you mean 'gamma'?"),
+        ("run --device cuda:99", "device 'cuda:99' cannot be used here"),
+        ("run --rounds 0", "rounds must be at least 1, not 0"),
+        ("run --participation 0", "participation must be above 0"),
+        ("run --threshold nan", "threshold must be finite"),
+        ("run --dataset mnist", "FEDLAYERS_DATA_ROOT"),
+        ("run --dataset mnist --data-root nowhere", "the data root"),
+        ("run --algorithm fedavg --plan auto", "takes no plan; these do: fedbabu"),
+        ("run --algorithm fedper --plan nope.json", "no plan at nope.json"),
+        ("resume nowhere", "no run at nowhere"),
+        ("verify nowhere", "no run at nowhere"),
+        ("diagnose", "a run directory, before the flags, or --dataset"),
+        ("diagnose nowhere --dataset heart", "a run directory, before the flags, or --dataset"),
+        ("diagnose nowhere", "no run at nowhere"),
+        ("diagnose --dataset heart --metrics cak", "unknown metric 'cak': did you mean 'cka'?"),
+        ("diagnose --dataset heart --model heart_ml", "did you mean 'heart_mlp'?"),
+        ("diagnose --dataset heart --round 3", "--round is for a run directory"),
+        ("diagnose --dataset heart --out nowhere/rows.jsonl", "there is no folder nowhere"),
+        ("diagnose --dataset heart --out .", "--out . is a folder"),
+        ("select nowhere.jsonl", "no rows file at nowhere.jsonl"),
+        ("list metric", "unknown listing 'metric': did you mean 'metrics'?"),
+        ("compare --algorithms local fedavgg", "did you mean 'fedavg'?"),
+        ("compare --algorithms local local", "the algorithm local is named twice"),
+        ("compare --algorithms local --seeds 0", "at least one seed"),
+        ("compare --algorithms", "at least one algorithm"),
+        ("compare --algorithms fedprox --set mu=1", "--set ALGORITHM.mu=..."),
+        ("compare --algorithms fedprox --set fedprx.mu=1", "did you mean 'fedprox'?"),
+        ("compare --algorithms fedprox --set fedprox.nu=1", "did you mean 'mu'?"),
+        ("compare --algorithms local fedavg --plan auto", "none of local, fedavg takes a plan"),
+        ("study --algorithms playrfl", "did you mean 'playerfl'?"),
+        ("study --seeds 0", "at least one seed"),
+        ("study --rule larges_jump", "did you mean 'largest_jump'?"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(fedlayers, line, said):
+    assert said in fedlayers.refused(*line.split())
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
+    needed = ["something"] if name in ("resume", "verify", "select", "list") else []
+    fedlayers(name, *needed, "--roundz", "3", code=2)
+    assert "--roundz" in fedlayers.err
+    assert f"fedlayers {name} --help" in fedlayers.err
+    assert not contents()
+
+
+def test_a_misspelt_flag_is_answered_with_the_nearest(fedlayers):
+    fedlayers("run", "--round", "3", code=2)
+    assert "--rounds" in fedlayers.err
+    fedlayers("run", "--rounds", "three", code=2)
+    assert "three" in fedlayers.err
+
+
+@pytest.mark.parametrize("command", ["compare", "study"])
+def test_flags_that_a_command_would_ignore_are_unknown_to_it(fedlayers, command):
+    fedlayers(command, "--algorithm", "fedavg", code=2)
+    assert not contents()
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [("a=1", 1), ("a=0.5", 0.5), ("a=true", True), ("a=64,32", [64, 32]), ("a=x", "x"), ("a=x=y", "x=y"), ("a=", "")],
+)
+def test_values_are_read_as_json_where_they_are(given, value):
+    assert arguments.pairs("--set", [given]) == {"a": value}
+
+
+# --- runs ------------------------------------------------------------------------------------------------------
+
+
+def test_run_verify_and_resume_of_a_finished_run(fedlayers, finished_runs):
+    shutil.copytree(finished_runs / "playerfl", "again")  # a relative path from here on
+    assert "every byte is as it was written" in fedlayers("verify", "again")
+    before = Path("again/rows.jsonl").read_bytes()
+    out = fedlayers("resume", "again")
+    assert "2 rounds of playerfl" in out
+    assert "LayerPlan([fc1]" in out
+    assert Path("again/rows.jsonl").read_bytes() == before
+
+
+def test_run_records_the_command_as_it_was_typed(finished_runs):
+    header, frame = rows.read(finished_runs / "fedavg" / "rows.jsonl")
+    assert header["command"].startswith("fedlayers run --algorithm fedavg --rounds 2")
+    assert set(frame["algorithm"]) == {"fedavg"}
+
+
+@pytest.mark.parametrize("existing", ["run", "file", "folder"])
+def test_run_refuses_a_directory_that_is_taken(fedlayers, finished_runs, existing):
+    if existing == "run":
+        shutil.copytree(finished_runs / "fedavg", "taken")
+    elif existing == "file":
+        Path("taken").write_text("mine")
+    else:
+        Path("taken").mkdir()
+        Path("taken/thesis.txt").write_text("mine")
+    said = fedlayers.refused("run", "--out", "taken", *SMALL)
+    assert {"run": "already holds a run", "file": "is a file", "folder": "is not empty"}[existing] in said
+
+
+def test_training_that_diverges_is_a_failure_that_names_where(fedlayers):
+    fedlayers("run", "--lr", "1e30", "--out", "big", *SMALL, code=1)
+    assert "Traceback" not in fedlayers.err
+    last = fedlayers.err.splitlines()[-1]
+    assert last.startswith("fedlayers: fedavg, round 1, client 'cleveland', phase 'train'")
+    assert "layer 'fc" in last
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(fedlayers):
+    fedlayers("run", "--dataset", "heat", "--debug", code=2)
+    assert "Traceback" in fedlayers.err
+    assert fedlayers.err.splitlines()[-1].startswith("fedlayers: unknown dataset")
+
+
+def test_an_error_that_nobody_foresaw_is_a_failure_with_its_name(fedlayers):
+    Path("own_broken_model.py").write_text("def network(shape, n_classes):\n    raise KeyError('oops')\n")
+    said = fedlayers.refused("run", "--model", "own_broken_model:network", code=1)
+    assert said == "fedlayers: KeyError: 'oops' (--debug shows where)"
+
+
+def test_digits_dealt_by_dirichlet(fedlayers):
+    line = "run --dataset digits --partition dirichlet --alpha 0.1 --clients 3 --samples 400 --algorithm fedrep --out d"
+    out = fedlayers(*line.split(), *SMALL)
+    assert all(f"client_{k}" in out for k in range(3))
+    assert "client_3" not in out
+
+
+def test_own_table_and_own_model_of_the_working_folder(own_data):
+    Path("own_model_of_a_test.py").write_text(
+        "from torch import nn\n\n\n"
+        "def network(shape, n_classes, width=8):\n"
+        "    first = nn.Sequential(nn.Linear(*shape, width), nn.BatchNorm1d(width), nn.ReLU())\n"
+        "    return nn.Sequential(first, nn.Linear(width, n_classes))\n"
+    )
+    model = ("--model", "own_model_of_a_test:network", "--set-model", "width=4", "--bn", "local")
+    out = own_data("run", "--dataset", "own.npz", *model, *SMALL, "--out", "mine")
+    assert all(name in out for name in ("many", "one_class", "few"))
+    own_data("diagnose", "mine", "--metrics", "federation_sensitivity", "--out", "rows.jsonl")
+    own_data("select", "rows.jsonl")
+    plan = LayerPlan.load("plan.json")
+    assert len(plan.layers) == 2
+    own_data(
+        "run", "--dataset", "own.npz", *model, *SMALL, "--algorithm", "fedper", "--plan", "plan.json", "--out", "two"
+    )
+    said = own_data.refused("run", "--dataset", "own.npz", *SMALL, "--algorithm", "fedper", "--plan", "plan.json")
+    assert "the plan was made for another model; only in the plan: " in said
+
+
+def test_nan_in_the_data_is_refused_with_its_place(own_data):
+    said = own_data.refused("run", "--dataset", "with_nan.npz")
+    assert "array 'x', row 3" in said
+    assert "nan is not a finite float32" in said
+
+
+def test_own_images_and_own_csv(fedlayers):
+    rng = np.random.default_rng(0)
+    for k in range(48):
+        folder = Path("images", f"site_{k % 2}", f"class_{k // 2 % 2}")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / f"{k}.png")
+    assert "site_1" in fedlayers("run", "--dataset", "images", "--model", "mlp", *SMALL, "--out", "a")
+    table = "\n".join(f"{k % 3},{k % 7},h{k % 2},{k // 2 % 2}" for k in range(48))
+    Path("own.csv").write_text(f"x1,x2,hospital,ill\n{table}\n")
+    columns = ("--client-column", "hospital", "--label-column", "ill")
+    assert "h1" in fedlayers("run", "--dataset", "own.csv", *columns, *SMALL, "--out", "b")
+    assert "'sick': known: x1, x2, hospital, ill" in fedlayers.refused(
+        "run", "--dataset", "own.csv", "--label-column", "sick", *SMALL
+    )
+
+
+def test_workers_give_the_serial_rows(fedlayers, finished_runs):
+    fedlayers("run", "--algorithm", "playerfl", "--rounds", "2", "--workers", "2", "--out", "playerfl")
+    serial, parallel = ((folder / "playerfl" / "rows.jsonl") for folder in (finished_runs, Path()))
+    assert serial.read_text().splitlines()[1:] == parallel.read_text().splitlines()[1:]
+
+
+def test_plan_that_does_not_fit_is_refused_by_every_algorithm_that_takes_one(fedlayers, finished_runs):
+    plan = finished_runs / "playerfl" / "plan.json"
+    said = fedlayers.refused("run", "--dataset", "digits", "--algorithm", "fedrep", "--plan", plan)
+    assert "the plan was made for another model" in said
+    Path("no_plan.json").write_text("{}")
+    assert "not a plan" in fedlayers.refused("run", "--algorithm", "fedper", "--plan", "no_plan.json")
+
+
+@pytest.mark.parametrize("what", ["blobs", "checkpoints", "rows.jsonl", "config.json"])
+def test_a_damaged_run_is_found_by_every_reader(fedlayers, finished_runs, what):
+    shutil.copytree(finished_runs / "fedavg", "hurt")
+    path = Path("hurt", what)
+    last = json.loads(sorted(Path("hurt/checkpoints").iterdir())[-1].read_text())
+    if what == "blobs":
+        path = path / f"{last['states']['server']['blob']}.safetensors"
+    elif what == "checkpoints":
+        path = sorted(path.iterdir())[-1]
+    raw = bytearray(path.read_bytes())
+    raw[-7] ^= 1
+    path.write_bytes(raw)
+    for command in ("verify", "resume", "diagnose") if what != "rows.jsonl" else ("verify", "resume"):
+        before = {p: p.read_bytes() for p in Path("hurt").rglob("*") if p.is_file() and p.name != "lock"}
+        fedlayers(command, "hurt", code=1)
+        assert "damaged" in fedlayers.err.splitlines()[-1]
+        assert "Traceback" not in fedlayers.err
+        assert before == {p: p.read_bytes() for p in Path("hurt").rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def test_ctrl_c_ends_with_130_and_the_run_goes_on(fedlayers):
+    line = [sys.executable, "-c", "from diagnostics.cli import main; main()", "run", "--rounds", "60", "--out", "it's"]
+    root = str(Path(cli.__file__).parents[1])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(Path("it's").glob("checkpoints/*.json")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == """fedlayers: interrupted; fedlayers resume 'it'"'"'s' goes on"""
+    assert store.Run("it's").rounds[-1] < 60
+    assert "60 rounds of fedavg" in fedlayers("resume", "it's")
+    fedlayers("verify", "it's")
+
+
+def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
+    """As in ``fedlayers list datasets | head -1``: no traceback at the end."""
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+    line = [sys.executable, "-c", "from diagnostics.cli import main; main()", "list", "datasets"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.wait(30)
+
+
+# --- diagnose and select ---------------------------------------------------------------------------------------
+
+
+def test_measured_rows_give_the_plan_that_the_run_decides(fedlayers, measured):
+    """diagnose, then select, is what playerfl does in its first round and what --plan auto does before it."""
+    out = fedlayers("select", measured, "--rule", "sensitivity_ratio", "--out", "plan.json")
+    assert "federation_sensitivity (training)" in out
+    ours = LayerPlan.load("plan.json")
+    fedlayers("run", "--algorithm", "playerfl", "--seed", "1", *SMALL, "--out", "playerfl")
+    fedlayers("run", "--algorithm", "fedper", "--plan", "auto", "--seed", "1", *SMALL, "--out", "auto")
+    fedlayers("run", "--algorithm", "fedper", "--plan", "plan.json", "--seed", "1", *SMALL, "--out", "obeys")
+    for run in ("playerfl", "auto"):
+        theirs = LayerPlan.load(f"{run}/plan.json")
+        assert theirs.digest == ours.digest
+        assert theirs.why.values == pytest.approx(ours.why.values, rel=1e-6)
+        for name in ("rule", "metric", "variant", "threshold", "votes", "alternatives", "weights", "seed", "data"):
+            assert getattr(theirs.why, name) == getattr(ours.why, name), name
+    given, auto = (store.Run(run).checkpoint() for run in ("obeys", "auto"))
+    for name, tensor in given.server.trees["model"].items():
+        assert tensor.equal(auto.server.trees["model"][name])
+
+
+def test_diagnose_shows_the_default_and_what_a_decision_reads(fedlayers):
+    out = fedlayers("diagnose", "--dataset", "heart", "--metrics", "federation_sensitivity", "--out", "r.jsonl")
+    assert "federation_sensitivity, after (higher = " in out
+    assert "federation_sensitivity, training (higher = " in out
+
+
+def test_a_run_is_diagnosed_and_decided_on(fedlayers, finished_runs):
+    only = ("--metrics", "federation_sensitivity", "--out")
+    fedlayers("diagnose", finished_runs / "fedavg", "--round", "1", "--model", "global", *only, "one.jsonl")
+    fedlayers("diagnose", finished_runs / "fedavg", *only, "last.jsonl")
+    _, one = rows.read(Path("one.jsonl"))
+    header, last = rows.read(Path("last.jsonl"))
+    assert set(one["round"]) == {1}
+    assert set(one["model"]) == {"global"}
+    assert set(last["round"]) == {2}
+    assert set(last["model"]) == {"local"}
+    assert set(last["algorithm"]) == {"fedavg"}
+    assert header["dataset"] == "heart"
+    assert "federation_sensitivity (after)" in fedlayers("select", "last.jsonl")
+    assert LayerPlan.load("plan.json").names == ("fc1", "fc2", "fc3", "fc4")
+
+
+def test_clients_without_a_model_are_named(fedlayers):
+    fedlayers("run", "--participation", "0.5", *SMALL, "--out", "half")
+    out = fedlayers("diagnose", "half", "--metrics", "federation_sensitivity")
+    header, frame = rows.read(Path("rows.jsonl"))
+    assert len(header["absent"]) == 2
+    assert f"without a model in this round: {', '.join(header['absent'])}" in out
+    assert not set(header["absent"]) & set(frame["client"])
+
+
+def test_rows_of_two_rounds_are_not_mixed_into_one_decision(fedlayers, finished_runs):
+    for k in (1, 2):
+        only = ("--metrics", "federation_sensitivity", "--round", k)
+        fedlayers("diagnose", finished_runs / "fedavg", *only, "--out", f"{k}.jsonl")
+    second = Path("2.jsonl").read_text().splitlines()[1:]
+    Path("both.jsonl").write_text(Path("1.jsonl").read_text() + "\n".join(second) + "\n")
+    assert "more than one round (1, 2)" in fedlayers.refused("select", "both.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--round 7", "has no checkpoint after round 7; there are: 1, 2"),
+        ("--round first", "--round takes a number or last, not 'first'"),
+        ("--model personal", "has no 'personal' models after round 2; it has: "),
+        ("--model globl", "unknown model of a run 'globl': did you mean 'global'?"),
+        ("--lr 0.1", "--lr goes with --dataset"),
+        ("--set-loss gamma=1", "--set-loss goes with --dataset"),
+        ("--metrics kca", "unknown metric 'kca': did you mean 'cka'?"),
+    ],
+)
+def test_what_a_run_cannot_be_asked(fedlayers, finished_runs, line, said):
+    assert said in fedlayers.refused("diagnose", finished_runs / "fedavg", *line.split())
+
+
+@pytest.mark.parametrize("command", ["diagnose", "select"])
+def test_files_of_a_run_are_not_overwritten(fedlayers, finished_runs, measured, command):
+    shutil.copytree(finished_runs / "fedavg", "run")
+    subject = "run" if command == "diagnose" else measured
+    assert "holds a run" in fedlayers.refused(command, subject, "--out", "run/rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--rule ratio", "unknown rule 'ratio'"),
+        ("--metric hessian_trace", "unknown metric among the rows 'hessian_trace'"),
+        ("--variant trainin", "did you mean 'training'?"),
+        ("--threshold -1", "it must be above 0"),
+        ("--rule manual", "needs the names"),
+        ("--rule manual --layers fc1,fc22", "unknown layer 'fc22': did you mean 'fc2'?"),
+        ("--layers fc1", "only rule 'manual' takes their names"),
+        ("--out nowhere/plan.json", "there is no folder nowhere"),
+    ],
+)
+def test_what_select_refuses(fedlayers, measured, line, said):
+    assert said in fedlayers.refused("select", measured, *line.split())
+
+
+def test_select_by_hand_and_by_another_variant(fedlayers, measured):
+    fedlayers("select", measured, "--rule", "manual", "--layers", "fc1, fc3")
+    assert LayerPlan.load("plan.json").shared == ("fc1", "fc3")
+    assert "(after)" in fedlayers("select", measured, "--variant", "after")
+    assert "cka" in fedlayers("select", measured, "--metric", "cka", "--rule", "largest_jump")
+
+
+def test_rows_that_are_none_are_refused(fedlayers, measured):
+    Path("plain.txt").write_text("a,b\n1,2\n")
+    assert "is not a rows file" in fedlayers.refused("select", "plain.txt")
+    torn = measured.read_text()[:-20]
+    Path("torn.jsonl").write_text(torn)
+    assert "torn.jsonl, line" in fedlayers.refused("select", "torn.jsonl", code=1)

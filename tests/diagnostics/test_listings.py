@@ -1,0 +1,91 @@
+"""What `fedlayers list` prints: everything that is registered, in columns that fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnostics import listings
+from diagnostics.metrics import METRICS
+from diagnostics.select import RULES
+from fl_core import data, models
+from fl_core.algorithms import registry
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def column(text, name):
+    """The cells of a column, by the place of its heading."""
+    head, *lines = text.splitlines()
+    start = head.index(name)
+    after = head[start:].find("  ")
+    rest = head[start + after :].lstrip() if after >= 0 else ""
+    end = head.index(rest) if rest else None
+    return [line[start:end].strip() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("what", "known"),
+    [
+        ("algorithms", registry),
+        ("datasets", data.datasets),
+        ("models", models.describe),
+        ("metrics", lambda: METRICS),
+        ("rules", lambda: RULES),
+    ],
+)
+def test_everything_registered_is_listed_once(what, known):
+    text = listings.LISTINGS[what]()
+    assert sorted(filter(None, column(text, "name"))) == sorted(known())
+    assert max(map(len, text.splitlines())) <= 160
+    assert text == "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def test_datasets_show_the_defaults_one_line_each():
+    text = listings.datasets()
+    assert len(text.splitlines()) == 1 + len(data.datasets())
+    for line, recipe in zip(text.splitlines()[1:], data.datasets().values(), strict=True):
+        for value in (
+            recipe.model,
+            recipe.partition,
+            recipe.rounds,
+            recipe.epochs,
+            recipe.batch,
+            recipe.lr,
+            recipe.loss,
+        ):
+            assert f" {value}" in line
+        assert f"weight_decay={recipe.optimizer_options['weight_decay']}" in line
+    assert "player_focal gamma=3 alpha=…" in text
+
+
+def test_alpha_is_shown_only_where_it_is_used():
+    for name, alpha in zip(data.datasets(), column(listings.datasets(), "alpha"), strict=True):
+        assert bool(alpha) == (data.recipe(name).partition == "dirichlet")
+
+
+def test_algorithms_show_their_keys_and_whether_they_obey_a_plan():
+    text = listings.algorithms()
+    line = next(line for line in text.splitlines() if line.startswith("fedrep "))
+    assert " yes " in line
+    assert "head_epochs=1" in line
+    line = next(line for line in text.splitlines() if line.startswith("fedprox "))
+    assert " yes " not in line
+    assert "mu=0.1" in line
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_long_cells_are_wrapped_under_their_heading_and_lose_nothing(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = [{"name": "a", "says": "word " * 40 + "end"}, {"name": "b", "says": "short"}, {"name": "c", "says": ""}]
+    text = listings._table(lines)
+    assert max(map(len, text.splitlines())) <= width
+    assert " ".join(" ".join(column(text, "says")).split()) == "word " * 40 + "end short"
+    assert [cell for cell in column(text, "name") if cell] == ["a", "b", "c"]
+
+
+def test_a_word_longer_than_the_terminal_is_not_cut(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    assert "x" * 40 in listings._table([{"name": "a", "long": "x" * 40}])

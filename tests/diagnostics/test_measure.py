@@ -1,0 +1,134 @@
+"""From a task or a run to rows: the same numbers as the steps taken by hand, and rows that say where they are from."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+
+from diagnostics import diagnose, measure, select
+from diagnostics.similarity import probe_set
+from fl_core import runner, tree
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.plan import LayerPlan
+from fl_core.store import Run
+
+SENSITIVITY = "federation_sensitivity"
+CONFIG = RunConfig(dataset="heart", algorithm="fedavg", rounds=2, seed=3)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return runner.assemble(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def report(task):
+    return measure.of_task(task, command="by hand", progress=False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "half"
+    config = RunConfig(dataset="heart", algorithm="local_adaptation", rounds=2, seed=3, participation=0.5)
+    runner.run(config, path, instruments=measure.instruments(), progress=False)
+    return path
+
+
+def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
+    models, _ = runner.first_epoch(task, measure.instruments().observers)
+    data = {client.name: (client.train.x, client.train.y) for client in task.data.clients}
+    by_hand = diagnose(models, data, loss=task.criterion, probe=probe_set(task.data), seed=3, progress=False)
+    ours = report.frame[report.frame["variant"] != "training"].reset_index(drop=True)
+    columns = [name for name in by_hand.frame if name not in ("round", "model", "split")]
+    pd.testing.assert_frame_equal(ours[columns], by_hand.frame[columns])
+
+
+def test_the_training_rows_are_what_a_run_decides_on(task, report, tmp_path):
+    config = RunConfig(dataset="heart", algorithm="playerfl", rounds=1, seed=3)
+    runner.run(config, tmp_path / "run", instruments=measure.instruments(), progress=False)
+    theirs = LayerPlan.load(tmp_path / "run" / "plan.json")
+    table = report.values(SENSITIVITY, "training")
+    for client, values in theirs.why.clients.items():
+        assert list(values) == pytest.approx(table[client].tolist(), rel=1e-6)
+    ours = select.select(report, metric=SENSITIVITY, variant="training")
+    assert ours.digest == theirs.digest
+    assert ours.why.weights == theirs.why.weights
+
+
+def test_rows_and_header_say_where_they_are_from(task, report):
+    assert set(report.frame["seed"]) == {3}
+    assert set(report.frame["round"]) == {0}
+    assert set(report.frame["model"]) == {"local"}
+    assert set(report.frame["split"]) == {"train"}
+    sizes = dict(zip((c.name for c in task.data.clients), task.data.weights, strict=True))
+    single = report.frame[(report.frame["client"] != "") & (report.frame["client_b"] == "")]
+    assert {(row.client, row.n_train) for row in single.itertuples()} == set(sizes.items())
+    assert report.header["command"] == "by hand"
+    assert report.header["dataset"] == "heart"
+    assert report.header["data"] == task.data.digest
+    assert report.header["checkpoint"] != tree.digest(tree.of(task.model))
+    assert report.header["absent"] == []
+
+
+def test_measuring_leaves_the_task_as_it_was(task):
+    before = tree.clone(tree.of(task.model))
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    measure.of_task(task, [SENSITIVITY], progress=False)
+    assert torch.equal(torch.rand(1), expected)
+    after = tree.of(task.model)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_only_what_is_asked_is_measured(task):
+    report = measure.of_task(task, ["cka"], progress=False)
+    assert set(report.frame["metric"]) == {"cka"}
+    assert measure.shown_variants(report, "cka") == ["flatten"]
+    both = measure.of_task(task, [SENSITIVITY], progress=False)
+    assert measure.shown_variants(both, SENSITIVITY) == ["after", "training"]
+    with pytest.raises(UsageError, match="did you mean 'cka'"):
+        measure.of_task(task, ["ckaa"])
+
+
+@pytest.mark.parametrize(("which", "round"), [("local", "last"), ("global", 1), ("global", "last"), ("personal", 2)])
+def test_a_run_is_measured_on_its_stored_models(run, which, round):
+    report = measure.of_run(run, [SENSITIVITY], round=round, which=which, progress=False)
+    models, task = runner.load_models(run, round, which)
+    data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
+    by_hand = diagnose(models, data, [SENSITIVITY], loss=task.criterion, seed=3, progress=False)
+    pd.testing.assert_frame_equal(
+        report.values(SENSITIVITY, "after"), by_hand.values(SENSITIVITY, "after"), check_names=False
+    )
+    assert set(report.frame["round"]) == {2 if round == "last" else round}
+    assert set(report.frame["model"]) == {which}
+    assert set(report.frame["algorithm"]) == {"local_adaptation"}
+    assert set(report.frame["run"]) == {"half"}
+
+
+def test_local_models_are_those_before_aggregation(run):
+    stored = Run(run).checkpoint().models["local"]
+    report = measure.of_run(run, [SENSITIVITY], progress=False)
+    assert set(report.frame["client"]) - {""} == set(stored)
+    assert len(stored) == 2
+    everyone = {client.name for client in runner.load_models(run, which="global")[1].data.clients}
+    assert set(report.header["absent"]) == everyone - set(stored)
+
+
+def test_what_a_run_does_not_have_is_refused(run):
+    with pytest.raises(UsageError, match="did you mean 'global'"):
+        measure.of_run(run, which="globl")
+    with pytest.raises(UsageError, match="no 'personal' models after round 1; it has: local, global"):
+        measure.of_run(run, round=1, which="personal")
+    with pytest.raises(UsageError, match="no checkpoint after round 9; there are: 1, 2"):
+        measure.of_run(run, round=9)
+    with pytest.raises(UsageError, match="unknown metric 'x'"):
+        measure.of_run(run, ["x"])
+
+
+def test_instruments_measure_and_decide():
+    instruments = measure.instruments()
+    assert set(instruments.observers) == {SENSITIVITY}
+    assert instruments.decide is select.decide

@@ -1,0 +1,423 @@
+"""No damaged or foreign byte passes unseen, nothing goes on from one, and no pickle is ever executed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from diagnostics.measure import instruments
+from diagnostics.select import select
+from fl_core import data, files, models, rows, runner, store
+from fl_core.config import RunConfig
+from fl_core.errors import CorruptError, UsageError
+from fl_core.plan import LayerPlan
+from fl_core.store import Run
+
+ROUNDS = 3
+CONFIG = RunConfig(algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
+UNCOVERED = {"lock", "timing.jsonl"}
+
+# --- every kind of file, and every kind of damage --------------------------------------------------------------
+
+
+def blob_of(run, which, state):
+    return f"blobs/{run.manifest(which)['states'][state]['blob']}.safetensors"
+
+
+KINDS = {
+    "config": lambda run: "config.json",
+    "environment": lambda run: "environment.json",
+    "partition": lambda run: "partition.safetensors",
+    "manifest": lambda run: "manifest.json",
+    "rows": lambda run: "rows.jsonl",
+    "plan": lambda run: "plan.json",
+    "first checkpoint": lambda run: "checkpoints/000001.json",
+    "last checkpoint": lambda run: f"checkpoints/{run.rounds[-1]:06d}.json",
+    "first server": lambda run: blob_of(run, 1, "server"),
+    "last server": lambda run: blob_of(run, run.rounds[-1], "server"),
+    "last client": lambda run: blob_of(run, run.rounds[-1], "client/va"),
+    "last local model": lambda run: blob_of(run, run.rounds[-1], "local/va"),
+}
+
+
+def flip(at):
+    def flipped(data):
+        index = int(at * (len(data) - 1))
+        return data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
+
+    return flipped
+
+
+DAMAGE = {
+    "first byte": flip(0.0),
+    "middle byte": flip(0.5),
+    "last byte": flip(1.0),
+    "last byte cut": lambda data: data[:-1],
+    "half cut": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "another file": lambda data: pickle.dumps({"weights": [1.0]}),
+    "deleted": None,
+}
+
+
+def harm(path, damage):
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+
+
+def contents(path):
+    files = (each for each in path.rglob("*") if each.is_file() and each.name not in UNCOVERED)
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+def resume(path):
+    return runner.resume(path, instruments=instruments(), progress=False)
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """A finished run that nobody touches."""
+    path = tmp_path_factory.mktemp("pristine") / "run"
+    runner.run(CONFIG, path, instruments=instruments(), progress=False)
+    return path
+
+
+@pytest.fixture
+def finished(pristine, tmp_path):
+    """A copy of a finished run, to be damaged."""
+    return Path(shutil.copytree(pristine, tmp_path / "run"))
+
+
+@pytest.fixture
+def unfinished(finished):
+    """A copy of a run that was killed after its second round."""
+    (finished / f"checkpoints/{ROUNDS:06d}.json").unlink()
+    return finished
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", KINDS)
+class TestEveryFile:
+    def test_verify_names_it(self, finished, kind, damage):
+        run = Run(finished)
+        path = finished / KINDS[kind](run)
+        assert run.verify()
+        harm(path, DAMAGE[damage])
+        if (kind, damage) == ("last checkpoint", "deleted"):  # the same as a run that was killed before writing it
+            assert "after the last checkpoint not covered" in "".join(run.verify())
+            assert run.rounds == list(range(1, ROUNDS))
+            return
+        with pytest.raises(CorruptError) as caught:
+            Run(finished).verify()
+        assert str(path) in str(caught.value)
+
+    def test_resume_refuses_or_is_not_touched_by_it(self, pristine, unfinished, kind, damage):
+        """Whatever is damaged: either nothing happens, or the run ends as if it had not been damaged."""
+        path = unfinished / KINDS[kind](Run(unfinished))
+        harm(path, DAMAGE[damage])
+        before = contents(unfinished)
+        name = str(path.relative_to(unfinished))
+        redone = kind == "plan" or (kind, damage) in (  # a copy; or beyond the last checkpoint
+            ("last checkpoint", "deleted"),
+            ("rows", "last byte"),
+            ("rows", "last byte cut"),
+        )
+        if not redone and kind not in ("first checkpoint", "first server"):
+            with pytest.raises(CorruptError) as caught:
+                resume(unfinished)
+            assert str(path) in str(caught.value)
+            assert contents(unfinished) == before
+            return
+        resume(unfinished)
+        after, undisturbed = contents(unfinished), contents(pristine)
+        if redone:
+            assert after == undisturbed
+            return
+        assert {path: data for path, data in after.items() if path != name} == {
+            path: data for path, data in undisturbed.items() if path != name
+        }
+        with pytest.raises(CorruptError) as caught:  # what was not needed is still damaged, and still found
+            Run(unfinished).verify()
+        assert str(path) in str(caught.value)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=st.data())
+def test_any_bit_of_any_covered_file(pristine, drawn):
+    path = pristine / drawn.draw(st.sampled_from(sorted(contents(pristine))))
+    sound = path.read_bytes()
+    bit = drawn.draw(st.integers(0, 8 * len(sound) - 1))
+    try:
+        path.write_bytes(sound[: bit // 8] + bytes([sound[bit // 8] ^ 1 << bit % 8]) + sound[bit // 8 + 1 :])
+        with pytest.raises(CorruptError) as caught:
+            Run(pristine).verify()
+        assert str(path) in str(caught.value)
+    finally:
+        path.write_bytes(sound)
+    assert Run(pristine).verify()
+
+
+class TestTheLastCheckpoint:
+    @pytest.mark.parametrize("kind", ["last checkpoint", "last server", "last client"])
+    def test_damaged_can_be_given_up(self, pristine, finished, kind):
+        """The message says what to remove; the run then goes on from the one before, and ends as it would have."""
+        run = Run(finished)
+        harm(finished / KINDS[kind](run), flip(0.5))
+        with pytest.raises(CorruptError) as caught:
+            resume(finished)
+        manifest = finished / f"checkpoints/{ROUNDS:06d}.json"
+        assert f"remove {manifest} to go on from the checkpoint before it" in str(caught.value)
+        manifest.unlink()
+        resume(finished)
+        assert contents(finished) == contents(pristine)
+
+    def test_of_a_finished_run_is_read_by_resume(self, pristine, finished):
+        resume(finished)
+        assert contents(finished) == contents(pristine)
+
+    @pytest.mark.parametrize("which", ["last", 1])
+    def test_damaged_gives_no_models(self, finished, which):
+        run = Run(finished)
+        harm(finished / KINDS["last local model" if which == "last" else "first server"](run), flip(0.5))
+        with pytest.raises(CorruptError, match="blobs"):
+            runner.load_models(finished, which)
+        runner.load_models(finished, 2)
+
+    def test_under_another_round_is_found(self, finished):
+        shutil.copy(finished / "checkpoints/000001.json", finished / "checkpoints/000002.json")
+        with pytest.raises(CorruptError, match=r"000002\.json is damaged: it is the checkpoint after round 1"):
+            Run(finished).verify()
+        with pytest.raises(CorruptError, match=r"000002\.json"):
+            Run(finished).checkpoint(2)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """A run like the pristine one, of another seed."""
+    path = tmp_path_factory.mktemp("foreign") / "run"
+    runner.run(replace(CONFIG, seed=1), path, instruments=instruments(), progress=False)
+    return path
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith(("server", "client", "model"))])
+def test_a_sound_file_of_another_run_is_found(finished, foreign, kind):
+    name = KINDS[kind](Run(finished))
+    assert (finished / name).read_bytes() != (foreign / name).read_bytes()
+    shutil.copy(foreign / name, finished / name)
+    with pytest.raises(CorruptError):
+        Run(finished).verify()
+
+
+def test_a_last_checkpoint_of_another_run_stops_resume(finished, foreign):
+    name = KINDS["last checkpoint"](Run(finished))
+    shutil.copy(foreign / name, finished / name)
+    shutil.copytree(foreign / "blobs", finished / "blobs", dirs_exist_ok=True)  # its tensors are all there
+    before = contents(finished)
+    with pytest.raises(CorruptError, match=r"rows\.jsonl is damaged"):
+        resume(finished)
+    assert contents(finished) == before
+
+
+def test_other_data_stop_resume(unfinished):
+    with pytest.raises(UsageError, match="other data"):
+        runner.resume(unfinished, data=data.load("heart", seed=5), instruments=instruments(), progress=False)
+    assert Run(unfinished).rounds == list(range(1, ROUNDS))
+
+
+# --- files that a user brings ----------------------------------------------------------------------------------
+
+WRONG_JSON = {
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "list": b"[]",
+    "other object": b'{"format": "fedlayers.plan/2"}',
+    "cut": None,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_JSON)
+def test_a_file_that_is_no_plan(pristine, tmp_path, wrong):
+    path = tmp_path / "plan.json"
+    sound = (pristine / "plan.json").read_bytes()
+    path.write_bytes(sound[: len(sound) // 2] if WRONG_JSON[wrong] is None else WRONG_JSON[wrong])
+    with pytest.raises(UsageError, match="plan"):
+        LayerPlan.load(path)
+    with pytest.raises(UsageError, match="plan"):
+        runner.run(RunConfig(algorithm="fedper", plan=str(path)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_of_another_model(pristine, tmp_path):
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.flat, self.other = nn.Flatten(), nn.Linear(10, 5)
+
+        def forward(self, x):
+            return self.other(self.flat(x))
+
+    plan = str(pristine / "plan.json")
+    with pytest.raises(UsageError, match=r"made for another model; only in the plan: .*only in the model: other"):
+        runner.run(RunConfig(algorithm="fedper", plan=plan), tmp_path / "run", model=Other())
+    assert not (tmp_path / "run").exists()
+    runner.assemble(RunConfig(algorithm="fedper", plan=plan))  # of its own model it is taken
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (b"", UsageError),
+        (bytes(range(256)), UsageError),
+        (b"metric,value\naccuracy,0.5\n", UsageError),
+        (b'{"schema":999}\n', UsageError),
+        (b'{"schema":1}\n{"metric":"acc', CorruptError),
+        (b'{"schema":1}\n{"metric":"accuracy","value":0.5}\n\x80\x81\n', CorruptError),
+        (b'{"schema":1}\n[1, 2]\n', CorruptError),
+    ],
+)
+def test_a_file_that_is_no_rows(tmp_path, text, error):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(text)
+    for reader in (rows.read, select):
+        with pytest.raises(error, match=r"rows\.jsonl"):
+            reader(path)
+
+
+def weights_of_heart(path, change=lambda tree: tree):
+    torch.save(change(models.build("heart_mlp", (10,), 5, seed=3).state_dict()), path)
+    return path
+
+
+def renamed(tree):
+    return {f"module.{name}": tensor for name, tensor in tree.items()}
+
+
+def cut(tree):
+    return {name: tensor[:1] for name, tensor in tree.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(renamed, "missing: .*unexpected: module"), (cut, "different shapes"), (list, "not a state")],
+)
+def test_weights_of_another_model(tmp_path, change, message):
+    path = weights_of_heart(tmp_path / "weights.pt", change)
+    with pytest.raises(UsageError, match=message):
+        runner.run(RunConfig(init=str(path)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("damage", ["half cut", "emptied", "another file", "first byte"])
+def test_damaged_weights(tmp_path, suffix, damage):
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pt":
+        weights_of_heart(path)
+    else:
+        path.write_bytes(store.save(models.build("heart_mlp", (10,), 5, seed=3).state_dict()))
+    harm(path, DAMAGE[damage])
+    with pytest.raises(UsageError, match=f"weights{suffix}"):
+        runner.run(RunConfig(init=str(path)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# --- a file that would run code --------------------------------------------------------------------------------
+
+
+class Bomb:
+    """Unpickling it makes a file."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return open, (str(self.trace), "w")
+
+
+@pytest.fixture
+def bomb(tmp_path):
+    """(bytes of a pickle, whether it was executed)."""
+    trace = tmp_path / "trace"
+    data = pickle.dumps(Bomb(trace))
+    pickle.loads(data).close()
+    assert trace.exists()  # it works
+    trace.unlink()
+    return data, trace.exists
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pickle_in_a_run_is_not_executed(finished, bomb, kind):
+    pickled, executed = bomb
+    (finished / KINDS[kind](Run(finished))).write_bytes(pickled)
+    with pytest.raises(CorruptError):
+        Run(finished).verify()
+    for reader in (resume, runner.load_models, lambda path: Run(path).rows(), lambda path: Run(path).partition()):
+        try:
+            reader(finished)
+        except (CorruptError, UsageError):
+            continue
+    assert not executed()
+
+
+def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
+    """Digests are no signatures: who can write the manifest can name any blob, and still gets no code run."""
+    pickled, executed = bomb
+    path = finished / KINDS["last checkpoint"](Run(finished))
+    forged = files.sha(pickled)
+    (finished / "blobs" / f"{forged}.safetensors").write_bytes(pickled)
+    manifest = json.loads(path.read_bytes())
+    del manifest["sha256"]
+    for entry in manifest["states"].values():
+        entry["blob"] = forged
+    path.write_bytes(files.signed(manifest))
+    for reader in (Run(finished).verify, Run(finished).checkpoint, lambda: resume(finished)):
+        with pytest.raises(CorruptError, match=f"{forged}.safetensors is damaged"):
+            reader()
+    assert not executed()
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors", "weights.bin", "weights.pkl"])
+def test_a_pickle_as_weights_is_not_executed(tmp_path, bomb, name):
+    pickled, executed = bomb
+    path = tmp_path / name
+    path.write_bytes(pickled)
+    with pytest.raises(UsageError, match=name):
+        runner.run(RunConfig(init=str(path)), tmp_path / "run")
+    torch.save({"w": Bomb(tmp_path / "trace")}, path)
+    with pytest.raises(UsageError, match=name):
+        runner.run(RunConfig(init=str(path)), tmp_path / "run")
+    assert not executed()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("reader", [LayerPlan.load, rows.read, select])
+def test_a_pickle_as_a_plan_or_rows_is_not_executed(tmp_path, bomb, reader):
+    pickled, executed = bomb
+    (tmp_path / "file").write_bytes(pickled)
+    with pytest.raises(UsageError, match="file is not a"):
+        reader(tmp_path / "file")
+    assert not executed()
+
+
+def test_a_pickle_in_a_dataset_is_not_executed(tmp_path, bomb):
+    _, executed = bomb
+    path = tmp_path / "data.npz"
+    x = np.empty(1, dtype=object)
+    x[0] = Bomb(tmp_path / "trace")
+    np.savez(path, x=x, y=np.zeros(1, dtype=np.int64), allow_pickle=True)
+    with pytest.raises(UsageError, match=r"data\.npz"):
+        runner.run(RunConfig(dataset=str(path)), tmp_path / "run")
+    assert not executed()
+    assert not (tmp_path / "run").exists()

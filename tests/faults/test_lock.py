@@ -1,0 +1,219 @@
+"""One writer a run directory; and a request that cannot be met leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diagnostics.measure import instruments
+from fl_core import runner, store
+from fl_core.config import RunConfig
+from fl_core.errors import BusyError, RunError, UsageError
+from fl_core.store import Run
+
+ROOT = Path(__file__).parents[2]
+CONFIG = RunConfig(algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1)
+UNCOVERED = {"lock", "timing.jsonl"}
+
+
+def contents(path):
+    files = (each for each in path.rglob("*") if each.is_file() and each.name not in UNCOVERED)
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+# --- another process -------------------------------------------------------------------------------------------
+
+
+def run_until_told(out):
+    """Run, and wait within the last round until a line comes in."""
+    from fl_core.engine import Engine
+
+    one_round = Engine._round
+
+    def waiting(self):
+        if self.done == 2:
+            print("waiting", flush=True)
+            sys.stdin.readline()
+        one_round(self)
+
+    Engine._round = waiting  # type: ignore[method-assign]
+    runner.run(CONFIG, out, progress=False)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A process that is in the midst of a run."""
+    script = f"from {__name__} import run_until_told; run_until_told({str(tmp_path / 'run')!r})"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def refused_as_busy(out, pid):
+    before = contents(out)
+    with pytest.raises(BusyError, match=f"written by another process \\(pid {pid}\\)"):
+        runner.resume(out, progress=False)
+    with pytest.raises(UsageError, match="already holds a run"):
+        runner.run(CONFIG, out, progress=False)
+    assert contents(out) == before
+
+
+def undisturbed(tmp_path):
+    out = tmp_path / "undisturbed" / "run"
+    runner.run(CONFIG, out, progress=False)
+    return contents(out)
+
+
+def test_a_second_writer_waits_for_no_one_and_can_go_on_after_a_kill(other, tmp_path):
+    out = tmp_path / "run"
+    refused_as_busy(out, other.pid)
+    assert Run(out).rounds == [1, 2]  # reading is free
+    Run(out).verify()
+    other.kill()
+    assert other.wait() == -signal.SIGKILL
+    runner.resume(out, progress=False)
+    assert contents(out) == undisturbed(tmp_path)
+
+
+def test_the_first_writer_is_not_disturbed_by_a_second(other, tmp_path):
+    out = tmp_path / "run"
+    refused_as_busy(out, other.pid)
+    other.communicate("go\n")
+    assert other.returncode == 0
+    assert contents(out) == undisturbed(tmp_path)
+
+
+# --- an old lock file, an old run, a full directory ------------------------------------------------------------
+
+
+def test_a_lock_file_without_a_holder_locks_nothing(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "lock").write_text("1\n")  # a number that a live process has: what counts is the lock, not the number
+    runner.run(CONFIG, out, progress=False)
+    Run(out).verify()
+
+
+def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
+    from fl_core.engine import Engine
+
+    def failing(self):
+        raise RunError("the disk is on fire")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_round", failing)
+        with pytest.raises(RunError, match="on fire"):
+            runner.run(CONFIG, tmp_path / "run", progress=False)
+    runner.resume(tmp_path / "run", progress=False)
+    assert contents(tmp_path / "run") == undisturbed(tmp_path)
+
+
+def test_of_two_that_begin_at_once_one_is_refused(tmp_path):
+    out = tmp_path / "run"
+    with store.create(out, {}) as first:
+        shutil.move(out / "config.json", tmp_path / "kept")  # as if the first had only just locked
+        with pytest.raises(BusyError, match=f"pid {os.getpid()}"), store.create(out, {}):
+            pass
+        assert [path.name for path in out.iterdir()] == ["lock"]
+        shutil.move(tmp_path / "kept", out / "config.json")
+        assert first.run.config == {}
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", ".hidden", "checkpoints/000001.json", "rows.jsonl", "lock.old"])
+def test_a_directory_that_is_not_empty_is_refused_unchanged(tmp_path, name):
+    out = tmp_path / "run"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("mine")
+    with pytest.raises(UsageError, match="is not empty; choose another directory"):
+        runner.run(CONFIG, out, progress=False)
+    assert contents(tmp_path) == {f"run/{name}": b"mine"}
+    assert not (out / "lock").exists()
+
+
+def test_a_finished_run_is_refused_unchanged(tmp_path):
+    out = tmp_path / "run"
+    runner.run(CONFIG, out, progress=False)
+    before = contents(out)
+    with pytest.raises(UsageError, match="already holds a run: resume it, or choose another directory"):
+        runner.run(replace(CONFIG, seed=1), out, progress=False)
+    assert contents(out) == before
+
+
+def test_a_directory_with_nothing_in_it_is_taken(tmp_path):
+    runner.run(CONFIG, tmp_path, progress=False)
+    Run(tmp_path).verify()
+
+
+def test_a_path_through_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out, message in ((tmp_path / "file", "is a file, not a directory"), (tmp_path / "file/run", "cannot make")):
+        with pytest.raises(UsageError, match=message):
+            runner.run(CONFIG, out, progress=False)
+    assert contents(tmp_path) == {"file": b"mine"}
+
+
+# --- requests that cannot be met -------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict, str]] = {
+    "dataset": ({"dataset": "hart"}, "did you mean 'heart'"),
+    "algorithm": ({"algorithm": "fedprocs"}, "did you mean 'fedprox'"),
+    "model": ({"model": "heart_mpl"}, "did you mean 'heart_mlp'"),
+    "loss": ({"loss": "crossentropy"}, "did you mean 'cross_entropy'"),
+    "optimizer": ({"optimizer": "sgdd"}, "did you mean 'sgd'"),
+    "layers": ({"by": "blok"}, "did you mean 'block'"),
+    "statistics": ({"bn": "lokal"}, "did you mean 'local'"),
+    "algorithm's key": ({"algorithm": "ditto", "options": {"lamda": 1}}, "unknown configuration key of ditto"),
+    "algorithm's value": ({"algorithm": "ditto", "options": {"lam": "much"}}, "lam must be float"),
+    "model's option": ({"model_options": {"depth": 2}}, "takes no options"),
+    "missing plan": ({"plan": "no/plan.json"}, "no plan at"),
+    "plan for none": ({"algorithm": "fedavg", "plan": "no/plan.json"}, "takes no plan"),
+    "missing weights": ({"init": "no/weights.pt"}, "no weights file at"),
+    "no decision": ({"algorithm": "playerfl"}, "decides on a plan"),
+    "no rounds": ({"rounds": 0}, "rounds must be at least 1"),
+    "learning rate": ({"lr": -0.1}, "lr must be"),
+    "batch": ({"batch": 0}, "batch must be"),
+    "participation": ({"participation": 0.0}, "participation must be"),
+    "workers": ({"workers": -1}, "workers must be"),
+    "device": ({"device": "tpu:9"}, "device 'tpu:9' cannot be used"),
+    "clients": ({"clients": 3}, "clients"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_nothing_is_written_after_a_usage_error(tmp_path, wrong):
+    changes, message = WRONG[wrong]
+    with pytest.raises(UsageError, match=message):
+        runner.run(replace(CONFIG, **changes), tmp_path / "deep" / "run", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("changes", [{"rule": "sensitivity_ration"}, {"threshold": -1.0}])
+def test_nothing_is_written_for_a_decision_that_cannot_be_made(tmp_path, changes):
+    config = replace(CONFIG, algorithm="playerfl", **changes)
+    with pytest.raises(UsageError, match="|".join(changes)):
+        runner.run(config, tmp_path / "run", instruments=instruments(), progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_where_there_is_no_run_writes_nothing(tmp_path):
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(UsageError, match="no run at"):
+            runner.resume(path, progress=False)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,223 @@
+"""Figures: listed, redrawn from stored rows without training, in agreement with them, and made anew."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from diagnostics.select import THRESHOLDS
+from figures import items, layerwise, player_fl
+from figures.__main__ import main
+from fl_core import rows, runner
+from fl_core.errors import CorruptError, UsageError
+
+ITEMS = sorted(items.REGISTRY)
+HEART, FMNIST = "player_fl.heart_sensitivity", "player_fl.fmnist_layers"
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("drawing must not train")
+
+    for name in ("assemble", "run", "first_epoch"):
+        monkeypatch.setattr(runner, name, refuse)
+
+
+def drawn(name: str, out: Path) -> tuple[pd.DataFrame, items.Drawing, pd.DataFrame]:
+    drawing = items.redraw(items.find(name), items.rows_path(name), out)
+    return rows.read(items.rows_path(name))[1], drawing, pd.read_csv(out / f"{name}.csv")
+
+
+def test_list_names_each_item_with_its_state(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ITEMS
+    assert {line.split(maxsplit=1)[1] for line in lines} == {"ready"}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+@pytest.mark.usefixtures("no_training")
+def test_redraw_from_stored_rows(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([name, "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    with Image.open(tmp_path / f"{name}.png") as picture:
+        assert picture.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+        assert min(picture.size) > 600
+        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
+    table = pd.read_csv(tmp_path / f"{name}.csv")
+    assert list(table) == list(items.COLUMNS)
+    assert np.isfinite(table["measured"]).all()
+    page = (tmp_path / f"{name}.md").read_text()
+    findings = re.findall(r"(?m)^(?:held|did not hold): .*", said)
+    assert findings
+    assert [line[2:] for line in page.splitlines() if line.startswith("- ")] == findings
+    header, _ = rows.read(items.rows_path(name))
+    assert f"`{header['command']}`" in said
+    assert f"{header['seeds']} seeds" in said
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_committed_table_and_readme_are_of_the_stored_rows(name: str, tmp_path: Path) -> None:
+    drawn(name, tmp_path)
+    fresh, kept = (pd.read_csv(folder / f"{name}.csv") for folder in (tmp_path, items.PICTURES))
+    pd.testing.assert_frame_equal(fresh, kept, rtol=1e-4)
+    assert (tmp_path / f"{name}.md").read_text() == (items.PICTURES / f"{name}.md").read_text()
+    assert (items.PICTURES / f"{name}.png").is_file()
+    readme = re.sub(r"\s+", " ", (items.HERE / "README.md").read_text())
+    for line in (tmp_path / f"{name}.md").read_text().splitlines():
+        if line.startswith("- "):
+            assert re.sub(r"\s+", " ", line[2:]) in readme
+
+
+@pytest.mark.usefixtures("no_training")
+def test_heart_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
+    frame, _, table = drawn(HEART, tmp_path)
+    for way, weighted in ((player_fl.PAPERS, False), (player_fl.OURS, True)):
+        own = frame[(frame["run"] == way.run) & (frame["variant"] == way.variant)]
+        curves = []
+        for _, seed in own.groupby("seed"):
+            part = {layer: list(zip(g["value"], g["n_train"], strict=True)) for layer, g in seed.groupby("layer")}
+            curves.append(
+                [sum(v * (n if weighted else 1) for v, n in g) / sum(n if weighted else 1 for _, n in g)
+                 for g in part.values()]
+            )  # fmt: skip
+        s = np.array(curves, dtype=float)
+        assert s.shape == (30, 4)
+        mine = table[(table["definition"] == way.label) & table["measured_what"].str.contains("clients' mean")]
+        for k, layer in enumerate(("fc1", "fc2", "fc3", "fc4")):
+            line = mine[mine["layer"] == layer].iloc[0]
+            assert line["measured"] == pytest.approx(np.median(s[:, k]), rel=1e-5)
+            assert line["measured_low"] == pytest.approx(np.quantile(s[:, k], 0.05), rel=1e-5)
+        cut = table[(table["definition"] == way.label) & table["threshold"].notna()]
+        for t in THRESHOLDS:
+            last = [next((i for i in range(3) if c[i + 1] / c[i] > t), 2) for c in s]
+            counts = cut[cut["threshold"] == t].set_index("layer")["measured"]
+            assert [counts[f"fc{i + 1}"] for i in range(3)] == [last.count(i) for i in range(3)]
+
+
+@pytest.mark.usefixtures("no_training")
+def test_fmnist_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
+    frame, _, table = drawn(FMNIST, tmp_path)
+    frame = frame[frame["client"] != ""]
+    trace = frame[(frame["metric"] == "hessian_trace") & (frame["variant"] == "per_parameter")]
+    ratios, apart = [], []
+    for _, own in trace.groupby(["seed", "client"]):
+        value = own.set_index("layer")["value"]
+        ratios.append(value["fc2"] / value["conv1"])
+    cka = frame[(frame["metric"] == "cka") & (frame["layer"] == "fc1")]
+    for _, own in cka.groupby("seed"):
+        for client in {*own["client"], *own["client_b"]}:
+            apart.append(np.mean([1 - r.value for r in own.itertuples() if client in (r.client, r.client_b)]))
+
+    def measured(quantity: str, definition: str, layer: str) -> float:
+        chosen = (table["quantity"] == quantity) & (table["definition"] == definition) & (table["layer"] == layer)
+        return table.loc[chosen, "measured"].iloc[0]
+
+    assert measured("hessian_trace / first", "per parameter", "fc2") == pytest.approx(np.median(ratios), rel=1e-5)
+    assert measured("1 - cka", "linear, mean over the others", "fc1") == pytest.approx(np.median(apart), rel=1e-5)
+    assert (trace["n_samples"] <= player_fl.SUBSET).all()
+
+
+def test_published_values_are_ranges_of_known_layers() -> None:
+    known = items.published("player_fl")
+    assert not known.duplicated(["place", "dataset", "quantity", "layer"]).any()
+    assert (known["low"] <= known["high"]).all()
+    layers = {"heart": {"fc1", "fc2", "fc3", "fc4"}, "fashion_mnist": {"conv1", "conv2", "conv3", "fc1", "fc2"}}
+    for (_, dataset, _), group in known.groupby(["place", "dataset", "quantity"]):
+        assert set(group["layer"]) == layers[dataset]
+
+
+@pytest.mark.parametrize(
+    ("curve", "threshold", "expected"),
+    [
+        ([1, 1.1, 2], 1.2, "b"),
+        ([1, 1.3, 2], 1.2, "a"),
+        ([1, 1.0, 1.0], 1.2, "b"),
+        ([1, np.nan, 2], 1.2, "no decision"),
+    ],
+)
+def test_cuts(curve: list[float], threshold: float, expected: str) -> None:
+    counts = layerwise.cuts(pd.DataFrame([curve, curve], columns=["a", "b", "c"]), [threshold])
+    assert counts.loc[threshold].to_dict() == {name: 2 * (name == expected) for name in counts.columns}
+    assert expected in counts.columns
+
+
+def test_curve_without_a_reference_above_0_has_no_values() -> None:
+    lines = [
+        rows.row("hessian_trace", v, client=c, layer=layer, seed=0, variant="per_parameter")
+        for c, values in (("x", (2, 4)), ("y", (-1, 4)))
+        for layer, v in zip(("a", "b"), values, strict=True)
+    ]
+    curves = layerwise.curves(rows.frame(lines), "hessian_trace", "per_parameter", "first")
+    assert curves[(0, "x")].tolist() == [1, 2]
+    assert curves[(0, "y")].isna().all()
+
+
+def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = items.rows_path(HEART).read_bytes()
+    main([HEART, "--train", "--seeds", "2", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert f"python -m figures {HEART} --train --seeds 2" in said
+    assert re.search(r"took \d+\.\d s", said)
+    header, frame = rows.read(tmp_path / f"{HEART}.jsonl")
+    assert items.rows_path(HEART).read_bytes() == before
+    assert frame.groupby(["run", "seed"]).size().eq(16).all()
+    assert set(zip(frame["run"], frame["seed"], strict=True)) == {(r, s) for r in ("figure", "default") for s in (0, 1)}
+    assert header["runs"]["figure"]["config"]["lr"] == 7.5e-3
+    assert "data_root" not in header["runs"]["figure"]["config"]
+    assert (tmp_path / f"{HEART}.png").is_file()
+    stored = rows.read(items.rows_path(HEART))[1]
+    same = frame.merge(stored, on=["run", "seed", "client", "layer"])
+    assert len(same) == len(frame)
+    # the last bits of a sum are the processor's
+    np.testing.assert_allclose(same["value_x"].astype(float), same["value_y"].astype(float), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["player_fl.heart_sensitivty"], "did you mean 'player_fl.heart_sensitivity'"),
+        ([HEART, "--seeds", "2"], "--seeds goes with --train"),
+        ([HEART, "--train", "--seeds", "0"], "at least 1"),
+        ([FMNIST, "--train", "--data-root", "nowhere"], "nowhere is not a folder"),
+    ],
+)
+def test_a_request_that_cannot_be_met_exits_with_2(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_are_missing_or_of_another_item_are_refused(tmp_path: Path) -> None:
+    item = items.find(HEART)
+    with pytest.raises(UsageError, match="--train makes them"):
+        items.redraw(item, tmp_path / "none.jsonl", tmp_path)
+    with pytest.raises(UsageError, match=f"rows of '{FMNIST}'"):
+        items.redraw(item, items.rows_path(FMNIST), tmp_path)
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text(items.rows_path(HEART).read_text()[:-20])
+    with pytest.raises(CorruptError, match="line"):
+        items.redraw(item, damaged, tmp_path)
+
+
+def test_stored_rows_name_no_machine() -> None:
+    for name in ITEMS:
+        header = json.loads(items.rows_path(name).read_text().splitlines()[0])
+        assert "/" not in json.dumps(header["runs"])
+        assert "data-root" not in header["command"]
+
+
+def test_items_cannot_share_a_name() -> None:
+    with pytest.raises(ValueError, match=HEART):
+        items.register(items.find(HEART))

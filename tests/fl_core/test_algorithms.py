@@ -1,0 +1,325 @@
+"""Every algorithm of the registry: what is trained, what travels, what stays, and what is evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+
+from fl_core import models, runner, tree
+from fl_core.algorithms import Algorithm, Problem, Round, State, find, register, registry
+from fl_core.algorithms.base import Message, prefix_length, shifted
+from fl_core.errors import RunError, UsageError
+from fl_core.layers import Layer, layers_of
+from fl_core.local import Phase
+from fl_core.plan import Evidence, LayerPlan
+from tests.conftest import CONFIG, TOY, Played, network, play, site_of
+
+ALL = sorted(registry())
+SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
+HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}  # what moves a tensor that is not frozen
+
+
+def layers(kind: str = "plain") -> tuple[Layer, ...]:
+    return layers_of(network(kind), models.example(TOY.shape))
+
+
+def problem(kind: str = "plain", **changes: Any) -> Problem:
+    found = layers(kind)
+    parameters = frozenset(name for layer in found for name in layer.parameters)
+    return replace(Problem(found, parameters, frozenset(), TOY.weights, 1, 0), **changes)
+
+
+def prefix(count: int, kind: str = "plain", **why: Any) -> LayerPlan:
+    return LayerPlan.prefix(layers(kind), count, Evidence(**why))
+
+
+# --- the registry ----------------------------------------------------------------------------------------------
+
+
+def test_the_registry_has_the_algorithms_that_are_documented() -> None:
+    assert set(ALL) == {
+        *("local", "fedavg", "fedprox", "local_adaptation", "ditto", "fedper", "fedrep", "fedbabu"),
+        *("playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"),
+    }
+    assert set(SPLITTING) == {name for name in ALL if name.startswith(("fedper", "fedrep", "fedbabu", "playerfl"))}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_algorithm_says_what_it_is(name: str) -> None:
+    kind = find(name)
+    assert kind.name == name
+    assert kind.summary
+    assert kind.paper
+    assert kind.evaluates in ("global", "personal")
+
+
+def test_an_unknown_algorithm_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="unknown algorithm 'fedbaby': did you mean 'fedbabu'"):
+        find("fedbaby")
+
+
+def test_a_name_cannot_be_taken_twice() -> None:
+    class Second(Algorithm):
+        name = "fedavg"
+
+    with pytest.raises(ValueError, match="two algorithms are called 'fedavg'"):
+        register(Second)
+
+
+# --- configuration ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedprox", {"nu": 1}, "unknown configuration key of fedprox 'nu': did you mean 'mu'"),
+        ("fedavg", {"mu": 1}, "fedavg has no configuration keys; 'mu' was given"),
+        ("fedprox", {"mu": "much"}, "fedprox: mu must be float, not 'much'"),
+        ("fedprox", {"mu": None}, "fedprox: mu must be float, not none"),
+        ("fedprox", {"mu": True}, "fedprox: mu must be float, not True"),
+        ("fedprox", {"mu": [1]}, "fedprox: mu must be float, not"),
+        ("fedprox", {"mu": -1}, "fedprox: mu must be at least 0 and finite, not -1"),
+        ("fedprox", {"mu": "nan"}, "fedprox: mu must be at least 0 and finite"),
+        ("ditto", {"lam": "inf"}, "ditto: lam must be at least 0 and finite"),
+        ("fedrep", {"head_epochs": "1.5"}, "fedrep: head_epochs must be int, not '1.5'"),
+        ("fedrep", {"head_epochs": 1.5}, "fedrep: head_epochs must be int, not 1.5"),
+        ("fedrep", {"head_epochs": float("inf")}, "fedrep: head_epochs must be int, not inf"),
+        ("fedbabu", {"finetune_epochs": -1}, "fedbabu: finetune_epochs must be at least 0"),
+    ],
+)
+def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find(name)(problem(), None, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        ("fedprox", {"mu": "0.5"}, {"mu": 0.5}),
+        ("fedprox", {"mu": 1}, {"mu": 1.0}),
+        ("fedprox", {}, {"mu": 0.1}),
+        ("fedrep", {"head_epochs": "3"}, {"head_epochs": 3}),
+        ("ditto", {"personal_epochs": "none"}, {"lam": 0.1, "personal_epochs": None}),
+        ("ditto", {"personal_epochs": "2", "lam": 1}, {"lam": 1.0, "personal_epochs": 2}),
+    ],
+)
+def test_options_are_read_as_their_type(name: str, options: dict[str, Any], wanted: dict[str, Any]) -> None:
+    found = asdict(find(name)(problem(), None, options).config)
+    assert found == wanted
+    assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in wanted.items()}
+
+
+# --- plans -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cut", "by", "count", "status"),
+    [
+        (1, 1, 2, "ok"),
+        (2, -1, 1, "ok"),
+        (1, -1, 1, "clipped from 0 to 1 of 3 layers"),
+        (2, 1, 2, "clipped from 3 to 2 of 3 layers"),
+        (3, 1, 2, "clipped from 4 to 2 of 3 layers"),
+        (0, -1, 1, "clipped from -1 to 1 of 3 layers"),
+    ],
+)
+def test_one_layer_more_or_less(cut: int, by: int, count: int, status: str) -> None:
+    found = shifted(prefix(cut, rule="r", threshold=1.2), by)
+    assert found.cut == count
+    assert found.why.status == status
+    assert found.why.rule == f"r {by:+d}"
+    assert found.why.threshold == 1.2
+
+
+def test_a_shifted_plan_keeps_the_notes_on_its_decision() -> None:
+    found = shifted(prefix(1, status="client 'a' has no vote"), -1)
+    assert found.why.status == "client 'a' has no vote; clipped from 0 to 1 of 3 layers"
+
+
+@pytest.mark.parametrize("name", ["playerfl_minus", "playerfl_plus", "playerfl_random"])
+def test_a_layer_more_or_less_needs_a_prefix(name: str) -> None:
+    with pytest.raises(UsageError, match="shared layers are not the first ones"):
+        find(name)(problem(), LayerPlan(layers(), ("fc2",)))
+    with pytest.raises(UsageError, match="not defined"):
+        prefix_length(LayerPlan(layers(), ("fc3",)))
+
+
+def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed() -> None:
+    deep = tuple(Layer(f"l{k}", (f"l{k}.weight",)) for k in range(7))
+    for cut in (0, 3, 6, 7):
+        drawn = {
+            find("playerfl_random")(problem(layers=deep, seed=seed), LayerPlan.prefix(deep, cut)).plan.cut  # type: ignore[union-attr]
+            for seed in range(60)
+        }
+        assert drawn == set(range(1, 7)) - {cut}
+
+
+def test_the_random_prefix_of_two_layers_may_have_nothing_to_draw() -> None:
+    two = layers()[:2]
+    with pytest.raises(UsageError, match="2 layers leave no other prefix"):
+        find("playerfl_random")(problem(layers=two), LayerPlan.prefix(two, 1))
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu"])
+def test_an_algorithm_without_its_plan_says_so(name: str) -> None:
+    with pytest.raises(RunError, match=f"{name} has no plan yet"):
+        find(name)(problem()).shared(Round(0), 0)
+
+
+# --- what is trained -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "drop", "norm"])
+@pytest.mark.parametrize("name", ALL)
+def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
+    """Parameters and running statistics, with momentum and weight decay on, phase by phase."""
+    plan = prefix(1, kind) if name in SPLITTING else None
+    config = replace(CONFIG, algorithm=name, **HARD)
+    task = runner.assemble(config, data=TOY, model=network(kind), plan=plan)
+    site, algorithm = site_of(task), task.algorithm(task.plan)
+    site.algorithm = algorithm
+    every = task.problem.tensors
+    start = tree.of(task.model)
+    client = 1
+    for phase in (*algorithm.phases(Round(1), client), *algorithm.finish(client)):
+        ctx = site._context(algorithm, client, 1, start)
+        found, _ = site._phase(algorithm, phase, start, ctx, {})
+        assert found.keys() == every
+        moved = {n for n in every if not torch.equal(found[n], start[n])}
+        assert moved == phase.train
+        assert phase.train or not phase.epochs
+
+
+def test_fedrep_trains_the_head_then_the_body() -> None:
+    plan = prefix(2, "norm")
+    phases = find("fedrep")(problem("norm", epochs=3), plan, {"head_epochs": 2}).phases(Round(0), 0)
+    assert phases == (
+        Phase("head", plan.head_tensors, 2, stream="head"),
+        Phase("body", plan.body_tensors, 3),
+    )
+
+
+def test_fedbabu_keeps_the_random_head_until_the_end() -> None:
+    played = play(algorithm="fedbabu", plan=prefix(2, "norm"), model="norm", **HARD)
+    start, head = tree.of(network("norm")), prefix(2, "norm").head_tensors
+    for checkpoint in played.checkpoints:
+        for state in (checkpoint.server, *checkpoint.clients.values()):
+            assert all(torch.equal(state.trees["model"][name], start[name]) for name in head)
+        for local in checkpoint.models["local"].values():
+            assert all(torch.equal(local[name], start[name]) for name in head)
+    last = played.checkpoints[-1]
+    assert set(last.models["personal"]) == {c.name for c in TOY.clients}
+    for tuned in last.models["personal"].values():
+        assert all(not torch.equal(tuned[name], start[name]) for name in head)
+    assert "personal" not in played.checkpoints[0].models
+
+
+@pytest.mark.parametrize("name", ["fedbabu", "local_adaptation"])
+def test_fine_tuning_works_on_copies(name: str) -> None:
+    """With or without fine-tuning the rest of the run is the same, and the copies start at the global model."""
+    without, tuned = (play(algorithm=name, options={"finetune_epochs": n}) for n in (0, 2))
+    assert tuned.server() == without.server()
+    assert tuned.evaluated() == without.evaluated()
+    for client, state in without.checkpoints[-1].clients.items():
+        found = without.checkpoints[-1].models["personal"][client]
+        model = without.engine.algorithm.models(without.checkpoints[-1].server, state, Round(3))["global"]
+        assert tree.digest(found) == tree.digest(model)
+        assert tree.digest(tuned.checkpoints[-1].models["personal"][client]) != tree.digest(model)
+
+
+# --- what travels, what stays ----------------------------------------------------------------------------------
+
+
+def client_models(played: Played, which: str) -> list[dict[str, tree.Tree]]:
+    """For each round: client -> its model of that name."""
+    algorithm = played.engine.algorithm
+    return [
+        {name: algorithm.models(c.server, state, Round(c.round))[which] for name, state in c.clients.items()}
+        for c in played.checkpoints
+    ]
+
+
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+@pytest.mark.parametrize("shared", [("first",), ("last",), ("first", "last"), ()], ids=str)
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "playerfl"])
+def test_after_a_round_the_shared_layers_agree_and_the_others_differ(
+    name: str, shared: tuple[str, ...], kind: str
+) -> None:
+    found = layers(kind)
+    place = {"first": found[0].name, "last": found[-1].name}
+    plan = LayerPlan(found, tuple(place[each] for each in shared))
+    played = play(algorithm=name, plan=plan, model=kind, rounds=2, eval_every=2)
+    for by_client in client_models(played, "personal"):
+        trees = list(by_client.values())
+        for each in sorted(plan.body_tensors | plan.head_tensors):
+            same = all(torch.equal(trees[0][each], other[each]) for other in trees[1:])
+            counter = each.endswith("num_batches_tracked")
+            assert same == (each in plan.body_tensors) or counter, each
+
+
+@pytest.mark.parametrize("bn", ["global", "local", "drop"])
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "playerfl"])
+def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> None:
+    plan = None
+    if name in SPLITTING:
+        task = runner.assemble(replace(CONFIG, algorithm="fedavg", bn=bn), data=TOY, model=network("norm"))
+        plan = LayerPlan.prefix(task.layers, 2)
+    played = play(algorithm=name, plan=plan, model="norm", bn=bn, rounds=2, eval_every=2)
+    statistics = {f"{m}.{key}" for m in ("bn1", "bn2") for key in ("running_mean", "running_var")}
+    algorithm = played.engine.algorithm
+    if bn == "drop":
+        assert not statistics & algorithm.problem.tensors
+        return
+    travelling = algorithm.shared(Round(1), 0)
+    assert (statistics <= travelling) == (bn == "global")
+    assert not (statistics & travelling) or bn == "global"
+    for by_client in client_models(played, algorithm.evaluates):
+        trees = list(by_client.values())
+        for each in statistics:
+            assert all(torch.equal(trees[0][each], t[each]) for t in trees[1:]) == (bn == "global"), each
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "playerfl", "playerfl_plus", "local", "ditto"])
+def test_a_client_that_was_never_sampled_keeps_the_common_start(name: str) -> None:
+    played = play(algorithm=name, participation=0.25, rounds=3)
+    start = tree.of(network("plain"))
+    sampled: set[str] = set()
+    algorithm = played.engine.algorithm
+    own = algorithm.problem.tensors - algorithm.shared(Round(1), 0)
+    for checkpoint in played.checkpoints:
+        sampled |= set(checkpoint.models["local"])
+        for client, state in checkpoint.clients.items():
+            if client in sampled:
+                continue
+            model = algorithm.models(checkpoint.server, state, Round(checkpoint.round))[algorithm.evaluates]
+            assert all(torch.equal(model[each], start[each]) for each in own)
+            assert state.trees["model"].keys() == own, "what is local belongs to the client from the start"
+            if name == "ditto":
+                assert tree.digest(state.trees["personal"]) == tree.digest(start)
+    assert len(sampled) > 1, "the seed must draw more than one client, or a first late round is not tested"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
+    plan = prefix(2) if name in SPLITTING else None
+    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"), plan=plan)
+    algorithm = task.algorithm(task.plan)
+    initial = tree.of(task.model)
+    message = algorithm.send(State({"model": initial}), 0, Round(1))
+    assert message.trees["model"].keys() == algorithm.shared(Round(1), 0)
+    state = algorithm.start(initial, 0)
+    begun = algorithm.begin(state, message, Round(1), 0)
+    assert begun.keys() == initial.keys()
+
+
+def test_bytes_count_floats_masks_and_numbers() -> None:
+    message = Message(
+        {"model": {"w": torch.zeros(3, 2), "half": torch.zeros(5).half(), "steps": torch.tensor(7)}},
+        {"measured": {"layers": ["a", "b"], "importance": [0.5, 1.5, None]}, "flag": True, "n": 3},
+    )
+    assert message.bytes == 4 * 6 + 2 * 5 + 4 * 3
+    assert Message({"mask": {"m": torch.ones(9, dtype=torch.bool)}}).bytes == 2
+    assert Message().bytes == 0

@@ -1,0 +1,166 @@
+"""What a run is asked to be: names, types, ranges, and the defaults of each dataset."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_core import data
+from fl_core.config import RunConfig, resolved
+from fl_core.data.named import ROOT_VARIABLE
+from fl_core.errors import UsageError
+from fl_core.local import Training
+
+DATASETS = sorted(data.datasets())
+
+
+@pytest.fixture(autouse=True)
+def _no_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("epoch", "epochs"), ("learning_rate", ""), ("optimiser", "optimizer"), ("nothing_alike_zzz", "")]
+)
+def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown configuration key '{key}'") as caught:
+        RunConfig.from_json({key: 1})
+    assert f"did you mean {near!r}" in str(caught.value) or not near
+    assert "known: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("rounds", "three", "rounds must be int or none, not 'three'"),
+        ("rounds", 2.5, "rounds must be int or none, not 2.5"),
+        ("rounds", True, "rounds must be int or none, not True"),
+        ("seed", None, "seed must be int, not None"),
+        ("seed", "0", "seed must be int, not '0'"),
+        ("lr", "fast", "lr must be float or none, not 'fast'"),
+        ("lr", False, "lr must be float or none, not False"),
+        ("participation", None, "participation must be float, not None"),
+        ("keep_optimizer", 1, "keep_optimizer must be bool, not 1"),
+        ("amsgrad", "yes", "amsgrad must be bool or none, not 'yes'"),
+        ("dataset", 7, "dataset must be str, not 7"),
+        ("dataset", Path("heart"), "dataset must be str, not PosixPath"),
+        ("options", "mu=1", "options must be dict, not 'mu=1'"),
+        ("loss_options", [1], r"loss_options must be dict or none, not \[1\]"),
+        ("workers", 1.0, "workers must be int, not 1.0"),
+        ("lr", math.nan, "lr must be finite, not nan"),
+        ("threshold", math.inf, "threshold must be finite, not inf"),
+        ("alpha", math.nan, "alpha must be finite, not nan"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, wanted: str) -> None:
+    with pytest.raises(UsageError, match=wanted):
+        resolved(RunConfig.from_json({key: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1, not 0"),
+        ({"workers": -1}, "workers must be at least 0, not -1"),
+        ({"eval_every": 0}, "eval_every must be at least 1, not 0"),
+        ({"checkpoint_every": -2}, "checkpoint_every must be at least 1, not -2"),
+        ({"participation": 0.0}, "participation must be above 0 and at most 1, not 0.0"),
+        ({"participation": 1.5}, "participation must be above 0 and at most 1, not 1.5"),
+        ({"threshold": 0.0}, "threshold must be above 0, not 0.0"),
+        ({"epochs": -1}, "epochs must be at least 0, not -1"),
+        ({"batch": 0}, "batch must be at least 1, not 0"),
+        ({"lr": 0.0}, "lr must be a number above 0, not 0.0"),
+        ({"momentum": -0.5}, "momentum must be at least 0, not -0.5"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum=0.9 has no meaning for optimizer 'adamw'"),
+        ({"optimizer": "sgd", "amsgrad": True}, "amsgrad=True has no meaning for optimizer 'sgd'"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(UsageError, match=wanted):
+        resolved(RunConfig(**changes))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "near"),
+    [
+        ("dataset", "hart", "heart"),
+        ("optimizer", "adamW", "adamw"),
+        ("bn", "globl", "global"),
+        ("by", "blocks", "block"),
+    ],
+)
+def test_a_name_is_refused_with_the_nearest(key: str, value: str, near: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown .*{value!r}: did you mean {near!r}"):
+        resolved(RunConfig(**{key: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
+    recipe, found = data.recipe(name), resolved(RunConfig(dataset=name))
+    for key in ("model", "rounds", "epochs", "batch", "lr", "optimizer", "loss", "loss_options"):
+        assert getattr(found, key) == getattr(recipe, key), key
+    for key, default in (("momentum", 0.0), ("weight_decay", 0.0), ("amsgrad", False)):
+        assert getattr(found, key) == recipe.optimizer_options.get(key, default)
+    assert found.eval_every == found.checkpoint_every == max(1, recipe.rounds // 20)
+    assert found.dataset == name
+    assert found.training == Training(
+        recipe.epochs, recipe.batch, recipe.lr, recipe.optimizer, keep_optimizer=False, **recipe.optimizer_options
+    )
+    assert resolved(found) == found, "resolving again changes nothing"
+
+
+def test_what_is_given_stands_also_where_it_is_zero() -> None:
+    given = {"epochs": 0, "weight_decay": 0.0, "amsgrad": False, "loss_options": {}, "rounds": 40, "eval_every": 7}
+    found = resolved(RunConfig(dataset="heart", loss="focal", **given))  # type: ignore[arg-type]
+    assert {key: getattr(found, key) for key in given} == given
+    assert found.checkpoint_every == 2
+
+
+def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
+    recipe = data.recipe("fashion_mnist")
+    assert recipe.optimizer == "adamw"
+    assert recipe.optimizer_options["weight_decay"] > 0
+    found = resolved(RunConfig(dataset="fashion_mnist", optimizer="sgd"))
+    assert (found.weight_decay, found.amsgrad) == (0.0, False)
+    assert data.recipe("heart").loss_options
+    assert resolved(RunConfig(dataset="heart", loss="focal")).loss_options == {}
+
+
+def test_a_registered_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "heart").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolved(RunConfig(dataset="heart")).dataset == "heart"
+
+
+def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("client,label,x\n" + "".join(f"{k % 2},{k % 3},{k}\n" for k in range(20)))
+    found = resolved(RunConfig(dataset="mine.csv", init="weights.safetensors", data_root="files"))
+    assert found.dataset == str(tmp_path / "mine.csv")
+    assert found.init == str(tmp_path / "weights.safetensors")
+    assert found.data_root == str(tmp_path / "files")
+    monkeypatch.setenv(ROOT_VARIABLE, "elsewhere")
+    assert resolved(RunConfig()).data_root == str(tmp_path / "elsewhere")
+
+
+def test_a_configuration_survives_json() -> None:
+    config = resolved(
+        RunConfig(
+            algorithm="fedrep",
+            options={"head_epochs": 2},
+            loss="focal",
+            loss_options={"alpha": [0.1, 0.2, 0.3, 0.2, 0.2]},
+            participation=1,
+        )
+    )
+    stored = json.loads(json.dumps(config.to_json()))
+    assert RunConfig.from_json(stored) == config
+    assert resolved(RunConfig.from_json(stored)) == config
+    assert replace(config, seed=1) != config

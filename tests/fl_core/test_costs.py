@@ -1,0 +1,187 @@
+"""What a run moves and computes, against formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fl_core import runner, tree
+from fl_core.costs import training_flops
+from fl_core.layers import sizes
+from fl_core.local import Workspace
+from fl_core.plan import LayerPlan
+from tests.conftest import CONFIG, TOY, Played, network, play
+
+CLIENTS = [client.name for client in TOY.clients]
+LAYERS = runner.assemble(CONFIG, data=TOY, model=network("plain")).layers
+SIZES = sizes(LAYERS, network("plain"))
+P, FIRST = 4 * sum(SIZES.values()), 4 * SIZES["fc1"]
+BODY = FIRST + 4 * SIZES["fc2"]
+
+
+def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
+    """(down, up) of every round, the same for every client."""
+    down, up = (played.values(metric, variant=variant) for metric in ("bytes_down", "bytes_up"))
+    rounds = sorted({k for k, _ in down})
+    found = []
+    for k in rounds:
+        pairs = {(down[k, client], up.get((k, client), 0.0)) for client in CLIENTS}
+        assert len(pairs) == 1
+        found.append(pairs.pop())
+    return found  # type: ignore[return-value]
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------
+
+
+def test_the_network_is_as_large_as_these_formulas_say() -> None:
+    assert SIZES == {"fc1": 36 * 8 + 8, "fc2": 8 * 6 + 6, "fc3": 6 * 3 + 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "a_round"),
+    [
+        ("local", (0, 0)),
+        ("fedavg", (P, P)),
+        ("fedprox", (P, P)),
+        ("local_adaptation", (P, P)),
+        ("ditto", (P, P)),
+        ("fedper", (BODY, BODY)),
+        ("fedrep", (BODY, BODY)),
+        ("fedbabu", (BODY, BODY)),
+    ],
+)
+def test_bytes_of_a_client_in_a_round(name: str, a_round: tuple[int, int]) -> None:
+    played = play(algorithm=name, eval_every=3)
+    assert moved(played) == [a_round] * 3
+    assert {r["unit"] for r in played.rows if r["metric"].startswith("bytes")} == {"byte"}
+
+
+@pytest.mark.parametrize(("name", "bytes_down"), [("local_adaptation", P), ("fedbabu", BODY)])
+def test_fine_tuning_starts_with_one_more_download(name: str, bytes_down: int) -> None:
+    assert moved(play(algorithm=name, eval_every=3), "finish") == [(bytes_down, 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [("playerfl", FIRST), ("playerfl_minus", FIRST), ("playerfl_plus", BODY), ("playerfl_random", BODY)],
+)
+def test_playerfl_downloads_all_once_and_uploads_one_number_a_layer(name: str, shared: int) -> None:
+    played = play(algorithm=name, eval_every=3)
+    plan = played.engine.algorithm.plan
+    assert plan is not None
+    assert 4 * sum(SIZES[layer.name] for layer in plan.body) == shared
+    assert moved(played) == [(P, 4 * len(LAYERS) + shared), (shared, shared), (shared, shared)]
+    given = play(algorithm="playerfl", plan=LayerPlan.prefix(LAYERS, 1), eval_every=3)
+    assert moved(given) == [(FIRST, FIRST)] * 3
+
+
+def test_a_measured_plan_is_charged_beside_the_run() -> None:
+    played = play(algorithm="fedper", config_plan="auto", eval_every=3)
+    given = play(algorithm="fedper", plan=played.engine.algorithm.plan, eval_every=3)
+    assert moved(played, "plan") == [(P, 4 * len(LAYERS))]
+    assert moved(played) == moved(given) == [(FIRST, FIRST)] * 3
+    for metric in ("steps", "flops"):
+        assert played.values(metric, variant="") == given.values(metric, variant="")
+        charged = played.values(metric, variant="plan")
+        assert charged.keys() == {(0, client) for client in CLIENTS}
+        assert all(charged[0, c] == given.values(metric, variant="")[1, c] for c in CLIENTS)
+
+
+def test_only_sampled_clients_are_charged() -> None:
+    played = play(algorithm="fedavg", participation=0.5, eval_every=3)
+    down = played.values("bytes_down")
+    assert len(down) == 3 * 2
+    assert {(c.round, name) for c in played.checkpoints for name in c.models["local"]} == set(down)
+
+
+@pytest.mark.parametrize("bn", ["global", "local", "drop"])
+def test_running_statistics_travel_unless_they_stay_and_counters_never_do(bn: str) -> None:
+    """4 + 8 means and as many variances, in float32; the integer counters cost nothing."""
+    weights = sum(p.numel() for p in network("norm").parameters())
+    statistics = 2 * (4 + 8) if bn == "global" else 0
+    assert moved(play(model="norm", bn=bn, rounds=1)) == [(4 * (weights + statistics),) * 2]
+
+
+# --- floating-point operations ---------------------------------------------------------------------------------
+
+A, B, C = 36 * 8, 8 * 6, 6 * 3  # multiply-adds of the three layers
+FORWARD = 2 * (A + B + C)
+
+
+@pytest.mark.parametrize(
+    ("trained", "backward"),
+    [
+        ((), 0),
+        (("fc1", "fc2", "fc3"), (A + B + C) + (B + C)),  # every weight gradient; errors down to the first output
+        (("fc2", "fc3"), (B + C) + C),
+        (("fc3",), C),
+        (("fc1",), A + (B + C)),  # errors pass through frozen layers
+        (("fc2",), B + C),
+        (("fc1", "fc3"), A + C + (B + C)),
+    ],
+)
+def test_flops_of_a_perceptron_by_hand(trained: tuple[str, ...], backward: int) -> None:
+    names = frozenset(f"{layer}.{kind}" for layer in trained for kind in ("weight", "bias"))
+    assert training_flops(Workspace(network("plain")), TOY.shape, names) == FORWARD + 2 * backward
+
+
+def test_flops_of_a_convolution_by_hand() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4 * 4, 5))
+    conv, fc = 4 * 4 * 3 * 2 * 9, 48 * 5
+    every = frozenset(tree.live(model))
+    assert training_flops(Workspace(model), (2, 6, 6), every) == 2 * (conv + fc) + 2 * (conv + fc + fc)
+    assert training_flops(Workspace(model), (2, 6, 6), frozenset({"3.weight"})) == 2 * (conv + fc) + 2 * fc
+
+
+@pytest.mark.parametrize("kind", ["norm", "drop", "unused"])
+def test_counting_leaves_no_trace(kind: str) -> None:
+    space = Workspace(network(kind))
+    before, random = tree.digest(space.read()), torch.get_rng_state()
+    spare = frozenset(name for name in space.live if name.startswith("spare"))
+    training_flops(space, TOY.shape, spare or frozenset(space.live))
+    assert tree.digest(space.read()) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(p.requires_grad and p.grad is None for p in space.params.values())
+
+
+def test_counting_works_in_float64() -> None:
+    one, two = (
+        training_flops(Workspace(m), TOY.shape, frozenset()) for m in (network("plain"), network("plain").double())
+    )
+    assert one == two == FORWARD
+
+
+def full(plan: tuple[str, ...] = ("fc1", "fc2", "fc3")) -> float:
+    names = frozenset(f"{layer}.{kind}" for layer in plan for kind in ("weight", "bias"))
+    return training_flops(Workspace(network("plain")), TOY.shape, names)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "per_sample"),
+    [
+        ("fedavg", {}, full()),
+        ("fedper", {}, full()),
+        ("local", {}, full()),
+        ("fedbabu", {}, full(("fc1", "fc2"))),
+        ("fedrep", {"head_epochs": 3}, 3 * full(("fc3",)) + full(("fc1", "fc2"))),
+        ("fedrep", {"head_epochs": 0}, full(("fc1", "fc2"))),
+        ("ditto", {}, 2 * full()),
+        ("ditto", {"personal_epochs": 3}, 4 * full()),
+        ("playerfl", {}, full()),
+    ],
+)
+def test_flops_of_a_round(name: str, options: dict[str, Any], per_sample: float) -> None:
+    played = play(replace(CONFIG, algorithm=name, options=options, eval_every=2), rounds=2)
+    flops = played.values("flops", variant="")
+    assert flops == {(k, c): n * per_sample for k in (1, 2) for c, n in zip(CLIENTS, TOY.weights, strict=True)}
+    assert {r["unit"] for r in played.rows if r["metric"] == "flops"} == {"FLOP"}
+
+
+def test_freezing_saves_work() -> None:
+    assert full(("fc3",)) < full(("fc1",)) < full()
+    assert full(("fc2", "fc3")) < full(("fc1", "fc2")), "freezing the first layer saves more than freezing the last"

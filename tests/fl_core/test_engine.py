@@ -1,0 +1,350 @@
+"""The round loop: who takes part, what is recorded, what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fl_core import rows, tree
+from fl_core.algorithms import Message, Round, State, Update, base, registry
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.engine import Instruments, Schedule, sampled_clients
+from fl_core.errors import NonFiniteError, UsageError
+from fl_core.local import Context
+from fl_core.plan import LayerPlan
+from tests.conftest import CONFIG, SIZES, TOY, Played, federation, network, play
+
+ALL = sorted(registry())
+CLIENTS = [client.name for client in TOY.clients]
+
+
+# --- who and when ----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 60), st.floats(0.001, 1.0))
+def test_a_round_samples_that_fraction_of_distinct_clients(seed: int, index: int, count: int, fraction: float) -> None:
+    found = sampled_clients(seed, index, count, fraction)
+    assert list(found) == sorted(set(found))
+    assert all(0 <= client < count for client in found)
+    assert len(found) == max(1, math.floor(fraction * count + 1e-9))
+    assert found == sampled_clients(seed, index, count, fraction)
+
+
+def test_every_client_is_sampled_about_as_often_and_rounds_differ() -> None:
+    drawn = [sampled_clients(1, k, 10, 0.3) for k in range(1000)]
+    counts = [sum(client in each for each in drawn) for client in range(10)]
+    assert max(abs(count - 300) for count in counts) < 75, "five standard deviations"
+    assert len(set(drawn)) > 100
+    assert sampled_clients(2, 0, 100, 0.3) != sampled_clients(1, 0, 100, 0.3)
+    assert sampled_clients(0, 0, 10, 0.7 - 0.4) == sampled_clients(0, 0, 10, 0.3), "0.3 x 10 is 3, also a bit below it"
+
+
+def test_the_schedule_never_misses_the_last_round() -> None:
+    schedule = Schedule(rounds=7, participation=1.0, eval_every=3, checkpoint_every=2)
+    assert [done for done in range(1, 8) if schedule.evaluates(done)] == [3, 6, 7]
+    assert [done for done in range(1, 8) if schedule.saves(done)] == [2, 4, 6, 7]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_algorithms_train_the_same_clients(name: str) -> None:
+    played = play(algorithm=name, participation=0.5, eval_every=3)
+    wanted = [sorted(CLIENTS[c] for c in sampled_clients(0, k, len(CLIENTS), 0.5)) for k in range(3)]
+    assert [sorted(c.models["local"]) for c in played.checkpoints] == wanted
+    steps = played.values("steps", variant="")
+    assert {k for k, v in steps.items() if v} == {(k + 1, name) for k, names in enumerate(wanted) for name in names}
+
+
+def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
+    """Local training of a client does not depend on the others, nor on the algorithm that starts it there."""
+    alone = [c.models["local"] for c in play(algorithm="local", participation=0.25).checkpoints]
+    together = [c.models["local"] for c in play(algorithm="local").checkpoints]
+    first = next(iter(alone[0]))
+    assert tree.digest(alone[0][first]) == tree.digest(together[0][first])
+    for name in ("fedavg", "fedper", "playerfl", "ditto"):
+        found = play(algorithm=name, rounds=1, eval_every=1).checkpoints[0].models["local"]
+        assert {k: tree.digest(t) for k, t in found.items()} == {k: tree.digest(t) for k, t in together[0].items()}
+
+
+# --- what is recorded ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_round_is_recorded(name: str) -> None:
+    played = play(algorithm=name, rounds=3, eval_every=2)
+    table = rows.frame(played.rows)
+    assert (table.status == "ok").all()
+    assert table.value.notna().all()
+    assert set(table.algorithm) == {name}
+    assert set(table.seed) == {0}
+    scores = table[table.metric.isin(["accuracy", "macro_f1", "loss"])]
+    headline = played.engine.algorithm.headline
+    assert set(scores.model) == {"local", played.engine.algorithm.evaluates, headline}
+    whole = scores[(scores.model == headline) & (scores.split == "test") & (scores.metric == "accuracy")]
+    every = {0, 2, 3} if headline == played.engine.algorithm.evaluates or name == "ditto" else {3}
+    assert set(whole["round"]) == every
+    assert (whole.groupby("round").client.apply(set) == set(CLIENTS)).all()
+    local = scores[(scores.model == "local") & (scores.metric == "loss")]
+    assert set(local[local.split == "validation"]["round"]) == {1, 2, 3}
+    assert set(local[local.split == "test"]["round"]) == {2, 3}
+    duplicated = table.duplicated(["round", "model", "split", "client", "metric", "variant"])
+    assert not duplicated.any()
+
+
+def test_scores_are_those_of_the_model_after_the_round() -> None:
+    played = play(algorithm="fedper", plan=None)
+    last = played.checkpoints[-1]
+    algorithm = played.engine.algorithm
+    for client in TOY.clients:
+        model = network("plain", seed=9)
+        tree.load(model, algorithm.models(last.server, last.clients[client.name], Round(3))["personal"])
+        model.eval()
+        with torch.no_grad():
+            right = float((model(client.test.x).argmax(1) == client.test.y).float().mean())
+        assert played.values("accuracy", model="personal", split="test")[3, client.name] == pytest.approx(right)
+        samples = [r["n_samples"] for r in played.rows if r["client"] == client.name and r["split"] == "test"]
+        assert set(samples) == {len(client.test)}
+
+
+def test_training_loss_is_the_mean_over_samples_and_steps_are_counted() -> None:
+    played = play(algorithm="fedrep", options={"head_epochs": 2}, epochs=3, rounds=1)
+    for k, client in enumerate(CLIENTS):
+        a_pass = math.ceil(TOY.weights[k] / 8)
+        assert played.values("steps", variant="")[1, client] == 5 * a_pass
+    losses = {part: played.values("train_loss", variant=part) for part in ("head", "body")}
+    assert all(0 < value < 3 for part in losses.values() for value in part.values() if value is not None)
+    assert losses["head"].keys() == losses["body"].keys() == {(1, name) for name in CLIENTS}
+
+
+def test_a_run_without_training_stays_where_it_was() -> None:
+    played = play(algorithm="fedavg", epochs=0, model="norm")
+    assert set(played.server()) == {tree.digest(tree.of(network("norm")))}
+    assert all(value == 0 for value in played.values("steps").values())
+
+
+# --- measuring and deciding ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"])
+def test_the_plan_is_decided_from_the_first_round_and_kept(name: str) -> None:
+    played = play(algorithm=name, options={}, threshold=1.05)
+    plan = played.engine.algorithm.plan
+    assert plan is not None
+    assert set(plan.why.clients) == set(CLIENTS)
+    assert plan.why.weights == dict(zip(CLIENTS, map(float, TOY.weights), strict=True))
+    assert plan.why.data == TOY.digest
+    assert plan.why.seed == 0
+    assert all(LayerPlan.from_json(c.server.meta["plan"]) == plan for c in played.checkpoints)
+    assert all("measured" not in c.server.meta for c in played.checkpoints)
+
+
+def test_sensitivities_are_the_mean_over_steps_of_squared_weight_times_gradient() -> None:
+    """The numbers that the decision rests on, against a plain loop over the same batches in float64."""
+    from fl_core import seeds
+
+    played = play(algorithm="playerfl", rounds=1)
+    plan = played.engine.algorithm.plan
+    assert plan is not None
+    for c, client in enumerate(TOY.clients):
+        model = network("plain")
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+        x, y = client.train.x, client.train.y
+        order = torch.randperm(len(y), generator=seeds.torch_generator(0, "batches", 0, c, "main"))
+        sums = torch.zeros(3, dtype=torch.float64)
+        batches = order.split(8)
+        for chosen in batches:
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
+            for k, fc in enumerate(("fc1", "fc2", "fc3")):
+                weight = model.get_parameter(f"{fc}.weight")
+                assert weight.grad is not None
+                sums[k] += (weight.detach().double() * weight.grad.double()).square().mean() / len(batches)
+            optimiser.step()
+        found = plan.why.clients[client.name]
+        torch.testing.assert_close(
+            torch.tensor(found, dtype=torch.float64), sums.cumsum(0) / sums[0], rtol=1e-5, atol=0
+        )
+
+
+@pytest.mark.parametrize("options", [{"algorithm": "playerfl"}, {"algorithm": "fedper", "config_plan": "auto"}])
+def test_a_decision_without_instruments_is_refused_before_any_round(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="decides on a plan: pass instruments, or a plan"):
+        play(borrowed=Instruments(), **options)
+
+
+def test_only_the_sampled_clients_are_measured() -> None:
+    played = play(algorithm="fedper", config_plan="auto", participation=0.5)
+    plan = played.engine.algorithm.plan
+    assert plan is not None
+    assert set(plan.why.clients) == {CLIENTS[c] for c in sampled_clients(0, 0, len(CLIENTS), 0.5)}
+
+
+def test_observers_may_be_the_users_own() -> None:
+    """The decision gets exactly what the observer reports, and its plan is obeyed."""
+    seen: list[Mapping[str, Any]] = []
+
+    class Biases:
+        def __init__(self, layers: Any) -> None:
+            self.layers, self.total = layers, 0.0
+
+        def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+            self.total += float(grads["fc3.bias"].abs().sum())
+
+        def result(self) -> dict[str, Any]:
+            return {"layers": [layer.name for layer in self.layers], "importance": [self.total] * 3}
+
+    def decide(layers: Any, measured: Iterable[Mapping[str, Any]], **how: Any) -> LayerPlan:
+        seen.extend(measured)
+        assert how["names"] == CLIENTS
+        return LayerPlan(tuple(layers), ("fc2",))
+
+    played = play(algorithm="playerfl", borrowed=Instruments({"federation_sensitivity": Biases}, decide))
+    assert [item["client"] for item in seen] == [0, 1, 2, 3]
+    assert [item["weight"] for item in seen] == list(TOY.weights)
+    assert all(item["importance"][0] > 0 for item in seen)
+    assert played.engine.algorithm.plan is not None
+    assert played.engine.algorithm.plan.shared == ("fc2",)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "local", "playerfl"])
+def test_a_learning_rate_without_measure_ends_in_an_error_that_says_where(name: str) -> None:
+    with pytest.raises(NonFiniteError) as caught:
+        play(algorithm=name, lr=1e30)
+    assert str(caught.value).startswith(f"{name}, round 1, client 'a', phase ")
+    assert "layer 'fc" in str(caught.value) or "the logits or the loss overflow" in str(caught.value)
+
+
+def test_a_model_whose_scores_overflow_is_named_too() -> None:
+    """One step whose weights are finite and whose logits are not: found when the model is scored."""
+    where = r"^fedavg, round 1, client 'a', scoring the local model on validation: \d+ of"
+    with pytest.raises(NonFiniteError, match=where):
+        play(algorithm="fedavg", lr=1e30, batch=1000, rounds=1)
+
+
+class Overflowing(FedAvg):
+    """FedAvg whose server breaks one entry in the second round."""
+
+    name = "overflowing"
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        super().aggregate(server, updates, rnd)
+        if rnd.index == 1:
+            server.trees["model"]["fc2.bias"][3] = math.inf
+
+
+class Greedy(FedAvg):
+    """FedAvg that writes into whatever it is handed."""
+
+    name = "greedy"
+
+    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        with torch.no_grad():
+            for value in ctx.reference.values():
+                value.fill_(7.0)
+        return super().loss(params, batch, ctx)
+
+    def send(self, server: State, client: int, rnd: Round) -> Message:
+        return Message({"model": server.trees["model"]})
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        def spoiled() -> Iterable[Update]:
+            for update in updates:
+                yield update
+                for value in update.message.trees["model"].values():
+                    value.fill_(0)
+
+        super().aggregate(server, spoiled(), rnd)
+
+
+class Picky(FedAvg):
+    """FedAvg that only looks at the first reply."""
+
+    name = "picky"
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        super().aggregate(server, [next(iter(updates))], rnd)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry()
+    for kind in (Overflowing, Greedy, Picky):
+        monkeypatch.setitem(base._REGISTRY, kind.name, kind)
+
+
+def test_an_aggregate_that_is_not_finite_is_named() -> None:
+    where = r"^overflowing, round 2, server, aggregation: 'fc2.bias' of 'model' \(layer 'fc2'\) is not finite"
+    with pytest.raises(NonFiniteError, match=where):
+        play(algorithm="overflowing")
+
+
+def test_what_crosses_is_cloned() -> None:
+    """Writing into a received tree reaches neither the sender nor anyone else."""
+    assert play(algorithm="greedy").server() == play(algorithm="fedavg").server()
+
+
+def test_replies_that_nobody_reads_still_reach_the_clients() -> None:
+    played = play(algorithm="picky", rounds=2)
+    assert all(set(c.models["local"]) == set(CLIENTS) for c in played.checkpoints)
+    assert played.values("bytes_up").keys() == {(k, name) for k in (1, 2) for name in CLIENTS}
+
+
+# --- the optimiser's state -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
+    fresh, kept = (
+        play(algorithm=name, keep_optimizer=k, optimizer="adamw", lr=0.01, eval_every=3) for k in (False, True)
+    )
+    stream = Played.evaluated
+    assert stream(kept)[0] == stream(fresh)[0]
+    assert stream(kept)[1] != stream(fresh)[1]
+    assert all("optimizer" in state.trees for state in kept.checkpoints[0].clients.values())
+    assert not any("optimizer" in state.trees for state in fresh.checkpoints[-1].clients.values())
+
+
+# --- other shapes of a federation ------------------------------------------------------------------------------
+
+
+def test_weights_are_training_samples() -> None:
+    """A client with more samples pulls the mean further: the server is the weighted mean of the local models."""
+    played = play(algorithm="fedavg", rounds=1)
+    local = played.checkpoints[0].models["local"]
+    wanted = tree.mean([local[name] for name in CLIENTS], TOY.weights)
+    assert played.server() == [tree.digest(wanted)]
+    assert played.server() != [tree.digest(tree.mean([local[name] for name in CLIENTS], [1] * len(CLIENTS)))]
+
+
+def test_more_clients_than_a_group_of_the_mean() -> None:
+    many = federation(sizes=[10 + k for k in range(11)])
+    played = play(algorithm="fedavg", data=many, rounds=1)
+    local = played.checkpoints[0].models["local"]
+    total = sum(many.weights)
+    for name in ("fc1.weight", "fc3.bias"):
+        wanted = sum(w * local[c.name][name].double() for w, c in zip(many.weights, many.clients, strict=True)) / total
+        torch.testing.assert_close(
+            played.checkpoints[0].server.trees["model"][name].double(), torch.as_tensor(wanted), rtol=1e-6, atol=1e-8
+        )
+
+
+def test_two_seeds_are_two_runs_and_one_seed_is_one() -> None:
+    def digest(seed: int) -> list[str]:
+        return play(replace(CONFIG, seed=seed), model="drop").server()
+
+    assert digest(0) == digest(0)
+    assert digest(0) != digest(1)
+
+
+def test_the_federation_of_these_tests_is_uneven() -> None:
+    assert len(set(TOY.weights)) == len(SIZES)

@@ -1,0 +1,297 @@
+"""Worker processes give the same bits as this process, bring errors back, and never outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fl_core import runner, tree
+from fl_core.algorithms import Message, Round, State, base, registry
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.errors import NonFiniteError, RunError
+from fl_core.executors import Serial, Workers, executor
+from fl_core.local import Context
+from fl_core.rows import Row
+from fl_core.site import FinishJob, Result, ScoreJob, TrainJob
+from tests.conftest import CONFIG, TOY, network, play, site_of
+
+ALL = sorted(registry())
+CONFIGS = {
+    "momentum": replace(CONFIG, momentum=0.9, weight_decay=0.01, eval_every=2),
+    "adamw kept": replace(CONFIG, optimizer="adamw", lr=0.01, keep_optimizer=True, eval_every=2),
+}
+
+
+class Tantrum(Exception):
+    """An error that cannot be rebuilt from its message alone."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} because of {why}")
+
+
+class Failing(FedAvg):
+    """FedAvg that fails in a given way at the clients from number 1 on."""
+
+    name = "failing"
+
+    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        if ctx.client >= 1 and self.problem.epochs == 2:
+            raise KeyError(f"no such key at client {ctx.client_name}")
+        if ctx.client >= 1 and self.problem.epochs == 3:
+            raise Tantrum("no luck", ctx.client_name)
+        if ctx.client >= 1 and self.problem.epochs == 4:
+            os._exit(7)
+        return super().loss(params, batch, ctx)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry()
+    monkeypatch.setitem(base._REGISTRY, Failing.name, Failing)
+
+
+@cache
+def pool(count: int, kind: str, training: str) -> Workers:
+    """One pool for all tests that can share it: starting processes costs seconds."""
+    task = runner.assemble(CONFIGS[training], data=TOY, model=network(kind))
+    return Workers(site_of(task), count)
+
+
+POOLS = ((2, "drop", "momentum"), (3, "norm", "adamw kept"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    for which in POOLS:
+        pids = [process.pid for process in pool(*which)._processes]
+        pool(*which).close()
+        assert not any(_alive(pid) for pid in pids), "closing ends every worker"
+
+
+# --- the same bits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize(("count", "kind", "training"), POOLS)
+@pytest.mark.parametrize("name", ALL)
+def test_workers_give_the_same_bits_as_one_process(
+    name: str, count: int, kind: str, training: str, participation: float
+) -> None:
+    options: dict[str, Any] = {"algorithm": name, "participation": participation, "rounds": 2}
+    workers = play(CONFIGS[training], model=kind, executor=pool(count, kind, training), **options)
+    serial = play(CONFIGS[training], model=kind, **options)
+    assert workers.rows == serial.rows
+    assert workers.everything() == serial.everything()
+    states = {str(found["clients"]) + str(found["server"]) for found in serial.everything()}
+    assert len(states) == 2, "every round must change something"
+
+
+def test_a_measured_plan_is_the_same_from_workers() -> None:
+    options: dict[str, Any] = {"algorithm": "fedrep", "config_plan": "auto", "rounds": 2}
+    workers = play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), **options)
+    serial = play(CONFIGS["momentum"], model="drop", **options)
+    assert workers.rows == serial.rows
+    assert workers.everything() == serial.everything()
+
+
+def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
+    task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
+    algorithm, initial = task.algorithm(None), tree.of(task.model)
+    rnd = Round(0, "train", (0, 1, 2, 3))
+    order = [2, 0, 3, 1, 1, 0, 2, 3, 0]
+
+    def jobs() -> Iterator[TrainJob]:
+        for client in order:
+            message = Message({"model": tree.clone(initial)}, {"n": 1})
+            yield TrainJob(client, rnd, message, State({"model": {}}, {"m": [1, None]}), ("test",), keep_local=True)
+
+    found = []
+    for runs in (Serial(site_of(task)), pool(*POOLS[0])):
+        runs.use(algorithm)
+        found.append(list(runs.run(jobs())))
+    for ours, theirs in zip(*found, strict=True):
+        assert _plain(ours) == _plain(theirs)
+    assert [result.client for result in found[1]] == order
+    assert all(result.state.meta == {"m": [1, None]} for result in found[1])
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    trees = {**result.message.trees, **{f"state {k}": t for k, t in result.state.trees.items()}}
+    assert result.tree is not None
+    trees["local"] = result.tree
+    rest = {"client": result.client, "scores": result.scores, "work": result.work, "meta": result.message.meta}
+    return rest | {name: tree.digest(each) for name, each in trees.items()}
+
+
+def test_every_kind_of_job_and_of_tensor_crosses() -> None:
+    task = runner.assemble(replace(CONFIGS["momentum"], algorithm="fedbabu"), data=TOY, model=network("drop"))
+    algorithm, initial = task.algorithm(task.plan), tree.of(task.model)
+    odd = {"mask": torch.tensor([True, False]), "half": torch.ones(2).half(), "n": torch.tensor(3), "0": torch.ones(0)}
+    rnd = Round(0, "train", (0,))
+    results = []
+    for runs in (Serial(site_of(task)), pool(*POOLS[0])):
+        runs.use(algorithm)
+        job = TrainJob(0, rnd, Message({"model": tree.clone(initial)}), State({"model": {}, "odd": odd}))
+        results.append(list(runs.run([job, FinishJob(1, 3, initial), ScoreJob(2, initial, ("train", "test"))])))
+    (train, finish, score), (train_there, finish_there, score_there) = results
+    assert tree.digest(train_there.state.trees["odd"]) == tree.digest(odd)
+    assert tree.digest(train.message.trees["model"]) == tree.digest(train_there.message.trees["model"])
+    assert finish.tree is not None
+    assert finish_there.tree is not None
+    assert tree.digest(finish.tree) == tree.digest(finish_there.tree) != tree.digest(initial)
+    assert score.scores == score_there.scores
+    assert score.scores.keys() == {"train", "test"}
+
+
+def test_no_jobs_give_no_results() -> None:
+    for runs in (Serial(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain")))), pool(*POOLS[0])):
+        assert list(runs.run([])) == []
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, Serial), (1, Serial)])
+def test_one_worker_is_this_process(workers: int, kind: type) -> None:
+    assert type(executor(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), workers)) is kind
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+
+def both(kind: type[BaseException], **options: Any) -> list[pytest.ExceptionInfo[BaseException]]:
+    caught = []
+    for runs in (None, pool(*POOLS[0])):
+        with pytest.raises(kind) as each:
+            play(CONFIGS["momentum"], model="drop", executor=runs, **options)
+        caught.append(each)
+    return caught
+
+
+def test_an_error_of_the_users_code_comes_back_with_its_type_and_words() -> None:
+    here, there = both(KeyError, algorithm="failing", epochs=2)
+    assert str(here.value) == str(there.value) == repr("no such key at client b")
+    notes = "".join(there.value.__notes__)
+    assert "in a worker process" in notes
+    assert "in loss" in notes, "the note shows where in the worker it happened"
+
+
+def test_an_error_that_cannot_be_pickled_comes_back_as_words() -> None:
+    with pytest.raises(RunError, match="Tantrum: no luck because of b") as caught:
+        play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), algorithm="failing", epochs=3)
+    assert str(caught.value) == "Tantrum: no luck because of b"
+
+
+def test_what_is_not_finite_is_reported_alike() -> None:
+    task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
+    algorithm, start = task.algorithm(None), tree.of(task.model)
+    start["fc2.weight"][1, 2] = torch.nan
+    messages = []
+    for runs in (Serial(site_of(task)), pool(*POOLS[0])):
+        runs.use(algorithm)
+        jobs = [TrainJob(c, Round(4), Message({"model": tree.clone(start)}), State({"model": {}})) for c in range(4)]
+        with pytest.raises(NonFiniteError) as caught:
+            list(runs.run(jobs))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "fedavg, round 5, client 'a', phase 'train'" in messages[0]
+    assert "'fc2.weight' (layer 'fc2')" in messages[0]
+
+
+def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it() -> None:
+    task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
+    start = tree.of(task.model)
+    broken = {name: torch.full_like(value, torch.nan) for name, value in start.items()}
+    workers = pool(*POOLS[0])
+    workers.use(task.algorithm(None))
+
+    def job(client: int, of: tree.Tree) -> TrainJob:
+        return TrainJob(client, Round(0), Message({"model": of}), State({"model": {}}))
+
+    given: list[int] = []
+    with pytest.raises(NonFiniteError, match="client 'c'"):
+        given.extend(r.client for r in _each(workers, [job(0, start), job(1, start), job(2, broken), job(3, start)]))
+    again = [result.client for result in workers.run([job(c, start) for c in (3, 2, 1, 0, 3)])]
+    assert again == [3, 2, 1, 0, 3]
+
+
+def _each(workers: Workers, jobs: list[TrainJob]) -> Iterator[Result]:
+    results = workers.run(jobs)
+    assert next(results).client == 0
+    assert next(results).client == 1
+    yield from results
+
+
+def test_a_worker_that_dies_is_reported_with_its_exit_code() -> None:
+    workers = Workers(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
+    try:
+        with pytest.raises(RunError, match="a worker process ended with exit code 7; if memory ran out, use fewer"):
+            play(algorithm="failing", epochs=4, executor=workers)
+    finally:
+        workers.close()
+
+
+# --- the end ---------------------------------------------------------------------------------------------------
+
+PARENT = """
+import sys, time
+from tests.conftest import CONFIG, TOY, network, site_of
+from fl_core import runner
+from fl_core.executors import Workers
+if __name__ == "__main__":
+    workers = Workers(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
+    print(*(process.pid for process in workers._processes), flush=True)
+    time.sleep(60)
+"""
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process still runs; one that has ended and waits to be collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def _until(true: Any, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(true())
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=root, env=environment
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            children = [int(word) for word in parent.stdout.readline().split()]
+            assert len(children) == 1
+            assert all(_alive(pid) for pid in children)
+            time.sleep(0.5)  # it may still be importing, or wait for work already: it must end
+        finally:
+            parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert _until(lambda: not any(_alive(pid) for pid in children), seconds=20)
+
+
+def test_rows_from_workers_hold_plain_numbers() -> None:
+    found: list[Row] = play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), rounds=1).rows
+    assert {type(r["value"]) for r in found} == {float}

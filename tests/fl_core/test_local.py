@@ -1,0 +1,372 @@
+"""The one local trainer: what moves, what does not, and from which batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fl_core import runner, tree
+from fl_core.algorithms import Problem, find
+from fl_core.data import Split
+from fl_core.errors import NonFiniteError, UsageError
+from fl_core.local import Context, Observer, Phase, Training, Workspace, batch_slices, train
+from fl_core.losses import build
+from fl_core.tree import Tree
+from tests.conftest import CONFIG, TOY, network, site_of
+
+CE = build("cross_entropy")
+SGD = Training(epochs=2, batch=8, lr=0.05, momentum=0.9, weight_decay=0.1)
+ADAMW = Training(epochs=2, batch=8, lr=0.01, optimizer="adamw", weight_decay=0.1)
+
+
+class Bench:
+    """A workspace with all that one phase needs."""
+
+    def __init__(self, kind: str, training: Training = SGD, seed: int = 0) -> None:
+        self.model, self.training = network(kind), training
+        self.task = runner.assemble(CONFIG, data=TOY, model=self.model)
+        self.space = Workspace(self.task.model)
+        layers = self.task.layers
+        problem = Problem(layers, self.task.problem.parameters, frozenset(), TOY.weights, training.epochs, seed)
+        self.algorithm = find("fedavg")(problem)
+        self.start = tree.of(self.task.model)
+
+    def context(self, client: int = 0, rnd: int = 0) -> Context:
+        data = TOY.clients[client]
+        return Context("fedavg", rnd, client, data.name, len(data.train), CE, self.space.forward, self.start)
+
+    def phase(self, train: set[str] | None = None, **options: Any) -> Phase:
+        names = self.algorithm.problem.tensors if train is None else frozenset(train)
+        return Phase("train", names, self.training.epochs, **options)
+
+    def run(
+        self,
+        phase: Phase | None = None,
+        *,
+        start: Tree | None = None,
+        ctx: Context | None = None,
+        split: Split | None = None,
+        observers: Mapping[str, Any] | None = None,
+        kept: Tree | None = None,
+    ) -> tuple[Tree, Tree]:
+        ctx = ctx or self.context()
+        split = split or TOY.clients[ctx.client].train
+        start = self.start if start is None else start
+        phase = phase or self.phase()
+        return train(self.space, self.algorithm, phase, start, split, self.training, ctx, observers or {}, kept)
+
+
+def names_of(model: nn.Module, *prefixes: str) -> set[str]:
+    return {name for name in tree.live(model) if name.split(".")[0] in prefixes}
+
+
+# --- batches ---------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 200), st.integers(1, 50), st.booleans())
+def test_batches_cover_every_sample_once(n: int, size: int, whole: bool) -> None:
+    slices = batch_slices(n, size, whole)
+    assert [k for part in slices for k in range(n)[part]] == list(range(n))
+    lengths = [len(range(n)[part]) for part in slices]
+    assert all(length <= size + whole for length in lengths)
+    assert all(length == size for length in lengths[:-1]) or (whole and n % size == 1)
+    if whole and n > 1 and size > 1:
+        assert 1 not in lengths
+
+
+def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalised() -> None:
+    client = next(k for k, n in enumerate(TOY.weights) if n % 8 == 1)
+    for kind, steps in (("norm", TOY.weights[client] // 8), ("plain", TOY.weights[client] // 8 + 1)):
+        bench = Bench(kind, Training(epochs=1, batch=8))
+        ctx = bench.context(client)
+        bench.run(ctx=ctx)
+        assert ctx.work["train/steps"] == steps
+        assert ctx.work["train/samples"] == TOY.weights[client]
+
+
+class Spy:
+    """Remembers the batches that the objective saw."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.seen: list[Tensor] = []
+        objective = bench.algorithm.loss
+
+        def loss(params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+            self.seen.append(batch[0].clone())
+            return objective(params, batch, ctx)
+
+        bench.algorithm.loss = loss  # type: ignore[method-assign]
+
+
+def batches(kind: str = "plain", seed: int = 0, client: int = 0, rnd: int = 0, stream: str = "main") -> Tensor:
+    bench = Bench(kind, seed=seed)
+    spy = Spy(bench)
+    bench.run(bench.phase(stream=stream), ctx=bench.context(client, rnd))
+    return torch.cat(spy.seen)
+
+
+def test_batches_depend_on_seed_round_client_and_stream_and_on_nothing_else() -> None:
+    first = batches()
+    assert torch.equal(first, batches())
+    assert torch.equal(first, batches("drop")), "dropout draws elsewhere"
+    for other in (batches(seed=1), batches(rnd=1), batches(stream="head")):
+        assert not torch.equal(first, other)
+        assert torch.equal(first.sum(0), other.sum(0)) or torch.allclose(first.sum(0), other.sum(0), atol=1e-4)
+    assert len(batches(client=1)) == 2 * TOY.weights[1]
+
+
+def test_each_epoch_is_a_new_order_of_all_samples() -> None:
+    n = TOY.weights[0]
+    found = batches()
+    one, two = found[:n], found[n:]
+    assert not torch.equal(one, two)
+    for epoch in (one, two):
+        rows = {tuple(x.flatten().tolist()) for x in epoch}
+        assert rows == {tuple(x.flatten().tolist()) for x in TOY.clients[0].train.x}
+
+
+# --- what moves ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("kind", "trained"), [("plain", ("fc2",)), ("drop", ("fc1", "fc3")), ("norm", ("fc2",)), ("norm", ("conv", "bn1"))]
+)
+def test_exactly_the_named_tensors_move(kind: str, trained: tuple[str, ...], training: Training) -> None:
+    bench = Bench(kind, training)
+    moving = names_of(bench.model, *trained)
+    result, _ = bench.run(bench.phase(moving))
+    for name, value in result.items():
+        if name in moving:
+            assert not torch.equal(value, bench.start[name]), name
+        else:
+            assert torch.equal(value, bench.start[name]), name
+
+
+def test_everything_moves_in_a_full_phase_and_the_result_is_a_copy() -> None:
+    bench = Bench("norm")
+    result, _ = bench.run()
+    assert all(not torch.equal(result[name], bench.start[name]) for name in result)
+    kept = tree.clone(result)
+    bench.run(start=result)
+    assert tree.digest(result) == tree.digest(kept)
+
+
+@pytest.mark.parametrize("change", [{"epochs": 0}, {"names": ()}])
+def test_a_phase_without_epochs_or_tensors_changes_nothing(change: dict[str, Any]) -> None:
+    bench = Bench("norm", Training(epochs=change.get("epochs", 1), batch=8))
+    phase = bench.phase(set() if "names" in change else None)
+    ctx = bench.context()
+    result, state = bench.run(phase, ctx=ctx)
+    assert tree.digest(result) == tree.digest(bench.start)
+    assert state == {}
+    assert ctx.work == {"train/steps": 0, "train/samples": 0}
+
+
+def test_a_layer_outside_the_forward_pass_is_left_alone_even_by_decay() -> None:
+    bench = Bench("unused")
+    full, _ = bench.run()
+    spare = {name for name in full if name.startswith("spare")}
+    assert all(torch.equal(full[name], bench.start[name]) for name in spare)
+    only, _ = bench.run(bench.phase(spare))
+    assert tree.digest(only) == tree.digest(bench.start)
+
+
+def test_a_phase_may_have_its_own_learning_rate() -> None:
+    own, _ = Bench("plain", Training(1, 8, lr=0.05)).run(Bench("plain").phase(lr=0.2))
+    slow, _ = Bench("plain", Training(1, 8, lr=0.05)).run()
+    wanted, _ = Bench("plain", Training(1, 8, lr=0.2)).run(Bench("plain").phase())
+    assert tree.digest(own) == tree.digest(wanted)
+    assert tree.digest(own) != tree.digest(slow)
+
+
+def test_training_leaves_the_skeleton_and_the_random_state_as_they_were() -> None:
+    bench = Bench("drop")
+    bench.space.params["fc2.weight"].requires_grad_(False)
+    before = torch.get_rng_state()
+    bench.run(bench.phase(names_of(bench.model, "fc1")))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {n for n, p in bench.space.params.items() if not p.requires_grad} == {"fc2.weight"}
+    assert all(p.grad is None for p in bench.space.params.values())
+
+
+def test_dropout_draws_the_same_masks_in_the_same_place_only() -> None:
+    one, _ = Bench("drop").run()
+    torch.manual_seed(123)
+    two, _ = Bench("drop").run()
+    assert tree.digest(one) == tree.digest(two)
+    bench = Bench("drop")
+    masks = []
+    for rnd in (0, 1):
+        found: list[Tensor] = []
+        drop = bench.space.model.get_submodule("drop")
+        hook = drop.register_forward_hook(lambda module, x, y, found=found: found.append(y == 0))
+        bench.run(ctx=bench.context(rnd=rnd))
+        hook.remove()
+        masks.append(found[0])
+    assert not torch.equal(*masks)
+
+
+# --- nothing that was not sent ---------------------------------------------------------------------------------
+
+
+def fill_with_nan(module: nn.Module) -> None:
+    with torch.no_grad():
+        for tensor in tree.live(module).values():
+            if tensor.is_floating_point():
+                tensor.fill_(math.nan)
+
+
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+def test_nothing_of_the_skeleton_shows_through(kind: str) -> None:
+    bench = Bench(kind)
+    wanted, _ = bench.run()
+    fill_with_nan(bench.space.model)
+    found, _ = bench.run()
+    assert tree.digest(found) == tree.digest(wanted)
+
+
+@pytest.mark.parametrize("missing", ["conv.weight", "bn1.running_var", "fc2.bias"])
+def test_a_tree_with_a_tensor_missing_is_refused(missing: str) -> None:
+    bench = Bench("norm")
+    with pytest.raises(UsageError, match=missing):
+        bench.run(start={name: value for name, value in bench.start.items() if name != missing})
+    with pytest.raises(UsageError, match=r"conv\.extra"):
+        bench.run(start=bench.start | {"conv.extra": torch.ones(1)})
+
+
+# --- not finite ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planted", ["fc1.weight", "fc2.bias"])
+def test_a_planted_nan_is_named(planted: str) -> None:
+    bench = Bench("plain")
+    start = tree.clone(bench.start)
+    start[planted].view(-1)[0] = math.nan
+    with pytest.raises(NonFiniteError) as caught:
+        bench.run(start=start, ctx=bench.context(client=1, rnd=4))
+    for part in ("fedavg", "round 5", "client 'b'", "phase 'train'", planted, f"layer {planted.partition('.')[0]!r}"):
+        assert part in str(caught.value)
+
+
+def test_an_exploding_step_is_caught_at_the_next_loss() -> None:
+    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'a', phase 'train': .*(step \d+|layer)"):
+        Bench("plain", Training(1, 8, lr=1e30)).run()
+
+
+def test_a_last_step_that_explodes_is_caught_in_the_trained_tensors() -> None:
+    split = TOY.clients[0].train
+    far = Split(split.x[:8] * 1e30, split.y[:8])
+    with pytest.raises(NonFiniteError, match=r"'fc\d\.\w+' \(layer 'fc\d'\) is not finite|the loss is"):
+        Bench("plain", Training(1, 8, lr=1e30)).run(split=far)
+
+
+# --- observers -------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """Counts steps and adds up the gradients' squares."""
+
+    def __init__(self) -> None:
+        self.steps, self.names, self.first = 0, set[str](), 0.0
+
+    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        if self.steps == 0:
+            self.first = float(params["fc1.weight"].detach().double().sum())
+        self.steps, self.names = self.steps + 1, self.names | grads.keys()
+
+    def result(self) -> dict[str, Any]:
+        return {"steps": self.steps, "names": sorted(self.names), "first": self.first}
+
+
+def _counts() -> Observer:
+    return Steps()
+
+
+def test_observers_see_every_step_before_it_is_taken_and_change_nothing() -> None:
+    bench = Bench("plain")
+    ctx = bench.context()
+    moving = names_of(bench.model, "fc1", "fc2")
+    seen, _ = bench.run(bench.phase(moving, observe=("count",)), ctx=ctx, observers={"count": _counts})
+    plain, _ = bench.run(bench.phase(moving))
+    assert tree.digest(seen) == tree.digest(plain)
+    assert ctx.observed["count"] == {
+        "steps": 2 * math.ceil(TOY.weights[0] / 8),
+        "names": sorted(moving),
+        "first": float(bench.start["fc1.weight"].double().sum()),
+    }
+
+
+def test_an_unknown_observer_is_refused_by_name() -> None:
+    bench = Bench("plain")
+    with pytest.raises(UsageError, match=r"unknown observer 'cuont': did you mean 'count'"):
+        bench.run(bench.phase(observe=("cuont",)), observers={"count": _counts})
+
+
+# --- optimisers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_kept_state_makes_two_phases_one(optimizer: str) -> None:
+    """Two phases with the state handed on move the weights exactly as torch's optimiser does in one go."""
+    extra: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {"amsgrad": True}
+    training = Training(1, 64, lr=0.01, optimizer=optimizer, weight_decay=0.1, keep_optimizer=True, **extra)
+    bench = Bench("plain", training)
+    once, state = bench.run()
+    assert state
+    assert all(value.device.type == "cpu" for value in state.values())
+    frozen = tree.clone(state)
+    twice, _ = bench.run(start=once, kept=state, ctx=bench.context())
+    assert tree.digest(state) == tree.digest(frozen), "the state that was handed in must not change"
+    fresh, _ = bench.run(start=once, kept={})
+    assert tree.digest(twice) != tree.digest(fresh)
+
+    model = network("plain")
+    optimiser = training.build(list(model.parameters()))
+    x, y = TOY.clients[0].train.x, TOY.clients[0].train.y
+    for _ in range(2):
+        optimiser.zero_grad()
+        CE(model(x), y).backward()
+        optimiser.step()
+    for name, value in tree.of(model).items():
+        torch.testing.assert_close(twice[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_no_state_is_kept_unless_asked() -> None:
+    assert Bench("plain").run()[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "sdg"}, "unknown optimizer 'sdg': did you mean 'sgd'"),
+        ({"lr": 0.0}, "lr must be a number above 0"),
+        ({"lr": math.nan}, "lr must be a number above 0"),
+        ({"lr": math.inf}, "lr must be a number above 0"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"epochs": -1}, "epochs must be at least 0"),
+        ({"momentum": -0.1}, "momentum must be at least 0"),
+        ({"weight_decay": math.nan}, "weight_decay must be at least 0"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum=0.9 has no meaning for optimizer 'adamw'"),
+        ({"amsgrad": True}, "amsgrad=True has no meaning for optimizer 'sgd'"),
+    ],
+)
+def test_training_refuses_what_has_no_meaning(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Training(**options)
+
+
+def test_a_workspace_reads_what_it_was_given() -> None:
+    site = site_of(runner.assemble(CONFIG, data=TOY, model=network("norm")))
+    given_tree = {name: value + 1 for name, value in tree.of(network("norm", seed=3)).items()}
+    site.workspace.load(given_tree)
+    found = site.workspace.read()
+    assert tree.digest(found) == tree.digest(given_tree)
+    tree.check_unaliased({**found, **{f"model.{n}": t for n, t in site.workspace.live.items()}})
