@@ -112,14 +112,14 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's records; a last line without its end, which a run in progress may show, is left out."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if number > 1 and not line.endswith("\n"):
-                return
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
+                record = json.loads(line.decode("utf-8"))
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 if number == 1:
                     raise UsageError(f"{path} is not a rows file: {error}") from error
                 raise CorruptError(f"{path}, line {number}: {error}") from error
+            if number > 1 and (not isinstance(record, dict) or record.keys() != COLUMNS.keys()):
+                raise CorruptError(f"{path}, line {number}: not a row of the schema")
+            yield record

@@ -107,6 +107,7 @@ def assemble(
         )
     else:
         model = copy.deepcopy(model)  # a run trains in it
+        models._check_fit(type(model).__name__, model, data.shape, data.n_classes)
     if config.bn == "drop":
         _drop_statistics(model)
     criterion = losses.build(str(config.loss), **(config.loss_options or {}))
@@ -246,9 +247,8 @@ def _begin(task: Task, writer: store.Writer, command: str) -> None:
         "commit": _commit(),
     }
     header = {"run": writer.path.name, **task.header(command)}
-    in_force = task.algorithm(task.plan).plan
-    if in_force is not None:
-        in_force.save(writer.path / "plan.json")
+    if task.plan is not None:
+        task.plan.save(writer.path / "plan.json")
     writer.begin(environment, task.data.partition.to_tree(), header)
 
 

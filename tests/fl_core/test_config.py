@@ -89,7 +89,7 @@ def test_a_value_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -
     ("key", "value", "near"),
     [
         ("dataset", "hart", "heart"),
-        ("optimizer", "adamW", "adamw"),
+        ("optimizer", "sdg", "sgd"),
         ("bn", "globl", "global"),
         ("by", "blocks", "block"),
     ],

@@ -1,0 +1,365 @@
+"""Comparisons: the table against sums written out, and runs that are reused, resumed or refused."""
+
+from __future__ import annotations
+
+import math
+import statistics as plain
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import friedmanchisquare, t
+
+from diagnostics import cli, measure
+from diagnostics.compare import METRICS, Comparison, compare, headline, jobs_of, pretty
+from fl_core import rows, runner, store
+from fl_core.config import RunConfig
+from fl_core.errors import RunError, UsageError
+from fl_core.plan import LayerPlan
+
+HEART = RunConfig(dataset="heart", rounds=2)
+QUIET = {"instruments": measure.instruments(), "progress": False}
+
+
+def frame_of(scores, n_train, models=None):
+    """Rows of finished runs of 2 rounds from ``scores[algorithm][seed][client]``, with rows that must not count."""
+    found = []
+    for algorithm, by_seed in scores.items():
+        model = (models or {}).get(algorithm, "personal")
+        for seed, by_client in enumerate(by_seed):
+            for client, value in enumerate(by_client):
+                common = {
+                    "algorithm": algorithm,
+                    "seed": seed,
+                    "client": f"c{client}",
+                    "n_train": n_train[client],
+                    "n_samples": 7,
+                }
+                for metric, number in (("macro_f1", value), ("accuracy", value / 2), ("loss", 1 - value)):
+                    found.append(rows.row(metric, number, round=2, model=model, split="test", **common))
+                    found.append(rows.row(metric, -9.0, round=1, model=model, split="test", **common))
+                    found.append(rows.row(metric, -9.0, round=2, model=model, split="validation", **common))
+                    found.append(rows.row(metric, -9.0, round=2, model="local", split="test", **common))
+                    if model == "personal":
+                        found.append(rows.row(metric, -9.0, round=2, model="global", split="test", **common))
+                found.append(rows.row("bytes_up", 100.0, round=2, split="train", **common))
+    return rows.frame(found)
+
+
+def by_hand(scores, n_train):
+    """The table from sums written out, one dictionary an algorithm."""
+    weight = [n / sum(n_train) for n in n_train]
+    combined = {
+        name: [sum(w * v for w, v in zip(weight, clients, strict=True)) for clients in by_seed]
+        for name, by_seed in scores.items()
+    }
+    clients = {
+        name: [plain.fmean(by_seed[s][c] for s in range(len(by_seed))) for c in range(len(n_train))]
+        for name, by_seed in scores.items()
+    }
+    table = {}
+    for name, values in combined.items():
+        n = len(values)
+        half = t.ppf(0.975, n - 1) * plain.stdev(values) / math.sqrt(n) if n > 1 else math.nan
+        mean = plain.fmean(values)
+        ranks = []
+        for seed in range(n):
+            better = sum(combined[other][seed] > values[seed] for other in combined)
+            equal = sum(combined[other][seed] == values[seed] for other in combined)
+            ranks.append(better + (equal + 1) / 2)
+        beaten = [
+            clients[name][c] > max(clients["local"][c], clients["fedavg"][c]) for c in range(len(n_train))
+        ]  # fmt: skip
+        table[name] = {
+            "macro_f1": mean,
+            "macro_f1_low": mean - half,
+            "macro_f1_high": mean + half,
+            "accuracy": mean / 2,
+            "loss": 1 - mean,
+            "fairness": plain.pvariance(clients[name]),
+            "incentive": math.nan if name in ("local", "fedavg") else sum(beaten) / len(beaten),
+            "rank": plain.fmean(ranks),
+        }
+    return table
+
+
+def assert_table(comparison, expected):
+    assert list(comparison.table["algorithm"]) == list(expected)
+    for line in comparison.table.to_dict("records"):
+        for key, value in expected[line["algorithm"]].items():
+            assert line[key] == pytest.approx(value, abs=1e-12, nan_ok=True), (line["algorithm"], key)
+
+
+scores_of = st.integers(1, 4).flatmap(
+    lambda seeds: st.integers(1, 4).flatmap(
+        lambda clients: st.tuples(
+            st.fixed_dictionaries(
+                dict.fromkeys(
+                    ("local", "fedavg", "playerfl"),
+                    st.lists(
+                        st.lists(st.integers(0, 8).map(lambda k: k / 8), min_size=clients, max_size=clients),
+                        min_size=seeds,
+                        max_size=seeds,
+                    ),
+                )
+            ),
+            st.lists(st.integers(1, 64), min_size=clients, max_size=clients),
+        )
+    )
+)
+
+
+# --- the table -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(scores_of)
+def test_table_equals_sums_written_out(drawn):
+    scores, n_train = drawn
+    found = Comparison(frame_of(scores, n_train, {"fedavg": "global"}))
+    expected = by_hand(scores, n_train)
+    own = found.scores[found.scores["metric"] == "macro_f1"].pivot(index="algorithm", columns="seed", values="value")
+    for name, line in expected.items():  # rounding may part what is tied in exact sums, so ranks are of its own sums
+        line["rank"] = own.rank(ascending=False).mean(axis=1)[name]
+    assert_table(found, expected)
+
+
+def test_table_of_known_numbers():
+    scores = {
+        "local": [[0.2, 0.8], [0.4, 0.6]],
+        "fedavg": [[0.5, 0.5], [0.5, 0.3]],
+        "playerfl": [[0.6, 0.6], [0.8, 0.7]],
+    }
+    found = Comparison(frame_of(scores, [1, 3], {"fedavg": "global"}))
+    assert_table(found, by_hand(scores, [1, 3]))
+    line = found.table.set_index("algorithm").loc["playerfl"]
+    assert line["macro_f1"] == pytest.approx((0.6 + 0.725) / 2)
+    assert line["incentive"] == 0.5  # the first client: 0.7 above 0.3 and 0.5; the second: 0.65 below local's 0.7
+    assert line["fairness"] == pytest.approx(0.025**2)
+    assert found.table.set_index("algorithm")["rank"].to_dict() == {"local": 1.5, "fedavg": 3.0, "playerfl": 1.5}
+    blocks = [[0.65, 0.55], [0.5, 0.35], [0.6, 0.725]]
+    assert found.friedman.p_value == pytest.approx(friedmanchisquare(*blocks).pvalue)
+    assert list(found.table["model"]) == ["personal", "global", "personal"]
+
+
+def test_differences_are_paired_by_seed():
+    scores = {"local": [[0.1], [0.5], [0.3]], "playerfl": [[0.2], [0.7], [0.2]]}
+    line = Comparison(frame_of(scores, [5])).differences("playerfl").iloc[0]
+    steps = [-0.1, -0.2, 0.1]
+    half = t.ppf(0.975, 2) * plain.stdev(steps) / math.sqrt(3)
+    assert line["algorithm"] == "local"
+    assert (line["value"], line["low"], line["high"]) == pytest.approx(
+        (plain.fmean(steps), plain.fmean(steps) - half, plain.fmean(steps) + half)
+    )
+    assert line["n"] == 3
+    with pytest.raises(UsageError, match="did you mean 'local'"):
+        Comparison(frame_of(scores, [5])).differences("locl")
+
+
+def test_incentive_needs_both_baselines():
+    scores = {"local": [[0.1], [0.5]], "playerfl": [[0.2], [0.7]]}
+    assert Comparison(frame_of(scores, [5])).table["incentive"].isna().all()
+
+
+def test_a_missing_score_is_not_ranked_away():
+    frame = frame_of({"local": [[0.1], [0.5]], "playerfl": [[0.2], [0.7]]}, [5])
+    gap = (frame["algorithm"] == "local") & (frame["seed"] == 1)
+    with pytest.raises(UsageError, match=r"no finite value for 'local' in .*1"):
+        Comparison(frame[~gap])
+    with pytest.raises(UsageError, match="no test scores"):
+        Comparison(frame[frame["split"] != "test"])
+
+
+def test_headline_takes_the_final_round_of_the_personal_model():
+    frame = headline(frame_of({"playerfl": [[0.25, 0.5]], "fedavg": [[0.25, 0.5]]}, [1, 1], {"fedavg": "global"}))
+    assert set(frame["round"]) == {2}
+    assert set(frame["split"]) == {"test"}
+    assert dict(zip(frame["algorithm"], frame["model"], strict=True)) == {"playerfl": "personal", "fedavg": "global"}
+    assert (frame.loc[frame["metric"] == "macro_f1", "value"] > 0).all()
+
+
+def test_pretty_table_says_the_numbers():
+    scores = {"local": [[0.2, 0.8]], "fedavg": [[0.5, 0.5]], "playerfl": [[0.6, 0.6]]}
+    line = pretty(Comparison(frame_of(scores, [1, 3])).table).iloc[2]
+    assert line["algorithm"] == "playerfl"
+    assert line.iloc[3] == "60.0"  # one seed: no interval
+    assert line["fairness"] == "0.0e+00"
+    assert line.iloc[7] == "50"
+    text = Comparison(frame_of({"local": [[0.2], [0.4]], "a": [[0.1], [0.2]]}, [1])).text()
+    assert "30.0\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}127.1" in text  # 10 * sqrt(2) / sqrt(2) * 12.706
+    assert "fairness: variance over clients" in text
+
+
+# --- the runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A comparison on heart, made by the command line."""
+    out = tmp_path_factory.mktemp("compare") / "out"
+    line = "compare --dataset heart --algorithms fedprox ditto fedrep --set fedprox.mu=0.5 --set ditto.lam=0.25"
+    cli.main([*line.split(), "--seeds", "2", "--rounds", "2", "--out", str(out)])
+    return out
+
+
+OPTIONS = {"fedprox": {"mu": 0.5}, "ditto": {"lam": 0.25}}
+NAMES = ("fedprox", "ditto", "fedrep")
+
+
+def stamps(out):
+    return {path: path.stat().st_mtime_ns for path in Path(out).rglob("*") if path.is_file() and "runs" in path.parts}
+
+
+def test_comparison_leaves_runs_rows_table_and_pictures(compared):
+    made = {path.name for path in compared.iterdir()}
+    assert made == {"runs", "rows.jsonl", "table.csv", "comparison.png", "clients.png", "learning.png"}
+    assert {path.name for path in (compared / "runs").iterdir()} == {f"{n}-{s}" for n in NAMES for s in (0, 1)}
+    for path in compared.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_algorithm_has_its_own_configuration(compared):
+    for name in NAMES:
+        assert store.Run(compared / "runs" / f"{name}-1").config["options"] == OPTIONS.get(name, {})
+
+
+def test_table_and_rows_are_those_of_the_runs(compared):
+    _, frame = rows.read(compared / "rows.jsonl")
+    parts = [store.Run(compared / "runs" / f"{name}-{seed}").rows()[1] for seed in (0, 1) for name in NAMES]
+    pd.testing.assert_frame_equal(frame, pd.concat(parts, ignore_index=True))
+    table = pd.read_csv(compared / "table.csv")
+    pd.testing.assert_frame_equal(table, Comparison(frame).table)
+    for line in table.itertuples():  # once more without the package's own statistics
+        model = {"fedprox": "global"}.get(line.algorithm, "personal")
+        own = frame[(frame["algorithm"] == line.algorithm) & (frame["model"] == model) & (frame["round"] == 2)]
+        own = own[(own["split"] == "test") & (own["metric"] == "accuracy")]
+        per_seed = [np.average(part["value"], weights=part["n_train"].astype(int)) for _, part in own.groupby("seed")]
+        assert line.accuracy == pytest.approx(np.mean(per_seed))
+        assert line.accuracy_high - line.accuracy == pytest.approx(t.ppf(0.975, 1) * np.std(per_seed, ddof=1) / 2**0.5)
+
+
+def test_the_runs_of_a_seed_start_alike(compared):
+    for seed in (0, 1):
+        headers = [store.Run(compared / "runs" / f"{name}-{seed}").rows()[0] for name in NAMES]
+        assert len({(header["data"], header["checkpoint"]) for header in headers}) == 1
+    first, second = (store.Run(compared / "runs" / f"fedrep-{seed}").rows()[0] for seed in (0, 1))
+    assert first["checkpoint"] != second["checkpoint"]
+
+
+def test_a_second_call_reads_what_is_finished(compared):
+    before, table = stamps(compared), (compared / "table.csv").read_bytes()
+    compare(HEART, NAMES, (0, 1), compared, options=OPTIONS, **QUIET)
+    assert stamps(compared) == before
+    assert (compared / "table.csv").read_bytes() == table
+
+
+def test_an_interrupted_run_is_resumed(compared, tmp_path):
+    out = tmp_path / "out"
+    undisturbed = compare(HEART, ("fedavg", "fedper"), (0,), out, **QUIET)
+    run = out / "runs" / "fedper-0"
+    (run / "checkpoints" / "000002.json").unlink()
+    again = compare(HEART, ("fedavg", "fedper"), (0,), out, **QUIET)
+    assert store.Run(run).rounds == [1, 2]
+    pd.testing.assert_frame_equal(undisturbed.frame, again.frame)
+
+
+def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
+    compare(HEART, ("fedavg",), (0,), tmp_path, **QUIET)
+    before = stamps(tmp_path)
+    grown = compare(HEART, ("local", "fedavg"), (0, 1), tmp_path, **QUIET)
+    assert before.items() <= stamps(tmp_path).items()
+    assert list(grown.table["seeds"]) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"config": replace(HEART, rounds=3)}, "rounds=2, now it is 3"),
+        ({"config": replace(HEART, lr=0.1)}, "lr=0.05, now it is 0.1"),
+        ({"config": replace(HEART, loss="cross_entropy")}, "loss='player_focal', now it is 'cross_entropy'"),
+        ({"options": {**OPTIONS, "ditto": {"lam": 0.5}}}, "options="),
+        ({"options": {}}, "options="),
+        ({"options": {"fedrpe": {}}}, "did you mean 'fedrep'"),
+        ({"seeds": ()}, "at least one seed"),
+        ({"algorithms": ()}, "at least one algorithm"),
+        ({"seeds": (0, 0)}, "the seed 0 is named twice"),
+    ],
+)
+def test_another_configuration_is_refused_before_any_work(compared, changed, said):
+    given = {"config": HEART, "algorithms": NAMES, "seeds": (2, 0, 1), "options": OPTIONS} | changed
+    before = sorted(compared.rglob("*"))
+    with pytest.raises(UsageError, match=said):
+        compare(out=compared, **given, **QUIET)
+    assert sorted(compared.rglob("*")) == before
+
+
+def test_what_does_not_change_results_may_differ(compared):
+    assert len(jobs_of(replace(HEART, workers=2), NAMES, (0, 1), compared, OPTIONS)) == 6
+
+
+def test_another_plan_is_refused_in_every_way_around(tmp_path):
+    layers = runner.assemble(HEART).layers
+    one, two = LayerPlan.prefix(layers, 1), LayerPlan.prefix(layers, 2)
+    names = ("fedavg", "playerfl")
+    compare(HEART, names, (0,), tmp_path / "given", plan=one, **QUIET)
+    compare(HEART, names, (0,), tmp_path / "own", **QUIET)
+    assert len(jobs_of(HEART, names, (0,), tmp_path / "given", plan=LayerPlan.prefix(layers, 1))) == 2
+    for out, plan in (("given", two), ("given", None), ("own", one)):
+        with pytest.raises(UsageError, match="under another plan"):
+            jobs_of(HEART, names, (0,), tmp_path / out, plan=plan)
+
+
+def test_other_data_or_another_model_under_the_same_name_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    np.savez("own.npz", x=x, y=y, client=np.arange(60) % 2)
+    config = RunConfig(dataset="own.npz", rounds=1)
+    compare(config, ("fedavg",), (0,), "out", **QUIET)
+    np.savez("own.npz", x=x + 1, y=y, client=np.arange(60) % 2)
+    with pytest.raises(UsageError, match="was run with other data"):
+        jobs_of(config, ("fedavg",), (0,), "out")
+
+
+def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
+    layers = runner.assemble(HEART).layers
+    plan = LayerPlan.prefix(layers, 2)
+    jobs = {job.config.algorithm: job for job in jobs_of(HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan=plan)}
+    assert (jobs["fedavg"].plan, jobs["fedper"].plan, jobs["fedrep"].plan) == (None, plan, plan)
+    only = jobs_of(HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan={"fedrep": plan})
+    assert [job.plan for job in only] == [None, None, plan]
+    auto = jobs_of(replace(HEART, plan="auto"), ("fedavg", "fedper"), (0,), None)
+    assert [job.config.plan for job in auto] == [None, "auto"]
+    with pytest.raises(UsageError, match="none of fedavg, local takes a plan"):
+        jobs_of(HEART, ("fedavg", "local"), (0,), None, plan=plan)
+
+
+def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):
+    config, options = replace(HEART, optimizer="sgd"), {"fedprox": {"mu": 1e30}}
+    seen = []
+    for _ in range(2):  # starting again fails at the same place, and trains nothing twice
+        with pytest.raises(RunError, match="fedprox, round 1"):
+            compare(config, ("fedavg", "fedprox"), (0,), tmp_path, options=options, **QUIET)
+        seen.append(stamps(tmp_path / "runs" / "fedavg-0"))
+        assert store.Run(tmp_path / "runs" / "fedavg-0").rounds == [1, 2]
+        assert not (tmp_path / "table.csv").exists()
+    assert seen[0] == seen[1]
+
+
+def test_a_folder_in_the_way_is_not_touched(tmp_path):
+    taken = tmp_path / "runs" / "fedavg-0"
+    taken.mkdir(parents=True)
+    (taken / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty"):
+        compare(HEART, ("local", "fedavg"), (0,), tmp_path, **QUIET)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["fedavg-0", "runs", "thesis.txt"]
+
+
+def test_metrics_of_the_table_are_those_of_the_runs(compared):
+    _, frame = rows.read(compared / "rows.jsonl")
+    assert set(METRICS) <= set(frame["metric"])

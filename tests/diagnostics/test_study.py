@@ -1,0 +1,215 @@
+"""The whole loop on one dataset: what it leaves, what its report says, and that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from diagnostics import cli, measure, select
+from diagnostics.compare import Comparison
+from diagnostics.report import Report
+from diagnostics.study import over_seeds, study, verdict
+from fl_core import rows, runner, store
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.plan import LayerPlan
+
+NAMES = ("local", "fedavg", "fedbabu", "playerfl", "playerfl_random")
+HEART = RunConfig(dataset="heart", rounds=2)
+PICTURES = (
+    *("partition", "grad_variance", "hessian_trace", "cka", "federation_sensitivity", "cka_matrices", "plan"),
+    *("comparison", "clients", "learning"),
+)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """A study of heart, made by the command line."""
+    path = tmp_path_factory.mktemp("study") / "heart"
+    cli.main(["study", "--rounds", "2", "--seeds", "2", "--out", str(path)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def html(out):
+    return (out / "report.html").read_text()
+
+
+def files(folder):
+    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
+
+
+# --- what it leaves --------------------------------------------------------------------------------------------
+
+
+def test_study_leaves_report_rows_plan_runs_and_pictures(out):
+    named = {"report.html", "rows.jsonl", "plan.json", "comparison", *(f"{name}.png" for name in PICTURES)}
+    assert {path.name for path in out.iterdir()} == named
+    assert {p.name for p in (out / "comparison").iterdir()} == {"runs", "rows.jsonl", "table.csv"}
+    assert {p.name for p in (out / "comparison" / "runs").iterdir()} == {f"{n}-{s}" for n in NAMES for s in (0, 1)}
+    for name in PICTURES:
+        assert plt.imread(out / f"{name}.png").std() > 0.01, f"{name} is blank"
+    assert not plt.get_fignums(), "figures stay open"
+
+
+def test_rows_give_the_plan(out):
+    report = Report.read(out / "rows.jsonl")
+    assert set(report.frame["metric"]) == {"grad_variance", "hessian_trace", "cka", "federation_sensitivity"}
+    assert report.header["command"].startswith("fedlayers study --rounds 2")
+    plan = LayerPlan.load(out / "plan.json")
+    assert select.select(out / "rows.jsonl", variant="training") == plan
+    assert plan.why.variant == "training"
+
+
+def test_the_playerfl_family_obeys_the_plan_and_the_others_do_not(out):
+    plan = LayerPlan.load(out / "plan.json")
+    config = {name: store.Run(out / "comparison" / "runs" / f"{name}-1").config for name in NAMES}
+    for name in ("playerfl", "playerfl_random"):
+        assert LayerPlan.from_json(config[name]["given"]).digest == plan.digest
+    kept = {  # by a client, beside what is federated
+        name: set(store.Run(out / "comparison" / "runs" / f"{name}-1").checkpoint().clients["va"].trees["model"])
+        for name in NAMES
+    }
+    assert kept["playerfl"] == plan.head_tensors
+    assert kept["playerfl_random"] != plan.head_tensors
+    assert kept["fedbabu"] == set(plan.layers[-1].tensors)
+    assert LayerPlan.from_json(config["fedbabu"]["given"]).why.rule == "all_but_last"
+    assert config["local"]["given"] is None
+
+
+def test_the_decision_of_each_seed_is_that_of_its_own_run(tmp_path):
+    decided = over_seeds(HEART, (0, 5))
+    for seed, last in decided.items():
+        config = RunConfig(dataset="heart", algorithm="playerfl", rounds=1, seed=seed)
+        runner.run(config, tmp_path / str(seed), instruments=measure.instruments(), progress=False)
+        assert LayerPlan.load(tmp_path / str(seed) / "plan.json").shared[-1] == last
+
+
+# --- the report ------------------------------------------------------------------------------------------------
+
+
+def test_report_needs_nothing_else(html):
+    assert html.count('src="data:image/png;base64,') == len(PICTURES)
+    assert not re.search(r'(src|href)="(?!data:)', html)
+    assert "http" not in re.sub(r'<meta http-equiv="[^>]*>', "", html)
+    assert "<script" not in html
+
+
+def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
+    plan = LayerPlan.load(out / "plan.json")
+    assert f"Federate <strong>{', '.join(plan.shared)}</strong>" in html
+    table = Comparison(rows.read(out / "comparison" / "rows.jsonl")[1]).table
+    for line in table.itertuples():
+        assert f"<td>{line.algorithm}</td>" in html
+        assert f"{100 * line.macro_f1:.1f}\N{NO-BREAK SPACE}±" in html
+    assert "fedlayers study --rounds 2 --seeds 2" in html
+    assert plan.digest[:16] in html
+    assert "seeds: 0, 1" in html
+    assert "nan" not in re.sub(r"base64,[^\"]*", "", html)
+
+
+def test_what_could_not_be_measured_is_in_the_report_with_its_reason(tmp_path):
+    """One client has nobody to be compared with."""
+    config = RunConfig(dataset="digits", samples=200, clients=1, rounds=1)
+    found = study(config, ("fedper", "playerfl"), (0,), tmp_path, progress=False)
+    html = found.page.read_text()
+    missing = found.report.frame[found.report.frame["status"] != "ok"]
+    assert set(missing["metric"]) == {"cka"}
+    assert "Values that could not be computed" in html
+    assert missing["status"].iloc[0] in html
+    assert "one seed supports no interval" in html
+    assert "No Friedman test" in html
+    assert not (tmp_path / "cka_matrices.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([0.1, 0.11, 0.12], "lower than it"),
+        ([0.9, 0.91, 0.93], "higher than it"),
+        ([0.1, 0.5, 0.95], "not told apart from it"),
+    ],
+)
+def test_verdict_says_what_the_intervals_say(others, said):
+    scores = {"local": others, "playerfl": [0.5, 0.52, 0.51]}
+    found = [
+        rows.row(m, v, algorithm=a, seed=s, round=1, model="personal", split="test", client="c", n_train=3)
+        for a, values in scores.items()
+        for s, v in enumerate(values)
+        for m in ("macro_f1", "accuracy", "loss")
+    ]
+    text = verdict(Comparison(rows.frame(found)))
+    assert said in text
+    mean = sum(a - b for a, b in zip(others, scores["playerfl"], strict=True)) / 3
+    assert f"`local`: {100 * mean:+.1f} points" in text
+    assert "No Friedman test" in text  # of two algorithms
+
+
+def test_verdict_without_playerfl_refers_to_the_best():
+    found = [
+        rows.row(m, v, algorithm=a, seed=s, round=1, model="global", split="test", client="c", n_train=3)
+        for a, v in (("fedavg", 0.2), ("fedprox", 0.4))
+        for s in (0, 1)
+        for m in ("macro_f1", "accuracy", "loss")
+    ]
+    assert verdict(Comparison(rows.frame(found))).startswith("Differences from `fedprox`")
+
+
+# --- going on, and refusing ------------------------------------------------------------------------------------
+
+
+def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, capsys):
+    before = files(out / "comparison" / "runs")
+    (out / "report.html").unlink()
+    cli.main(["study", "--rounds", "2", "--seeds", "2", "--out", str(out)])
+    assert files(out / "comparison" / "runs") == before
+    assert (out / "report.html").read_text() == html
+    said = capsys.readouterr().out
+    assert "federated" in said
+    assert "macro-F1" in said
+
+
+@pytest.mark.parametrize("changed", ["rounds", "threshold", "lr"])
+def test_another_configuration_is_refused_and_changes_nothing(out, changed, capsys):
+    before = files(out)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["study", "--rounds", "2", "--seeds", "2", "--out", str(out), f"--{changed}", "3"])
+    assert end.value.code == 2
+    assert f"was run with {changed}=" in capsys.readouterr().err.splitlines()[-1]
+    assert files(out) == before
+
+
+def test_folders_that_are_no_study_are_refused(out, tmp_path):
+    run = out / "comparison" / "runs" / "fedavg-0"
+    before = files(run)
+    with pytest.raises(UsageError, match="is a run; choose another folder"):
+        study(HEART, NAMES, (0,), run)
+    assert files(run) == before
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="is a file; choose another folder"):
+        study(HEART, NAMES, (0,), tmp_path / "file")
+
+
+def test_nothing_is_made_before_all_is_known(tmp_path):
+    for given, said in (
+        ({"algorithms": ("playrfl",)}, "did you mean 'playerfl'"),
+        ({"seeds": ()}, "at least one seed"),
+        ({"options": {"fedavg": {"mu": 1}}}, "fedavg has no configuration keys"),
+        ({"config": RunConfig(dataset="heart", plan="auto")}, "decides on its own plan"),
+        ({"config": RunConfig(dataset="heart", model="cifar_cnn")}, "cifar_cnn"),
+    ):
+        call = {"config": HEART, "algorithms": NAMES, "seeds": (0,)} | given
+        with pytest.raises(UsageError, match=said):
+            study(out=tmp_path / "out", progress=False, **call)
+    assert not list(tmp_path.iterdir())
+
+
+def test_intervals_of_the_table_are_finite_with_two_seeds(out):
+    table = Comparison(rows.read(out / "comparison" / "rows.jsonl")[1]).table
+    assert all(
+        math.isfinite(v) for v in table[["macro_f1_low", "macro_f1_high", "rank", "fairness"]].to_numpy().ravel()
+    )

@@ -1,0 +1,417 @@
+"""Runs by configuration: what is refused before any work, what a run leaves on disk, and going on from there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diagnostics.measure import instruments
+from fl_core import rows, runner, store, tree
+from fl_core.algorithms import Round, registry
+from fl_core.config import RunConfig
+from fl_core.engine import Engine, Instruments
+from fl_core.errors import CorruptError, NonFiniteError, UsageError
+from fl_core.layers import layers_of
+from fl_core.models import example
+from fl_core.plan import LayerPlan
+from tests.conftest import CONFIG, TOY, federation, network
+
+ALL = sorted(registry())
+SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
+HEART = RunConfig(
+    rounds=3, eval_every=1, checkpoint_every=1, optimizer="sgd", lr=0.01, momentum=0.9, keep_optimizer=True
+)
+
+
+def layers(kind: str = "plain") -> Any:
+    return layers_of(network(kind), example(TOY.shape))
+
+
+# --- refused before any work -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - set(SPLITTING)))
+@pytest.mark.parametrize("how", ["auto", "path", "object"])
+def test_a_plan_for_an_algorithm_that_takes_none_is_refused(name: str, how: str) -> None:
+    plan = LayerPlan.prefix(layers(), 1) if how == "object" else None
+    config = replace(CONFIG, algorithm=name, plan={"auto": "auto", "path": "some.json"}.get(how))
+    with pytest.raises(UsageError, match=f"{name} does not split the model and takes no plan; these do: fedbabu, fedp"):
+        runner.assemble(config, data=TOY, model=network("plain"), plan=plan)
+
+
+@pytest.mark.parametrize("given", ["auto", "some.json"])
+def test_two_plans_at_once_are_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=f"a plan was given, and the configuration has plan='{given}'"):
+        runner.assemble(
+            replace(CONFIG, algorithm="fedper", plan=given),
+            data=TOY,
+            model=network("plain"),
+            plan=LayerPlan.prefix(layers(), 1),
+        )
+
+
+def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> None:
+    config = replace(CONFIG, algorithm="fedper")
+    with pytest.raises(UsageError, match=r"made for another model; only in the plan: bn1\.bias"):
+        runner.assemble(config, data=TOY, model=network("plain"), plan=LayerPlan.prefix(layers("norm"), 1))
+    with pytest.raises(UsageError, match="no plan at"):
+        runner.assemble(replace(config, plan=str(tmp_path / "none.json")), data=TOY, model=network("plain"))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RunConfig(dataset="digits", model="heart_mlp"), r"heart_mlp takes tables, .* not \(1, 8, 8\)"),
+        (RunConfig(dataset="heart", model="cifar_cnn"), r"takes images .* not samples of shape \(10,\)"),
+        (RunConfig(model="heart_mpl"), "unknown model 'heart_mpl': did you mean 'heart_mlp'"),
+        (RunConfig(algorithm="fedbaby"), "unknown algorithm 'fedbaby': did you mean 'fedbabu'"),
+        (RunConfig(loss="focall"), "unknown loss 'focall': did you mean 'focal'"),
+        (RunConfig(loss="focal", loss_options={"alpha": [1.0, 2.0]}), "alpha has 2 weights for 5 classes"),
+        (RunConfig(algorithm="fedprox", options={"nu": 1}), "unknown configuration key of fedprox 'nu'"),
+        (RunConfig(clients=3), "clients"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_written(config: RunConfig, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        runner.run(config, tmp_path / "run", instruments=instruments())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(35, 3)), r"Sequential does not fit samples of shape \(1, 6, 6\)"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(36, 10)),
+            r"must give logits of shape \(2, 3\) .* it gives shape \(2, 10",
+        ),
+        (nn.Flatten(), "must give logits|no parameters"),
+    ],
+)
+def test_your_own_model_must_fit_the_data(model: nn.Module, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        runner.assemble(CONFIG, data=TOY, model=model)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(device: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"device '{device}' cannot be used here"):
+        runner.run(replace(CONFIG, device=device), tmp_path / "run", data=TOY, model=network("plain"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "config", [replace(HEART, algorithm="playerfl"), replace(HEART, algorithm="fedrep", plan="auto")]
+)
+def test_a_decision_needs_instruments(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"decides on a plan: pass diagnostics\.instruments\(\), or a plan"):
+        runner.run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "message"),
+    [
+        ({"batch": 1}, (30, 30), "normalises over batches: batch must be at least 2, not 1"),
+        ({}, (30, 3), "client 'b' has 1 training|client 'b' has 1 train sample"),
+        ({"bn": "drop"}, (30, 5), "client 'b' has 1 (validation|test) sample"),
+    ],
+)
+def test_normalising_over_one_sample_is_refused(changes: dict[str, Any], sizes: tuple[int, ...], message: str) -> None:
+    data = federation(sizes=sizes)
+    with pytest.raises(UsageError, match=message):
+        runner.assemble(replace(CONFIG, **changes), data=data, model=network("norm"))
+    runner.assemble(replace(CONFIG, **changes), data=data, model=network("plain"))
+
+
+# --- assembled -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
+    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
+    if name in SPLITTING and not name.startswith("playerfl"):
+        assert task.plan is not None
+        assert task.plan.shared == ("fc1", "fc2")
+        assert task.plan.why.rule == "all_but_last"
+    else:
+        assert task.plan is None
+        assert task.algorithm(None).decides == name.startswith("playerfl")
+
+
+@pytest.mark.parametrize("bn", ["global", "local", "drop"])
+def test_what_becomes_of_running_statistics(bn: str) -> None:
+    task = runner.assemble(replace(CONFIG, bn=bn), data=TOY, model=network("norm"))
+    buffers = {f"{m}.{k}" for m in ("bn1", "bn2") for k in ("running_mean", "running_var", "num_batches_tracked")}
+    assert task.problem.local_only == (buffers if bn == "local" else frozenset())
+    assert buffers & task.problem.tensors == (set() if bn == "drop" else buffers)
+
+
+def test_a_layer_is_what_by_says() -> None:
+    names = {
+        by: [layer.name for layer in runner.assemble(replace(CONFIG, by=by), data=TOY, model=network("norm")).layers]
+        for by in ("block", "module")
+    }
+    assert names == {"block": ["conv", "fc1", "fc2"], "module": ["conv", "bn1", "fc1", "bn2", "fc2"]}
+
+
+@pytest.mark.parametrize("bn", ["global", "drop"])
+def test_your_own_model_is_left_as_it_was(bn: str) -> None:
+    model = network("norm")
+    before = tree.digest(tree.of(model))
+    first, second = (
+        runner.run(replace(CONFIG, bn=bn, rounds=1), data=TOY, model=model, progress=False) for _ in range(2)
+    )
+    assert tree.digest(tree.of(model)) == before
+    assert tree.digest(first.server.trees["model"]) == tree.digest(second.server.trees["model"])
+
+
+def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
+    engine = runner.run(HEART, progress=False)
+    table = runner.frame(engine)
+    assert (table.run == "").all()
+    written = runner.run(HEART, tmp_path / "run", progress=False)
+    assert written.rows == []
+    _, stored = rows.read(tmp_path / "run" / "rows.jsonl")
+    assert (stored.run == "run").all()
+    assert stored.drop(columns="run").equals(table.drop(columns="run"))
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------
+
+
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"algorithm": name} for name in ALL},
+    "fedper auto": {"algorithm": "fedper", "plan": "auto"},
+    "fedbabu auto": {"algorithm": "fedbabu", "plan": "auto"},
+    "playerfl, half the clients": {"algorithm": "playerfl", "participation": 0.5},
+    "fedrep, half the clients, auto": {"algorithm": "fedrep", "participation": 0.5, "plan": "auto"},
+    "ditto, adamw, rare checkpoints": {
+        "algorithm": "ditto",
+        "optimizer": "adamw",
+        "momentum": 0.0,
+        "eval_every": 2,
+        "checkpoint_every": 2,
+    },
+}
+
+
+@pytest.fixture(scope="module", name="folder")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module", name="undisturbed")
+def _undisturbed(folder: Path) -> Callable[[str], Path]:
+    @cache
+    def one(case: str) -> Path:
+        out = folder / case.replace(" ", "_") / "run"
+        runner.run(replace(HEART, **CASES[case]), out, instruments=instruments(), progress=False)
+        return out
+
+    return one
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """All that a run promises to be the same; seconds and the lock are not, nor blobs that no checkpoint names."""
+    blobs = {
+        f"blobs/{state['blob']}.safetensors"
+        for which in store.Run(path).rounds
+        for state in store.Run(path).manifest(which)["states"].values()
+        if state["blob"]
+    }
+    files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file() and f.parent.name != "blobs"}
+    return {name: (path / name).read_bytes() for name in (files | blobs) - {"timing.jsonl", "lock"}}
+
+
+def cut_back(source: Path, target: Path, after: int) -> Path:
+    """The run as if it had been killed while it worked on the round after that one."""
+    shutil.copytree(source, target / "run")
+    for file in (target / "run" / "checkpoints").glob("*.json"):
+        if int(file.stem) > after:
+            file.unlink()
+    return target / "run"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_resumed_run_ends_with_the_same_bytes(
+    case: str, after: int, undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    broken = cut_back(undisturbed(case), tmp_path, after)
+    if after == 0:
+        (broken / "plan.json").unlink(missing_ok=True) if "auto" in case else None
+        shutil.rmtree(broken / "blobs")
+    engine = runner.resume(broken, instruments=instruments(), progress=False)
+    assert isinstance(engine, Engine)
+    assert contents(broken) == contents(undisturbed(case))
+
+
+def test_resuming_a_finished_run_changes_nothing(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+    for case in ("fedbabu", "playerfl"):
+        done = cut_back(undisturbed(case), tmp_path / case, after=99)
+        engine = runner.resume(done, progress=False)
+        assert engine.done == 3
+        assert contents(done) == contents(undisturbed(case))
+        assert {"personal"} & engine.models(0).keys()
+
+
+def test_a_run_killed_before_its_manifest_starts_at_round_0(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+    begun = cut_back(undisturbed("playerfl"), tmp_path, after=0)
+    for name in ("manifest.json", "partition.safetensors", "environment.json", "rows.jsonl", "plan.json"):
+        (begun / name).unlink()
+    runner.resume(begun, instruments=instruments(), progress=False)
+    assert contents(begun) == contents(undisturbed("playerfl"))
+
+
+def test_going_on_after_the_decision_needs_no_instruments(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+    broken = cut_back(undisturbed("fedper auto"), tmp_path, after=1)
+    runner.resume(broken, progress=False)
+    assert contents(broken) == contents(undisturbed("fedper auto"))
+    fresh = cut_back(undisturbed("fedper auto"), tmp_path / "other", after=0)
+    with pytest.raises(UsageError, match="decides on a plan"):
+        runner.resume(fresh, instruments=Instruments(), progress=False)
+
+
+def test_a_given_plan_travels_with_the_run(tmp_path: Path) -> None:
+    task = runner.assemble(HEART)
+    plan = LayerPlan.prefix(task.layers, 2)
+    plan.save(tmp_path / "plan.json")
+    config = replace(HEART, algorithm="playerfl_minus", plan=str(tmp_path / "plan.json"), rounds=2)
+    runner.run(config, tmp_path / "a" / "run", progress=False)
+    (tmp_path / "plan.json").unlink()
+    broken = cut_back(tmp_path / "a" / "run", tmp_path / "b", after=1)
+    engine = runner.resume(broken, progress=False)
+    assert contents(broken) == contents(tmp_path / "a" / "run")
+    assert engine.algorithm.plan is not None
+    assert engine.algorithm.plan.shared == ("fc1",), "one layer less than the one given, and not less again"
+
+
+def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"data": TOY, "model": network("plain")}
+    runner.run(CONFIG, tmp_path / "a" / "run", progress=False, **common)
+    for after in (0, 2):
+        broken = cut_back(tmp_path / "a" / "run", tmp_path / f"b{after}", after)
+        with pytest.raises(UsageError, match=r"stored partition|began with other data"):
+            runner.resume(broken, model=network("plain"), progress=False)
+        with pytest.raises(UsageError, match="began with other data"):
+            runner.resume(broken, data=federation(seed=1), model=network("plain"), progress=False)
+        with pytest.raises(UsageError, match="began with a model of other layers"):
+            runner.resume(broken, data=TOY, model=network("norm"), progress=False)
+        if after == 0:
+            with pytest.raises(UsageError, match="began with other weights"):
+                runner.resume(broken, data=TOY, model=network("plain", seed=1), progress=False)
+        runner.resume(broken, progress=False, **common)
+        assert contents(broken) == contents(tmp_path / "a" / "run")
+
+
+def test_a_directory_in_use_is_refused(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+    before = contents(undisturbed("fedavg"))
+    with pytest.raises(UsageError, match="already holds a run: resume it, or choose another directory"):
+        runner.run(HEART, undisturbed("fedavg"), progress=False)
+    assert contents(undisturbed("fedavg")) == before
+    with pytest.raises(UsageError, match="no run at"):
+        runner.resume(tmp_path / "nothing")
+
+
+def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path: Path) -> None:
+    """Learning that explodes in a later round: the error names the round, and the rounds before it stand."""
+    config = replace(CONFIG, lr=30.0, rounds=8)
+    with pytest.raises(NonFiniteError, match=r"fedavg, round (\d+), client") as caught:
+        runner.run(config, tmp_path / "run", data=TOY, model=nn.Sequential(nn.Flatten(), *deep()), progress=False)
+    failed = int(str(caught.value).split("round ")[1].split(",")[0])
+    found = store.Run(tmp_path / "run")
+    assert found.rounds == list(range(1, failed))
+    found.verify()
+    _, table = found.rows()
+    assert table["round"].max() == failed - 1
+
+
+def deep() -> list[nn.Module]:
+    """A network whose weights grow by a factor every step: finite for a while under any large rate."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return [nn.Linear(36, 3), Cube()]
+
+
+class Cube(nn.Module):
+    """x + x^3 / 100: gradients that grow with the logits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.pow(3) / 100
+
+
+# --- reading models back ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["fedavg", "fedper", "fedbabu", "playerfl, half the clients", "fedper auto", "ditto"])
+def test_the_models_of_a_checkpoint_are_those_of_the_run(case: str, undisturbed: Callable[[str], Path]) -> None:
+    path = undisturbed(case)
+    checkpoint = store.Run(path).checkpoint(2)
+    local, task = runner.load_models(path, 2, "local")
+    assert {k: tree.digest(tree.of(m)) for k, m in local.items()} == {
+        k: tree.digest(t) for k, t in checkpoint.models["local"].items()
+    }
+    engine = runner.resume(path, instruments=instruments(), progress=False)  # it is done: this only reads
+    algorithm = engine.algorithm
+    which = algorithm.evaluates
+    found, _ = runner.load_models(path, 2, which)
+    for name, model in found.items():
+        wanted = algorithm.models(checkpoint.server, checkpoint.clients[name], Round(2))[which]
+        assert tree.digest(tree.of(model)) == tree.digest(wanted)
+    assert list(found) == [client.name for client in task.data.clients]
+    assert task.data.digest == engine.data.digest
+    if algorithm.finish(0):
+        tuned, _ = runner.load_models(path, "last", "personal")
+        assert {k: tree.digest(tree.of(m)) for k, m in tuned.items()} == {
+            k: tree.digest(t) for k, t in store.Run(path).checkpoint().models["personal"].items()
+        }
+
+
+def test_models_that_are_not_there_are_refused(undisturbed: Callable[[str], Path]) -> None:
+    with pytest.raises(UsageError, match="has no 'personal' models after round 3; it has: local, global"):
+        runner.load_models(undisturbed("fedavg"), which="personal")
+    with pytest.raises(UsageError, match="no checkpoint after round 7; there are: 1, 2, 3"):
+        runner.load_models(undisturbed("fedavg"), 7)
+
+
+def test_the_first_epoch_is_the_one_that_playerfl_decides_on(undisturbed: Callable[[str], Path]) -> None:
+    task = runner.assemble(replace(HEART, algorithm="playerfl"))
+    before = tree.digest(tree.of(task.model))
+    trained, measured = runner.first_epoch(task, instruments().observers)
+    assert tree.digest(tree.of(task.model)) == before
+    path = undisturbed("playerfl")
+    local = store.Run(path).checkpoint(1).models["local"]
+    assert {k: tree.digest(tree.of(m)) for k, m in trained.items()} == {k: tree.digest(t) for k, t in local.items()}
+    why = LayerPlan.load(path / "plan.json").why
+    for client, values in why.clients.items():
+        importance = torch.tensor(measured[client]["importance"], dtype=torch.float64)
+        torch.testing.assert_close(torch.tensor(values, dtype=torch.float64), importance.cumsum(0) / importance[0])
+
+
+def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -> None:
+    path = undisturbed("playerfl")
+    header, _ = rows.read(path / "rows.jsonl")
+    task = runner.assemble(replace(HEART, algorithm="playerfl"))
+    assert header["data"] == task.data.digest
+    assert header["checkpoint"] == tree.digest(tree.of(task.model))
+    assert [layer["name"] for layer in header["layers"]] == ["fc1", "fc2", "fc3", "fc4"]
+    environment = json.loads((path / "environment.json").read_text())
+    assert environment["versions"]["torch"] == version("torch")
+    store.Run(path).verify()
+    (path.parent / "copy").mkdir()
+    copy = cut_back(path, path.parent / "copy", after=99)
+    blob = next(iter((copy / "blobs").iterdir()))
+    blob.write_bytes(blob.read_bytes()[:-1] + b"\x00\x01")
+    with pytest.raises(CorruptError):
+        store.Run(copy).verify()
