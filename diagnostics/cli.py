@@ -240,8 +240,12 @@ class Compare(Command):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
+        import matplotlib as mpl
+
         from diagnostics import study
         from fl_core.plan import LayerPlan
+
+        mpl.use("Agg")  # pictures go to files, also where there is a screen
 
         plan = None
         config = configured(self.config, (), self.set_model, self.set_loss)
@@ -286,7 +290,11 @@ class Study(Command):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
+        import matplotlib as mpl
+
         from diagnostics import study
+
+        mpl.use("Agg")  # pictures go to files, also where there is a screen
 
         study.study(
             configured(self.config, (), self.set_model, self.set_loss),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-os.environ.setdefault("MPLBACKEND", "Agg")  # pictures go to files, also where there is no screen
-
+import matplotlib as mpl
 import tyro
 from tyro.conf import Positional, arg
 
@@ -65,6 +63,7 @@ class Figures:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 2 for a usage error, 1 for a failure, with one line that says why."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
     try:
         wanted.main(_command(wanted))

@@ -122,14 +122,20 @@ class RunConfig:
         return cls(**values)
 
 
-def resolved(config: RunConfig) -> RunConfig:
+def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
     """The configuration with the dataset's defaults filled in, checked as far as names and numbers go.
+
+    Args:
+        given: data that take the place of the configuration's dataset: their name, and their recipe or the general one.
 
     Raises:
         UsageError: names the key and what it may be.
     """
     _check_types(config)
-    recipe = data.recipe(config.dataset, client_column=config.client_column)
+    if given is not None:
+        recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
+    else:
+        recipe = data.recipe(config.dataset, client_column=config.client_column)
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     loss = config.loss or recipe.loss
@@ -171,11 +177,15 @@ def resolved(config: RunConfig) -> RunConfig:
         eval_every=or_else(config.eval_every, default),
         checkpoint_every=or_else(config.checkpoint_every, default),
         data_root=None if root is None else str(Path(root).absolute()),
-        dataset=config.dataset if config.dataset in data.datasets() else str(Path(config.dataset).absolute()),
+        dataset=given.name if given is not None else _located(config.dataset),
         init=None if config.init is None else str(Path(config.init).absolute()),
     )
     _ = filled.training  # checks its numbers
     return filled
+
+
+def _located(dataset: str) -> str:
+    return dataset if dataset in data.datasets() else str(Path(dataset).absolute())
 
 
 def _check_types(config: RunConfig) -> None:

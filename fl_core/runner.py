@@ -1,4 +1,4 @@
-"""Runs by configuration: assemble, run, resume, and read models back."""
+"""Runs by configuration: run, resume, train one epoch to measure, and read models back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,120 +17,19 @@ import pandas as pd
 import torch
 from torch import nn
 
-import fl_core
-from fl_core import data as datasets
-from fl_core import losses, models, rows, store, tree
-from fl_core.algorithms.base import Algorithm, Problem, Round, State, find, registry
+from fl_core import rows, store, tree
+from fl_core.algorithms.base import Round, State
 from fl_core.algorithms.partial import MEASURED, PLayerFL
-from fl_core.config import AUTO, RunConfig, resolved
+from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData, Partition
-from fl_core.data.partitions import SPLITS
 from fl_core.engine import Engine, Instruments, Schedule
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.executors import Serial, executor
-from fl_core.layers import Layer, layers_of
-from fl_core.losses import Loss
 from fl_core.plan import LayerPlan
 from fl_core.site import Site, TrainJob
+from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
-
-
-@dataclass
-class Task:
-    """A configuration made real: data, model, layers, criterion, and how to build the algorithm."""
-
-    config: RunConfig
-    data: FederatedData
-    model: nn.Module
-    layers: tuple[Layer, ...]
-    criterion: Loss
-    problem: Problem
-    plan: LayerPlan | None
-
-    def algorithm(self, plan: LayerPlan | None) -> Algorithm:
-        """The configured algorithm under a plan."""
-        return find(self.config.algorithm)(self.problem, plan, self.config.options)
-
-    def header(self, command: str) -> dict[str, Any]:
-        """The first line of every rows file that comes from this task."""
-        return {
-            "version": fl_core.__version__,
-            "command": command,
-            "dataset": self.config.dataset,
-            "model": self.config.model,
-            "seed": self.config.seed,
-            "layers": [asdict(layer) for layer in self.layers],
-            "data": self.data.digest,
-            "checkpoint": tree.digest(tree.of(self.model)),
-        }
-
-
-def assemble(
-    config: RunConfig,
-    *,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
-    partition: Partition | None = None,
-    plan: LayerPlan | None = None,
-) -> Task:
-    """Build everything a run needs, and refuse what does not fit together before any work starts.
-
-    Args:
-        data, model: your own objects in place of those that the configuration names.
-        partition: a stored partition, used in place of a new draw.
-        plan: a plan in place of the file that the configuration names.
-
-    Raises:
-        UsageError: anything unknown, missing, or not fitting; names the thing.
-    """
-    config = resolved(config)
-    kind = find(config.algorithm)
-    if config.plan is not None and plan is not None:
-        raise UsageError(f"a plan was given, and the configuration has plan={config.plan!r}: choose one")
-    if (config.plan is not None or plan is not None) and not kind.splits:
-        obey = sorted(name for name, algorithm in registry().items() if algorithm.splits)
-        raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
-    if data is None:
-        kept = ("samples", "data_root", "download", "client_column", "label_column")
-        drawn = ("clients", "partition", "alpha", "classes_per_client", "seed") if partition is None else ()
-        chosen: dict[str, Any] = {name: getattr(config, name) for name in (*kept, *drawn)}
-        data = datasets.load(config.dataset, indices=partition, **chosen)
-    if model is None:
-        model = models.build(
-            str(config.model),
-            data.shape,
-            data.n_classes,
-            seed=config.seed,
-            options=config.model_options,
-            weights=config.init,
-        )
-    else:
-        model = copy.deepcopy(model)  # a run trains in it
-        models._check_fit(type(model).__name__, model, data.shape, data.n_classes)
-    if config.bn == "drop":
-        _drop_statistics(model)
-    criterion = losses.build(str(config.loss), **(config.loss_options or {}))
-    criterion.check(data.n_classes)
-    layers = layers_of(model, models.example(data.shape), by=config.by)
-    problem = Problem(
-        layers=layers,
-        parameters=frozenset(name for layer in layers for name in layer.parameters),
-        local_only=_statistics(model) if config.bn == "local" else frozenset(),
-        n_train=data.weights,
-        epochs=int(config.epochs or 0),
-        seed=config.seed,
-    )
-    _check_batches(model, data, int(config.batch or 1), config.bn)
-    if plan is None and config.plan not in (None, AUTO):
-        plan = LayerPlan.load(str(config.plan))
-    if plan is not None:
-        plan.check_fits(model)
-    elif kind.splits and config.plan is None and not kind(problem, None, config.options).decides:
-        plan = LayerPlan.all_but_last(layers)
-    task = Task(config, data, model, layers, criterion, problem, plan)
-    task.algorithm(plan)  # its own configuration is checked here
-    return task
 
 
 def run(
@@ -158,8 +57,13 @@ def run(
         return _execute(task, instruments, None, progress)
     store.check_free(Path(out))
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
+    in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
-    stored["command"] = command
+    stored["in_force"] = None if in_force is None else in_force.to_json()
+    stored |= {
+        "command": command,
+        "own": [kind for kind, given in (("data", data), ("model", model)) if given is not None],
+    }
     with store.create(out, stored) as writer:
         _begin(task, writer, command)
         return _execute(task, instruments, writer, progress)
@@ -182,6 +86,7 @@ def resume(
     """
     with store.reopen(out) as writer:
         stored = writer.run.config
+        _check_own(writer.path, stored, data=data, model=model)
         config, plan = stored_config(stored)
         partition = None
         if writer.run.begun and data is None:
@@ -201,7 +106,8 @@ def resume(
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration and the plan given to a run, from its ``config.json``."""
-    rest = {name: value for name, value in stored.items() if name not in ("shape", "classes", "given", "command")}
+    beside = ("shape", "classes", "given", "in_force", "command", "own")
+    rest = {name: value for name, value in stored.items() if name not in beside}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)
     return (replace(config, plan=None) if plan is not None else config), plan
@@ -212,6 +118,13 @@ def _check_decision(task: Task, instruments: Instruments) -> None:
         if instruments.decide is None:
             raise UsageError(f"{task.config.algorithm} decides on a plan: pass diagnostics.instruments(), or a plan")
         check_known("rule", task.config.rule, instruments.rules)
+
+
+def _check_own(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
+    """Refuse to go on without the data or the model that the run was given from Python."""
+    for kind in stored["own"]:
+        if given[kind] is None:
+            raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
 
 
 def _check_device(name: str) -> None:
@@ -247,8 +160,9 @@ def _begin(task: Task, writer: store.Writer, command: str) -> None:
         "commit": _commit(),
     }
     header = {"run": writer.path.name, **task.header(command)}
-    if task.plan is not None:
-        task.plan.save(writer.path / "plan.json")
+    plan = task.algorithm(task.plan).plan
+    if plan is not None:
+        plan.save(writer.path / "plan.json")
     writer.begin(environment, task.data.partition.to_tree(), header)
 
 
@@ -316,7 +230,12 @@ def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.
 
 
 def load_models(
-    path: Path | str, round: int | str = "last", which: str = "local", model: nn.Module | None = None
+    path: Path | str,
+    round: int | str = "last",
+    which: str = "local",
+    *,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
 ) -> tuple[dict[str, nn.Module], Task]:
     """The models of a checkpoint, one for each client, with the task they belong to.
 
@@ -324,6 +243,7 @@ def load_models(
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round),
             ``personal`` (fine-tuned where the algorithm fine-tunes), or ``global``.
+        data, model: your own, where the run was given them.
 
     Raises:
         UsageError: no such round or model; names what there is.
@@ -331,8 +251,10 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
+    _check_own(found.path, found.config, data=data, model=model)
     config, plan = stored_config(found.config)
-    task = assemble(config, model=model, partition=Partition.from_tree(found.partition()), plan=plan)
+    partition = Partition.from_tree(found.partition()) if data is None else None
+    task = assemble(config, data=data, model=model, partition=partition, plan=plan)
     algorithm = task.algorithm(task.plan)
     if "plan" in checkpoint.server.meta:
         algorithm.plan = LayerPlan.from_json(checkpoint.server.meta["plan"])
@@ -361,36 +283,7 @@ def frame(engine: Engine) -> pd.DataFrame:
     return rows.frame(engine.rows)
 
 
-# --- checks ----------------------------------------------------------------------------------------------------
-
-
-def _batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
-
-
-def _statistics(model: nn.Module) -> frozenset[str]:
-    return frozenset(f"{name}.{key}" for name, m in _batch_norms(model).items() for key, _ in m.named_buffers())
-
-
-def _drop_statistics(model: nn.Module) -> None:
-    for module in _batch_norms(model).values():
-        module.track_running_stats = False  # type: ignore[assignment]
-        for key in ("running_mean", "running_var", "num_batches_tracked"):
-            setattr(module, key, None)
-
-
-def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -> None:
-    if not _batch_norms(model):
-        return
-    if batch < 2:
-        raise UsageError("the model normalises over batches: batch must be at least 2, not 1")
-    for client in data.clients:
-        for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
-            if len(client.split(split)) < 2:
-                raise UsageError(
-                    f"client {client.name!r} has {len(client.split(split))} {split} sample, and the model normalises "
-                    "over batches: it needs at least 2"
-                )
+# --- the environment --------------------------------------------------------------------------------------------
 
 
 def _version(name: str) -> str:

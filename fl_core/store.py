@@ -226,7 +226,7 @@ class Run:
     def _plan(self) -> dict[str, Any] | None:
         """The plan in force, which the last checkpoint has, or else the configuration."""
         decided = self.manifest(self.rounds[-1])["states"]["server"]["meta"].get("plan") if self.rounds else None
-        return decided or self.config.get("given")
+        return decided or self.config.get("in_force")
 
     def _last_rows(self) -> dict[str, Any]:
         return (self.manifest(self.rounds[-1]) if self.rounds else self._manifest())["rows"]

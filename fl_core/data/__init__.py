@@ -28,6 +28,7 @@ __all__ = [
     "Source",
     "Split",
     "datasets",
+    "general",
     "load",
     "recipe",
     "register",

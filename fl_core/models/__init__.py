@@ -67,7 +67,7 @@ def build(
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
     model.train()
     if colon:
-        _check_fit(name, model, shape, n_classes)
+        check_fit(name, model, shape, n_classes)
     if weights is not None:
         weight_files.load(model, weights)
     return model
@@ -96,7 +96,7 @@ def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int) -> None:
+def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int) -> None:
     """Refuse a model that does not map [n, *shape] to [n, n_classes], in training mode or in evaluation mode."""
     try:
         for training in (True, False):

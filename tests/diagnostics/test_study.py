@@ -30,6 +30,7 @@ PICTURES = (
 def out(tmp_path_factory):
     """A study of heart, made by the command line."""
     path = tmp_path_factory.mktemp("study") / "heart"
+    plt.close("all")  # of other tests
     cli.main(["study", "--rounds", "2", "--seeds", "2", "--out", str(path)])
     return path
 

@@ -197,21 +197,27 @@ def test_training_leaves_the_skeleton_and_the_random_state_as_they_were() -> Non
     assert all(p.grad is None for p in bench.space.params.values())
 
 
-def test_dropout_draws_the_same_masks_in_the_same_place_only() -> None:
-    one, _ = Bench("drop").run()
+def masks(seed: int = 0, client: int = 0, rnd: int = 0, stream: str = "main") -> Tensor:
+    """What dropout draws in the first step, whatever reaches it."""
+    bench = Bench("drop", seed=seed)
+    drawn: list[Tensor] = []
+    drop = bench.space.model.get_submodule("drop")
+    drop.register_forward_pre_hook(lambda module, args: (torch.ones(8, 8, requires_grad=True),))
+    drop.register_forward_hook(lambda module, args, out: drawn.append(out.detach()))
+    size = Training(epochs=1, batch=8)
+    split = TOY.clients[client].train
+    whole = Split(split.x[:8], split.y[:8])
+    ctx = bench.context(client, rnd)
+    train(bench.space, bench.algorithm, bench.phase(stream=stream), bench.start, whole, size, ctx, {})
+    return drawn[0]
+
+
+def test_dropout_draws_by_seed_round_client_and_stream_and_by_nothing_else() -> None:
+    first = masks()
     torch.manual_seed(123)
-    two, _ = Bench("drop").run()
-    assert tree.digest(one) == tree.digest(two)
-    bench = Bench("drop")
-    masks = []
-    for rnd in (0, 1):
-        found: list[Tensor] = []
-        drop = bench.space.model.get_submodule("drop")
-        hook = drop.register_forward_hook(lambda module, x, y, found=found: found.append(y == 0))
-        bench.run(ctx=bench.context(rnd=rnd))
-        hook.remove()
-        masks.append(found[0])
-    assert not torch.equal(*masks)
+    assert torch.equal(first, masks())
+    for other in (masks(seed=1), masks(client=1), masks(rnd=1), masks(stream="head")):
+        assert not torch.equal(first, other)
 
 
 # --- nothing that was not sent ---------------------------------------------------------------------------------

@@ -302,7 +302,7 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
     runner.run(CONFIG, tmp_path / "a" / "run", progress=False, **common)
     for after in (0, 2):
         broken = cut_back(tmp_path / "a" / "run", tmp_path / f"b{after}", after)
-        with pytest.raises(UsageError, match=r"stored partition|began with other data"):
+        with pytest.raises(UsageError, match="began with data of your own"):
             runner.resume(broken, model=network("plain"), progress=False)
         with pytest.raises(UsageError, match="began with other data"):
             runner.resume(broken, data=federation(seed=1), model=network("plain"), progress=False)
@@ -415,3 +415,20 @@ def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -
     blob.write_bytes(blob.read_bytes()[:-1] + b"\x00\x01")
     with pytest.raises(CorruptError):
         store.Run(copy).verify()
+
+
+@pytest.mark.parametrize(("name", "count"), [("playerfl", 2), ("playerfl_minus", 1), ("playerfl_plus", 3)])
+def test_plan_json_is_the_plan_in_force(name: str, count: int, tmp_path: Path) -> None:
+    """Given a plan, a variant shifts it: the copy for readers is what the run obeys, and resuming keeps it."""
+    task = runner.assemble(HEART)
+    plan = LayerPlan.prefix(task.layers, 2)
+    runner.run(replace(HEART, algorithm=name), tmp_path / "run", plan=plan, progress=False)
+    runner.resume(tmp_path / "run", progress=False)
+    assert len(LayerPlan.load(tmp_path / "run" / "plan.json").shared) == count
+    assert "plan.json" in store.Run(tmp_path / "run").verify()
+
+
+def test_own_data_take_the_general_recipe() -> None:
+    """What the dataset's name in the configuration would bring (a loss with five class weights) is not theirs."""
+    config = runner.assemble(RunConfig(), data=TOY, model=network("plain")).config
+    assert (config.dataset, config.loss, config.loss_options) == (TOY.name, "cross_entropy", {})

@@ -1,0 +1,150 @@
+"""A configuration made real: data, model, layers, criterion and algorithm, refused where they do not fit together."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+import fl_core
+from fl_core import data as datasets
+from fl_core import losses, models, tree
+from fl_core.algorithms.base import Algorithm, Problem, find, registry
+from fl_core.config import AUTO, RunConfig, resolved
+from fl_core.data import FederatedData, Partition
+from fl_core.data.partitions import SPLITS
+from fl_core.errors import UsageError, listing
+from fl_core.layers import Layer, layers_of
+from fl_core.losses import Loss
+from fl_core.plan import LayerPlan
+
+
+@dataclass
+class Task:
+    """A configuration made real: data, model, layers, criterion, and how to build the algorithm."""
+
+    config: RunConfig
+    data: FederatedData
+    model: nn.Module
+    layers: tuple[Layer, ...]
+    criterion: Loss
+    problem: Problem
+    plan: LayerPlan | None
+
+    def algorithm(self, plan: LayerPlan | None) -> Algorithm:
+        """The configured algorithm under a plan."""
+        return find(self.config.algorithm)(self.problem, plan, self.config.options)
+
+    def header(self, command: str) -> dict[str, Any]:
+        """The first line of every rows file that comes from this task."""
+        return {
+            "version": fl_core.__version__,
+            "command": command,
+            "dataset": self.config.dataset,
+            "model": self.config.model,
+            "seed": self.config.seed,
+            "layers": [asdict(layer) for layer in self.layers],
+            "data": self.data.digest,
+            "checkpoint": tree.digest(tree.of(self.model)),
+        }
+
+
+def assemble(
+    config: RunConfig,
+    *,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    partition: Partition | None = None,
+    plan: LayerPlan | None = None,
+) -> Task:
+    """Build everything a run needs, and refuse what does not fit together before any work starts.
+
+    Args:
+        data, model: your own objects in place of those that the configuration names.
+        partition: a stored partition, used in place of a new draw.
+        plan: a plan in place of the file that the configuration names.
+
+    Raises:
+        UsageError: anything unknown, missing, or not fitting; names the thing.
+    """
+    config = resolved(config, data)
+    kind = find(config.algorithm)
+    if config.plan is not None and plan is not None:
+        raise UsageError(f"a plan was given, and the configuration has plan={config.plan!r}: choose one")
+    if (config.plan is not None or plan is not None) and not kind.splits:
+        obey = sorted(name for name, algorithm in registry().items() if algorithm.splits)
+        raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
+    if data is None:
+        kept = ("samples", "data_root", "download", "client_column", "label_column")
+        drawn = ("clients", "partition", "alpha", "classes_per_client", "seed") if partition is None else ()
+        chosen: dict[str, Any] = {name: getattr(config, name) for name in (*kept, *drawn)}
+        data = datasets.load(config.dataset, indices=partition, **chosen)
+    if model is None:
+        model = models.build(
+            str(config.model),
+            data.shape,
+            data.n_classes,
+            seed=config.seed,
+            options=config.model_options,
+            weights=config.init,
+        )
+    else:
+        model = copy.deepcopy(model)  # a run trains in it
+        models.check_fit(type(model).__name__, model, data.shape, data.n_classes)
+    if config.bn == "drop":
+        _drop_statistics(model)
+    criterion = losses.build(str(config.loss), **(config.loss_options or {}))
+    criterion.check(data.n_classes)
+    layers = layers_of(model, models.example(data.shape), by=config.by)
+    problem = Problem(
+        layers=layers,
+        parameters=frozenset(name for layer in layers for name in layer.parameters),
+        local_only=_statistics(model) if config.bn == "local" else frozenset(),
+        n_train=data.weights,
+        epochs=int(config.epochs or 0),
+        seed=config.seed,
+    )
+    _check_batches(model, data, int(config.batch or 1), config.bn)
+    if plan is None and config.plan not in (None, AUTO):
+        plan = LayerPlan.load(str(config.plan))
+    if plan is not None:
+        plan.check_fits(model)
+    elif kind.splits and config.plan is None and not kind(problem, None, config.options).decides:
+        plan = LayerPlan.all_but_last(layers)
+    task = Task(config, data, model, layers, criterion, problem, plan)
+    task.algorithm(plan)  # its own configuration is checked here
+    return task
+
+
+# --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+
+
+def _statistics(model: nn.Module) -> frozenset[str]:
+    return frozenset(f"{name}.{key}" for name, m in _batch_norms(model).items() for key, _ in m.named_buffers())
+
+
+def _drop_statistics(model: nn.Module) -> None:
+    for module in _batch_norms(model).values():
+        module.track_running_stats = False  # type: ignore[assignment]
+        for key in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(module, key, None)
+
+
+def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -> None:
+    if not _batch_norms(model):
+        return
+    if batch < 2:
+        raise UsageError("the model normalises over batches: batch must be at least 2, not 1")
+    for client in data.clients:
+        for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
+            if len(client.split(split)) < 2:
+                raise UsageError(
+                    f"client {client.name!r} has {len(client.split(split))} {split} sample, and the model normalises "
+                    "over batches: it needs at least 2"
+                )
