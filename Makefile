@@ -27,5 +27,5 @@ test: $(READY)   ## style, types and tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-clean:           ## remove what was made, the environment included
-	rm -rf $(VENV) out runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+clean:           ## remove the environment and the caches; runs and reports stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

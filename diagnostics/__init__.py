@@ -5,6 +5,7 @@
 >>> report.values("hessian_trace"), report.cka("fc1")
 """
 
+from diagnostics.costs import plan_cost
 from diagnostics.diagnose import diagnose
 from diagnostics.gradients import Subject
 from diagnostics.metrics import METRICS, Metric
@@ -12,4 +13,14 @@ from diagnostics.report import Report
 from diagnostics.sensitivity import SensitivityAccumulator
 from diagnostics.similarity import linear_cka, probe_set
 
-__all__ = ["METRICS", "Metric", "Report", "SensitivityAccumulator", "Subject", "diagnose", "linear_cka", "probe_set"]
+__all__ = [
+    "METRICS",
+    "Metric",
+    "Report",
+    "SensitivityAccumulator",
+    "Subject",
+    "diagnose",
+    "linear_cka",
+    "plan_cost",
+    "probe_set",
+]

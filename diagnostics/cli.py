@@ -1,4 +1,4 @@
-"""The command line: fedlayers study | run | resume | verify | diagnose | select | compare | list."""
+"""The command line: fedlayers study | run | resume | verify | diagnose | select | compare | regret | list."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from fl_core.config import AUTO, RunConfig
 from fl_core.errors import RunError, UsageError, check_known
 
 RunDirectory = Annotated[Positional[Path], option("A run directory.", "DIR")]
+ModelCode = Annotated[
+    str | None,
+    option("Of a run whose model is code: its package.module:callable again, since that code is imported and called."),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,12 +86,13 @@ class Resume(Command):
     """
 
     dir: RunDirectory
+    model_code: ModelCode = None
 
     def main(self, line: str) -> None:
         from diagnostics.measure import instruments
         from fl_core import runner
 
-        finished(runner.resume(self.dir, instruments=instruments()), self.dir)
+        finished(runner.resume(self.dir, instruments=instruments(), model_code=self.model_code), self.dir)
 
     def interrupted(self) -> str:
         return "the same command goes on"
@@ -95,7 +100,7 @@ class Resume(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verify(Command):
-    """Check every stored byte of a run against its digest.
+    """Check every covered byte of a run against its digest (all but timing.jsonl and rows after the last checkpoint).
 
     Examples:
         fedlayers verify runs/playerfl
@@ -107,14 +112,15 @@ class Verify(Command):
         from fl_core.store import Run as StoredRun
 
         print("\n".join(StoredRun(self.dir).verify()))
-        print(f"{self.dir}: every byte is as it was written")
+        print(f"{self.dir}: every covered byte is as it was written")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnose(Command):
     """Measure every layer on every client.
 
-    Either the models of a run are measured, or those of a dataset and a model after one local epoch of every client.
+    Either the models of a run are measured, or those of a dataset and a model after every client's first
+    local training, one epoch unless --epochs says more.
     The rows are what fedlayers select reads.
 
     Examples:
@@ -125,11 +131,12 @@ class Diagnose(Command):
 
     dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
     out: Annotated[Path, option("Where the rows go.", "FILE")] = Path("rows.jsonl")
-    metrics: Annotated[tuple[str, ...], option("Registry names; default all.", "NAME [NAME ...]")] = ()
+    metrics: Annotated[tuple[str, ...], option("Registry names; default the four that decide.", "NAME [NAME ...]")] = ()
     round: Annotated[str, option("Of a run: a round with a checkpoint, or last.", "N|last")] = "last"
     model: Annotated[
         str | None, option("Of a run: local, personal or global (default local). Of a dataset: a model's name.")
     ] = None
+    model_code: ModelCode = None
     dataset: Annotated[str | None, option("Registered name, or the path of your own data.")] = None
     config: Annotated[
         RunConfig,
@@ -145,22 +152,23 @@ class Diagnose(Command):
 
     def main(self, line: str) -> None:
         from diagnostics import measure
-        from diagnostics.metrics import METRICS
+        from diagnostics.metrics import DEFAULT, METRICS
         from fl_core import runner
 
         if (self.dir is None) == (self.dataset is None):
             raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
         arguments.check_output(self.out)
-        metrics = tuple(dict.fromkeys(self.metrics)) or tuple(METRICS)
+        metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         for name in metrics:
             check_known("metric", name, METRICS)
         if self.dir is not None:
             self._check_of_run()
             round = self.round if self.round == "last" else int(self.round)
-            report = measure.of_run(self.dir, metrics, round=round, which=self.model or "local", command=line)
+            which, code = self.model or "local", self.model_code
+            report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, command=line)
         else:
             if self.round != "last":
-                raise UsageError("--round is for a run directory; a dataset is measured after one local epoch")
+                raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
             config = configured(self.config, (), self.set_model, self.set_loss)
             config = dataclasses.replace(config, dataset=str(self.dataset), model=self.model)
             report = measure.of_task(runner.assemble(config), metrics, command=line)
@@ -190,6 +198,8 @@ class Select(Command):
 
     Examples:
         fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2
+        fedlayers select rows.jsonl --rule vote --metrics federation_sensitivity cka=largest_jump --explain
+        fedlayers select rows.jsonl --rule budget_bytes --budget 40000
         fedlayers select rows.jsonl --rule manual --layers conv1,conv2 --out plan.json
     """
 
@@ -197,8 +207,15 @@ class Select(Command):
     rule: Annotated[str, option("Registry name: fedlayers list rules.")] = "sensitivity_ratio"
     metric: Annotated[str | None, option("Whose values are read; default federation_sensitivity.")] = None
     variant: Annotated[str | None, option("Of the metric; default what was seen in training, where it was.")] = None
-    threshold: Annotated[float, option("Of sensitivity_ratio.")] = 1.2
+    threshold: Annotated[float, option("Of sensitivity_ratio and change_point.")] = 1.2
+    metrics: Annotated[
+        tuple[str, ...], option("For the rule vote: who votes.", "METRIC[=RULE] [METRIC[=RULE] ...]")
+    ] = ()
+    budget: Annotated[float | None, option("For the budget rules: bytes up a client and round, or FLOPs a sample.")] = (
+        None
+    )
     layers: Annotated[str | None, option("For the rule manual: names separated by commas.")] = None
+    explain: Annotated[bool, option("Also show every client's curve, how sure the decision is, and its costs.")] = False
     out: Annotated[Path, option("Where the plan goes.", "FILE")] = Path("plan.json")
 
     def main(self, line: str) -> None:
@@ -212,9 +229,12 @@ class Select(Command):
             variant=self.variant,
             threshold=self.threshold,
             layers=self.layers,
+            metrics=self.metrics or None,
+            budget=self.budget,
+            costs=True,
         )
         plan.save(self.out)
-        print(select.explain(plan))
+        print(select.explain(plan, full=self.explain))
         print(f"\nplan: {self.out}")
 
 
@@ -268,10 +288,56 @@ class Compare(Command):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Regret(Command):
+    """Train every cut, and tell what each rule's choice loses.
+
+    Cuts are judged on the validation split; test scores stand beside. After a stop the same command goes on, and with
+    other rules it trains nothing anew.
+
+    Examples:
+        fedlayers regret --dataset heart --rules sensitivity_ratio cka=largest_jump vote --seeds 5 --rounds 10
+    """
+
+    rules: Annotated[
+        tuple[str, ...],
+        option("Read on federation_sensitivity or METRIC.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
+    ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
+    seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 3
+    score: Annotated[str, option("macro_f1, accuracy or loss.")] = "macro_f1"
+    out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
+    algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
+    set: Set = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
+
+    def main(self, line: str) -> None:
+        import matplotlib as mpl
+
+        from diagnostics import plots
+        from diagnostics.regret import regret
+
+        mpl.use("Agg")  # pictures go to files, also where there is a screen
+
+        config = configured(self.config, self.set, self.set_model, self.set_loss)
+        config = dataclasses.replace(config, algorithm=self.algorithm)
+        seeds = tuple(range(config.seed, config.seed + self.seeds))
+        result = regret(config, self.rules, seeds, self.out, score=self.score, command=line)
+        figure = plots.regret(result.scores, result.decisions, self.score).get_figure(root=True)
+        assert figure is not None
+        figure.savefig(self.out / "regret.png", dpi=200, bbox_inches="tight", facecolor="white")
+        print(result.text())
+        print(f"\ntables and picture: {self.out}")
+
+    def interrupted(self) -> str:
+        return "the same command goes on"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(Command):
     """Measure, decide, federate and compare; write a report.
 
-    Every client trains for one epoch and its layers are measured; a rule decides which layers to federate; the
+    Every client trains once and its layers are measured; a rule decides which layers to federate; the
     algorithms are run over several seeds; report.html shows it all. After a stop the same command goes on.
 
     Examples:
@@ -335,14 +401,13 @@ COMMANDS: dict[str, type[Command]] = {
     "diagnose": Diagnose,
     "select": Select,
     "compare": Compare,
+    "regret": Regret,
     "list": List,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # so that --model package.module:callable finds a module in the working directory
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         command = parsed(given)

@@ -18,6 +18,7 @@ from fl_core.config import RunConfig, resolved
 from fl_core.data import FederatedData
 from fl_core.engine import Instruments
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.files import write_atomically
 from fl_core.plan import LayerPlan
 
 METRICS = ("macro_f1", "accuracy", "loss")
@@ -137,9 +138,9 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def headline(frame: pd.DataFrame) -> pd.DataFrame:
-    """Test scores of each run's headline model after its last round: ``personal`` where there is one, else global."""
-    test = frame[(frame["split"] == "test") & frame["metric"].isin(METRICS) & (frame["model"] != "local")]
+def headline(frame: pd.DataFrame, split: str = "test") -> pd.DataFrame:
+    """Scores of each run's headline model after its last round: ``personal`` where there is one, else global."""
+    test = frame[(frame["split"] == split) & frame["metric"].isin(METRICS) & (frame["model"] != "local")]
     last = test.groupby(["algorithm", "seed"])["round"].transform("max")
     test = test[test["round"] == last]
     has_personal = test.groupby(["algorithm", "seed"])["model"].transform(lambda m: (m == "personal").any())
@@ -248,9 +249,7 @@ def compare(
     result = Comparison(pd.concat(frames, ignore_index=True))
     header = {**runner.assemble(jobs[0].config, plan=jobs[0].plan).header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
-    part = out / "table.csv.part"
-    result.table.to_csv(part, index=False)
-    part.replace(out / "table.csv")
+    write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
     return result
 
 
@@ -277,7 +276,12 @@ def _check_stored(path: Path, task: runner.Task) -> None:
         raise UsageError(f"{path} was run under another plan ({plan or 'its own'}): choose another directory")
     if run.begun:
         began, now = run.rows()[0], task.header("")
-        for key, what in (("data", "other data"), ("checkpoint", "another initial model")):
+        reasons = {
+            "data": "other data",
+            "checkpoint": "another initial model",
+            "version": "another version of fedlayers",
+        }
+        for key, what in reasons.items():
             if began[key] != now[key]:
                 raise UsageError(f"{path} was run with {what}: choose another directory")
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -59,6 +59,31 @@ def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]
     A parameter without a path to the logits is absent. The verdict errs on one side only: an operation that is not
     known to be piecewise linear counts as not linear, as does a parameter that is used more than once (tied).
     """
+
+    def bends(node: Node, reach: list[int]) -> tuple[int, str]:
+        return _nonlinear(node, reach), f"{_readable(node)} on the way to the logits is not piecewise linear in it"
+
+    return _blamed(logits, parameters, bends)
+
+
+def entangled(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """What keeps a parameter from being treated sample by sample at its module's output; others are absent.
+
+    A parameter that is used more than once (tied), or that feeds a batch normalisation by the batch's own statistics.
+    Other ways to mix the samples of a batch are not seen here.
+    """
+
+    def mixes(node: Node, reach: list[int]) -> tuple[int, str]:
+        over_batch = _kind(node) in _BATCH_NORMS and getattr(node, "_saved_training", True) is not False
+        return (reach[0] if over_batch else 0), "batch normalisation in train mode ties the samples of a batch"
+
+    return {name: why for name, why in _blamed(logits, parameters, mixes).items() if why}
+
+
+def _blamed(
+    logits: Tensor, parameters: Mapping[str, Tensor], fault: Callable[[Node, list[int]], tuple[int, str]]
+) -> dict[str, str]:
+    """For each parameter that reaches the logits the first fault on its way (a bit set of parameters, why), or ""."""
     if logits.grad_fn is None:
         return {}
     bits = {id(tensor): 1 << position for position, tensor in enumerate(parameters.values())}
@@ -71,8 +96,10 @@ def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]
         reach = [depends[node_in] if node_in is not None else 0 for node_in in inputs]
         leaf = getattr(node, "variable", None)
         depends[node] = bits.get(id(leaf), 0) if leaf is not None else _union(reach)
-        if leaf is None and (bent := _nonlinear(node, reach)):
-            blame.setdefault(bent, f"{_readable(node)} on the way to the logits is not piecewise linear in it")
+        if leaf is None:
+            at_fault, why = fault(node, reach)
+            if at_fault:
+                blame.setdefault(at_fault, why)
     for node, count in uses.items():
         if count > 1 and hasattr(node, "variable"):
             blame.setdefault(depends[node], "it is used more than once")
@@ -86,8 +113,7 @@ def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]
 
 def _nonlinear(node: Node, reach: list[int]) -> int:
     """The parameters, as a bit set, in which this node is not piecewise linear, given what each input depends on."""
-    matched = _NAME.fullmatch(node.name())
-    name = matched.group(1) if matched else ""
+    name = _kind(node)
     if name in _JOINTLY:
         return 0
     if name in _BATCH_NORMS:
@@ -99,6 +125,11 @@ def _nonlinear(node: Node, reach: list[int]) -> int:
     if name in _ONLY_IN:
         return _others(reach, _ONLY_IN[name])
     return _union(reach)
+
+
+def _kind(node: Node) -> str:
+    matched = _NAME.fullmatch(node.name())
+    return matched.group(1) if matched else ""
 
 
 def _others(reach: list[int], allowed: tuple[int, ...]) -> int:

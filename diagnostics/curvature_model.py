@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -31,6 +32,7 @@ class Differentiable:
 
     Attributes:
         parameters: by exact name, in the type of the computation; all require gradients, frozen ones too.
+        buffers: by exact name, copies.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, dtype: torch.dtype | None, seed: int) -> None:
@@ -41,13 +43,13 @@ class Differentiable:
         self.parameters = {name: cast(p) for name, p in model.named_parameters()}
         for parameter in self.parameters.values():
             parameter.requires_grad_(parameter.is_floating_point())
-        self._buffers = {name: cast(b).clone() for name, b in model.named_buffers()}
+        self.buffers = {name: cast(b).clone() for name, b in model.named_buffers()}
 
     def __call__(self, x: Tensor, index: int) -> Tensor:
         """The model's output for batch number ``index``, which seeds what the model draws."""
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
-        return functional_call(self.model, {**self.parameters, **self._buffers}, (x,))
+        return functional_call(self.model, {**self.parameters, **self.buffers}, (x,))
 
     def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Logits [n, C] and the samples' losses [n].
@@ -107,8 +109,10 @@ def curvature(gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
     """Independent signs, +1 or -1 with equal probability, shaped as ``like``."""
-    signs = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
-    return signs.to(like.device).to(like.dtype) * 2 - 1
+    count = like.numel()
+    drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8)
+    bits = torch.from_numpy(np.unpackbits(drawn.numpy())[:count])  # eight a byte: drawing is what takes the time
+    return bits.to(like.device).to(like.dtype).mul_(2).sub_(1).reshape(like.shape)
 
 
 def differentiable_once(gradient: Tensor | None) -> bool:

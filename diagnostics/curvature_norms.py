@@ -6,7 +6,7 @@ sum_t delta_nt a_nt^T. Its squared Frobenius norm is computed from delta and a, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -56,23 +56,10 @@ def _linear(module: Any, a: Tensor, passes: int) -> Norms:
 
 
 def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
-    spatial, groups = len(module.kernel_size), module.groups
-    if a.ndim != spatial + 2:
+    groups = module.groups
+    if a.ndim != len(module.kernel_size) + 2:
         return None  # a single sample without a batch dimension
-    # the module's own padding, also "same" and the circular, reflecting and replicating ones
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
-    n = len(a)
-
-    def patches(rows: slice) -> Tensor:
-        windows = a[rows]
-        for dim in range(spatial):
-            step = module.dilation[dim]
-            windows = windows.unfold(2 + dim, step * (module.kernel_size[dim] - 1) + 1, module.stride[dim])
-            windows = windows[..., ::step]
-        grid = windows.permute(0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
-        return grid.reshape(len(grid), groups, -1, windows.shape[2 : 2 + spatial].numel())
-
+    n, (patches, _) = len(a), patches_of(module, a)
     one = patches(slice(0, 1)).shape
     product = _outer_norm(patches, (n, *one[1:]), module.out_channels // groups, passes)
 
@@ -86,6 +73,29 @@ def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
     return conv
 
 
+def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple[int, ...]]:
+    """A convolution's input patches, [n, groups, i, L] for a slice of the samples, and the shape of its output grid."""
+    spatial = len(module.kernel_size)
+    # the module's own padding, also "same" and the circular, reflecting and replicating ones
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
+
+    def windows_of(rows: slice) -> Tensor:
+        windows = a[rows]
+        for dim in range(spatial):
+            step = module.dilation[dim]
+            windows = windows.unfold(2 + dim, step * (module.kernel_size[dim] - 1) + 1, module.stride[dim])
+            windows = windows[..., ::step]
+        return windows
+
+    def patches(rows: slice) -> Tensor:
+        windows = windows_of(rows)
+        grid = windows.permute(0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+        return grid.reshape(len(grid), module.groups, -1, windows.shape[2 : 2 + spatial].numel())
+
+    return patches, tuple(windows_of(slice(0, 1)).shape[2 : 2 + spatial])
+
+
 def _outer_norm(
     patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, passes: int
 ) -> Callable[[Tensor], Tensor]:
@@ -96,7 +106,7 @@ def _outer_norm(
     n, groups, inner, length = shape
     everything = slice(0, n)
     gram = length * length * (out + 1 + inner / passes)
-    if gram < out * inner * length and n * groups * length * length <= LARGEST:
+    if gram < 1.25 * out * inner * length and n * groups * length * length <= LARGEST:
         u = patches(everything)
         grams = u.mT @ u
         return lambda delta: ((delta.mT @ delta) * grams).sum((1, 2, 3))
@@ -108,41 +118,41 @@ def _outer_norm(
         for start in range(0, n, piece):
             rows = slice(start, start + piece)
             u = patches(rows) if kept is None else kept[rows]
-            squares.append((delta[rows] @ u.mT).square().sum((1, 2, 3)))
+            squares.append(torch.linalg.vector_norm((delta[rows] @ u.mT).flatten(1), dim=1).square())
         return torch.cat(squares)
 
     return direct
 
 
-def _batch_norm(module: Any, a: Tensor, passes: int) -> Norms:
+def _norm(module: Any, a: Tensor, passes: int) -> Norms:
+    return _scale_and_shift(*normalised(module, a))
+
+
+def normalised(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
+    """What a normalisation multiplies by its weight, and the dimensions over which that weight extends."""
+    if isinstance(module, nn.LayerNorm):
+        return F.layer_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)
+    if isinstance(module, nn.RMSNorm):
+        return F.rms_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)
+    if isinstance(module, nn.GroupNorm):
+        return F.group_norm(a, module.num_groups, eps=module.eps), (1,)
     fixed = not module.training and module.running_mean is not None
     mean, variance = (module.running_mean, module.running_var) if fixed else (None, None)
-    normalised = F.batch_norm(a, mean, variance, training=not fixed, eps=module.eps)
-    return _scale_and_shift(normalised, keep=(1,))
+    return F.batch_norm(a, mean, variance, training=not fixed, eps=module.eps), (1,)
 
 
-def _layer_norm(module: Any, a: Tensor, passes: int) -> Norms:
-    normalised = F.layer_norm(a, module.normalized_shape, eps=module.eps)
-    return _scale_and_shift(normalised, keep=range(a.ndim - len(module.normalized_shape), a.ndim))
+def _last(module: Any, a: Tensor) -> Collection[int]:
+    return range(a.ndim - len(module.normalized_shape), a.ndim)
 
 
-def _rms_norm(module: Any, a: Tensor, passes: int) -> Norms:
-    normalised = F.rms_norm(a, module.normalized_shape, eps=module.eps)
-    return _scale_and_shift(normalised, keep=range(a.ndim - len(module.normalized_shape), a.ndim))
-
-
-def _group_norm(module: Any, a: Tensor, passes: int) -> Norms:
-    return _scale_and_shift(F.group_norm(a, module.num_groups, eps=module.eps), keep=(1,))
-
-
-def _scale_and_shift(normalised: Tensor, keep: Any) -> Norms:
-    """For normalised * weight + bias, where weight and bias extend over the dimensions ``keep``."""
-    over = [dim for dim in range(1, normalised.ndim) if dim not in keep]
+def _scale_and_shift(values: Tensor, keep: Collection[int]) -> Norms:
+    """For values * weight + bias, where weight and bias extend over the dimensions ``keep``."""
+    over = [dim for dim in range(1, values.ndim) if dim not in keep]
 
     def squares(gradient: Tensor) -> Tensor:
         return (gradient.sum(over) if over else gradient).flatten(1).square().sum(1)
 
-    return lambda delta: {"weight": squares(delta * normalised), "bias": squares(delta)}
+    return lambda delta: {"weight": squares(delta * values), "bias": squares(delta)}
 
 
 def _embedding(module: Any, a: Tensor, passes: int) -> Norms | None:
@@ -167,12 +177,12 @@ _FORMULAS: dict[type[nn.Module], _Build] = {
     nn.Conv1d: _conv,
     nn.Conv2d: _conv,
     nn.Conv3d: _conv,
-    nn.BatchNorm1d: _batch_norm,
-    nn.BatchNorm2d: _batch_norm,
-    nn.BatchNorm3d: _batch_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.RMSNorm: _rms_norm,
-    nn.GroupNorm: _group_norm,
+    nn.BatchNorm1d: _norm,
+    nn.BatchNorm2d: _norm,
+    nn.BatchNorm3d: _norm,
+    nn.LayerNorm: _norm,
+    nn.RMSNorm: _norm,
+    nn.GroupNorm: _norm,
     nn.Embedding: _embedding,
 }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from diagnostics.metrics import METRICS
 from diagnostics.sensitivity import combine
@@ -44,6 +45,8 @@ class Curve:
         weights: client -> its weight: training samples, or 1 for a metric of pairs.
         combined: sum_c p_c v^c, [L], with p_c = w_c / sum w.
         seed: of the measurement, where the rows have one.
+        measured: what was measured, (client,) or both clients of a pair -> its values [L].
+        errors: the same -> standard errors [L], 0 where exact or not known.
     """
 
     metric: str
@@ -53,6 +56,27 @@ class Curve:
     weights: dict[str, float]
     combined: list[float]
     seed: int | None
+    measured: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+    errors: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether any value has a standard error."""
+        return any(any(errors) for errors in self.errors.values())
+
+    def resampled(self, times: Mapping[str, int], random: np.random.Generator) -> NDArray[np.float64] | None:
+        """The combined values [L] with each client so many times, and normal errors added; None without any value.
+
+        A pair weighs as the product of its two clients' numbers.
+        """
+        weights, values = [], []
+        for who, v in self.measured.items():
+            weight = math.prod(times[client] for client in who)
+            if weight:
+                weights.append(weight * self.weights[who[0]])
+                errors = self.errors.get(who)
+                values.append(random.normal(v, errors) if errors and any(errors) else np.asarray(v))
+        return None if not weights else np.average(values, axis=0, weights=weights)
 
 
 _CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
@@ -84,9 +108,10 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
 def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant: str | None = None) -> Curve:
     """The curve of a metric over the layers in use, from the single clients' rows.
 
-    A metric of pairs (cka) gives each client the mean of 1 - value over the pairs it is in, so that it too grows with
-    the difference; its clients weigh the same. Of several variants the default is the metric's own (its first that was
-    measured), but of federation sensitivity what was seen in training, which is what PLayer-FL decides on.
+    A metric of pairs gives each client the mean over the pairs it is in, of a distance or of 1 - value of a
+    similarity (cka), so that it too grows with the difference; its clients weigh the same. Of several variants the
+    default is the metric's own (its first that was measured), but of federation sensitivity what was seen in
+    training, which is what PLayer-FL decides on.
 
     Raises:
         UsageError: no such metric or variant, several variants, rounds, models or seeds, missing rows or sizes, fewer
@@ -117,7 +142,26 @@ def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant:
     combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
     seeds = own["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
-    return Curve(metric, variant, tuple(layer.name for layer in used), values, weights, combined, seed)
+    measured, errors = _measured(own, [layer.name for layer in used], _apart(metric))
+    return Curve(
+        metric, variant, tuple(layer.name for layer in used), values, weights, combined, seed, measured, errors
+    )
+
+
+def _measured(
+    own: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
+) -> tuple[dict[tuple[str, ...], list[float]], dict[tuple[str, ...], list[float]]]:
+    """The single values behind a curve, how far apart a pair is, and their standard errors."""
+    values: dict[tuple[str, ...], list[float]] = {}
+    errors: dict[tuple[str, ...], list[float]] = {}
+    for (client, other), part in own.groupby(["client", "client_b"], sort=False):
+        who = (client, other) if other else (client,)
+        there = part.set_index("layer")
+        if set(names) <= set(there.index):
+            found = there.loc[list(names)]
+            values[who] = [apart(v) if other else v for v in found["value"].astype(float)]
+            errors[who] = found["stderr"].astype(float).fillna(0.0).tolist()
+    return values, errors
 
 
 def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
@@ -153,10 +197,11 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _value(rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric: str) -> float:
-    """A client's value of a layer: its row's, or the mean of 1 - value over the pairs that it is in."""
+    """A client's value of a layer: its row's, or the mean over its pairs of how far they are apart."""
     if not rows:
         raise UsageError(f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}")
     values = []
+    apart = _apart(metric)
     for row in rows:
         if row["status"] != "ok" or not math.isfinite(row["value"]):
             reason = row["status"] if row["status"] != "ok" else "the value is not finite"
@@ -164,8 +209,13 @@ def _value(rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric:
             if layer.weights:
                 raise RunError(message)
             raise UsageError(f"{message}; group it with another layer, or name the shared layers (rule 'manual')")
-        values.append(1 - row["value"] if row["client_b"] else row["value"])
+        values.append(apart(row["value"]) if row["client_b"] else row["value"])
     return math.fsum(values) / len(values)
+
+
+def _apart(metric: str) -> Callable[[float], float]:
+    """How far apart the two clients of a value are."""
+    return METRICS[metric].apart if metric in METRICS else lambda value: 1 - value
 
 
 def _weight(rows: pd.DataFrame, client: str) -> float:

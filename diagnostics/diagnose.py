@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from diagnostics import gradients
 from diagnostics.capture import Data, batches, untouched
 from diagnostics.gradients import Subject, Tick, placed
-from diagnostics.metrics import METRICS, Metric
+from diagnostics.metrics import DEFAULT, METRICS, Metric
 from diagnostics.report import Report
 from fl_core import losses, rows, tree
 from fl_core.errors import UsageError, check_known
@@ -32,7 +32,7 @@ CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 def diagnose(
     models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
     data: Any,
-    metrics: str | Sequence[str] = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity"),
+    metrics: str | Sequence[str] = DEFAULT,
     *,
     loss: Loss | str | None = None,
     layers: str | Sequence[str] | None = None,
@@ -56,7 +56,8 @@ def diagnose(
         metrics: names in :data:`METRICS`. Those that read gradients share one pass over the data.
         loss: default cross-entropy.
         layers: exact names of the layers to report; default all of the model's.
-        probe: the samples of CKA; default the first 512 of the clients' data, equally many of each.
+        probe: the samples on which clients' representations are compared; default the first 512 of the clients' data,
+            equally many of each.
         by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`.
         batch: samples at a time; a loader's own batches are left as they are.
         seed: of everything that is drawn.
@@ -106,7 +107,8 @@ def diagnose(
                 if metric.name not in together:
                     # a single model has no pair, however many clients it is measured on
                     whom = subjects[:n_models] if metric.pairs else subjects
-                    which = every if metric.shared else kept  # what is relative to the first layer needs all of them
+                    # what is relative to the first layer, or to the whole, needs all of them
+                    which = every if metric.shared or metric.whole else kept
                     found += metric.compute(whom, which, tick=tick(metric.name), **common, **settings[metric.name])
     place = {metric.name: k for k, metric in enumerate(chosen)}
     found = sorted((r for r in found if r["layer"] in wanted), key=lambda r: place[r["metric"]])
@@ -139,8 +141,10 @@ def _settings(
         for option in own:
             check_known(f"option of {name}", option, METRICS[name].options)
         settings[name].update(own)
-    if probe is not None and "cka" in settings:
-        settings["cka"]["probe"] = probe
+    if probe is not None:
+        for metric in chosen:
+            if metric.pairs and "probe" in metric.options:
+                settings[metric.name]["probe"] = probe
     return settings
 
 

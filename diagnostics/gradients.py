@@ -1,24 +1,25 @@
-"""Gradients of each client's loss, read in one pass by every metric that needs them; and their variance in a layer."""
+"""Gradients of each client's loss, read in one pass by every metric that needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from diagnostics.capture import Data, batches, set_mode
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
-from fl_core.rows import Row, row
+from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
 
 TENSORS = ("weights", "all")
 """A layer's tensors that a metric reads: parameters without biases, or all parameters."""
-REDUCTIONS = ("epoch", "batch")
 
 Tick = Callable[[str], None]
 """Called with a client's name when that client is done."""
@@ -55,6 +56,22 @@ class Meter(Protocol):
 
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
         """Take in one batch of ``n`` samples; a tensor that no gradient reaches is absent from ``grads``."""
+
+
+@runtime_checkable
+class SampleMeter(Meter, Protocol):
+    """A meter that also sees every sample's share of the gradient, at points of the graph that it names."""
+
+    def watching(
+        self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
+    ) -> AbstractContextManager[None]:
+        """Watch the model's forward passes inside the block; ``x`` and ``y`` are the first batch."""
+
+    def edges(self) -> Mapping[str, GradientEdge]:
+        """Where in the graph of the last forward pass gradients are wanted."""
+
+    def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
+        """Take in one batch: the gradients of its mean loss in the weights, and at the edges that they reach."""
 
 
 @dataclass(frozen=True)
@@ -118,22 +135,36 @@ def _read(
     seed: int,
     mode: str,
 ) -> list[Reading]:
-    model, meters = subject.model, [metric.meter(layers) for metric in metrics]
+    model, meters = subject.model, _meters(layers, metrics)
+    samplers = [meter for meter in meters if isinstance(meter, SampleMeter)]
     wanted = {name for metric in metrics for layer in layers for name in tensors_of(layer, metric.tensors)}
     n_samples = n_batches = 0
-    with set_mode(model, mode), torch_seeded(seed_of(seed, "diagnose", subject.client)), torch.enable_grad():
+    seeded = torch_seeded(seed_of(seed, "diagnose", subject.client))
+    with set_mode(model, mode), seeded, torch.enable_grad(), ExitStack() as stack:
         params = _parameters(model, wanted)
         total = torch.zeros((), dtype=torch.float64, device=next(iter(model.parameters())).device)
         for x, y in batches(subject.data, batch):
             x, y = placed(model, x), y.to(total.device)
+            for sampler in samplers if n_batches == 0 else ():
+                stack.enter_context(sampler.watching(model, params, loss, x, y, seed))
             value = loss(logits(model, x, y), y)
-            grads = _gradients(value, params)
-            for meter in meters:
+            edges = {(k, name): edge for k, sampler in enumerate(samplers) for name, edge in sampler.edges().items()}
+            grads, deltas = _gradients(value, params, edges)
+            for meter in {id(meter): meter for meter in meters}.values():
                 meter.update(params, grads, len(y))
+            for k, sampler in enumerate(samplers):
+                sampler.samples(x, y, grads, {name: delta for (j, name), delta in deltas.items() if j == k})
             total += value.detach()
             n_samples, n_batches = n_samples + len(y), n_batches + 1
     fault = "" if bool(torch.isfinite(total)) else f"the loss of client {subject.client!r} is not finite"
     return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
+
+
+def _meters(layers: Sequence[Layer], metrics: Sequence[GradientMetric]) -> list[Meter]:
+    """A meter for each metric; those that only need the gradient of the whole data share one."""
+    meters = [metric.meter(layers) for metric in metrics]
+    whole = next((meter for meter in meters if isinstance(meter, EpochMeter)), None)
+    return [whole if whole is not None and isinstance(meter, EpochMeter) else meter for meter in meters]
 
 
 def placed(model: nn.Module, x: Tensor) -> Tensor:
@@ -171,12 +202,16 @@ def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
     return params
 
 
-def _gradients(value: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients by name; parameters that the loss does not depend on are absent."""
+def _gradients(
+    value: Tensor, params: Mapping[str, Tensor], edges: Mapping[tuple[int, str], GradientEdge]
+) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
+    """The gradients in the parameters and at the edges; what the loss does not depend on is absent."""
     if not params or not value.requires_grad:
-        return {}
-    found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
-    return {name: grad for name, grad in zip(params, found, strict=True) if grad is not None}
+        return {}, {}
+    targets: list[Any] = [*params.values(), *edges.values()]
+    found = torch.autograd.grad(value, targets, allow_unused=True)
+    grads = {name: grad for name, grad in zip(params, found[: len(params)], strict=True) if grad is not None}
+    return grads, {key: grad for key, grad in zip(edges, found[len(params) :], strict=True) if grad is not None}
 
 
 def unread(layer: Layer, tensors: str, reached: bool) -> str:
@@ -188,64 +223,9 @@ def unread(layer: Layer, tensors: str, reached: bool) -> str:
     return "" if reached else "no gradient reaches the layer"
 
 
-# --- the variance of a layer's gradient ------------------------------------------------------------------------
+class EpochMeter:
+    """The gradient of the mean loss over all the data, in float64."""
 
-
-def variance(grads: Sequence[Tensor]) -> Tensor:
-    """Unbiased variance over all entries of some tensors together (float64; NaN for fewer than two entries)."""
-    entries = torch.cat([grad.detach().reshape(-1) for grad in grads]).double()
-    return entries.var() if len(entries) > 1 else entries.new_tensor(torch.nan)
-
-
-@dataclass(frozen=True)
-class GradVariance:
-    """Var(g_l), the spread of the entries of a layer's weight gradient (PLayer-FL, Eq. A.1). At least 0.
-
-    (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors together, as in the authors'
-    released code. Row variants are the reductions, which differ by an order of magnitude:
-
-    * ``"epoch"``: of the gradient of the mean loss over all the data; does not depend on the batch size.
-    * ``"batch"``: the mean over batches of the variance of each batch's own gradient, with its standard error.
-    """
-
-    reduction: str = "epoch"
-    tensors: str = "weights"
-
-    def __post_init__(self) -> None:
-        check_known("reduction", self.reduction, REDUCTIONS)
-        check_known("choice of tensors", self.tensors, TENSORS)
-
-    def meter(self, layers: Sequence[Layer]) -> Meter:
-        return _EpochMeter() if self.reduction == "epoch" else _BatchMeter(layers, self.tensors)
-
-    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
-        return [self._row(layer, reading) for reading in readings for layer in layers]
-
-    def _row(self, layer: Layer, reading: Reading) -> Row:
-        value, stderr, n = reading.meter.of(layer, self.tensors)
-        status = unread(layer, self.tensors, reached=n > 0)
-        if not status and n == 1:
-            status = "a variance needs at least two weights"
-        if not status and not torch.isfinite(torch.tensor(value)):
-            status = reading.fault or f"the gradient of layer {layer.name!r} is not finite"
-        return row(
-            "grad_variance",
-            None if status else value,
-            status=status or "ok",
-            client=reading.subject.client,
-            layer=layer.name,
-            variant=self.reduction,
-            stderr=None if status else stderr,
-            estimator=("full_gradient" if self.reduction == "epoch" else "batch_mean")
-            + (", all tensors" if self.tensors == "all" else ""),
-            unit="(loss/weight)^2",
-            n_params=n,
-            n_samples=reading.n_samples,
-            n_train=reading.subject.n_train,
-        )
-
-
-class _EpochMeter:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._n = 0
@@ -259,49 +239,11 @@ class _EpochMeter:
                 self._sums[name] = grad.to(torch.float64, copy=True).mul_(n)  # others read the gradient too
         self._n += n
 
-    def of(self, layer: Layer, tensors: str) -> tuple[float, float | None, int]:
-        sums = [self._sums[name] for name in tensors_of(layer, tensors) if name in self._sums]
-        n = sum(total.numel() for total in sums)
-        return (float(variance([total / self._n for total in sums])) if sums else torch.nan), 0.0, n
+    def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
+        """Of the layer's tensors that a gradient reached."""
+        return [self._sums[name] / self._n for name in tensors_of(layer, tensors) if name in self._sums]
 
 
-class _BatchMeter:
-    def __init__(self, layers: Sequence[Layer], tensors: str) -> None:
-        self._names = {layer.name: tensors_of(layer, tensors) for layer in layers}
-        self._variances: dict[str, list[Tensor]] = {}
-        self._sizes: dict[str, int] = {}
-
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        for layer, names in self._names.items():
-            reached = [grads[name] for name in names if name in grads]
-            if reached:
-                self._variances.setdefault(layer, []).append(variance(reached))
-                self._sizes[layer] = sum(grad.numel() for grad in reached)
-
-    def of(self, layer: Layer, tensors: str) -> tuple[float, float | None, int]:
-        if layer.name not in self._variances:
-            return torch.nan, None, 0
-        values = torch.stack(self._variances[layer.name])
-        stderr = float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
-        return float(values.mean()), stderr, self._sizes[layer.name]
-
-
-def grad_variance(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    reduction: str = "epoch",
-    tensors: str = "weights",
-) -> list[Row]:
-    """One row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).
-
-    Raises:
-        UsageError: an unknown reduction or choice of tensors, and as in :func:`measure`.
-    """
-    metric = GradVariance(reduction, tensors)
-    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)
+def entries(grads: Sequence[Tensor]) -> Tensor:
+    """All entries of some tensors in one row, float64."""
+    return torch.cat([grad.detach().reshape(-1).double() for grad in grads])

@@ -8,37 +8,37 @@ layer's parameters,
 Exact: where f is piecewise linear in each of the layer's parameter tensors, each tensor's block is
 1/N sum_n J_n^T (d2 loss_n / df_n^2) J_n with J_n = df_n / dtheta, so that with the factors s_nk of the C x C output
 Hessians tr H = 1/N sum_n sum_k sign_nk ||J_n^T s_nk||^2. That takes at most C backward passes of activation
-gradients, no weight gradient and no graph of a graph. Otherwise: Hutchinson's estimator over Rademacher probes
-(Hutchinson, 1990), with its standard error. A Gauss-Newton value never goes by the Hessian's name: a layer is exact
-only when the autograd graph and a numerical check both say so.
+gradients, no weight gradient and no graph of a graph; the fast estimate puts random signs before the factors and takes
+one. Otherwise: Hutchinson's estimator (1990), with random signs in the space of each layer's outputs where samples do
+not mix, in the space of the weights where they do (batch normalisation in train mode) or where the weights are tied,
+with its standard error. A Gauss-Newton value never goes by the Hessian's name: a layer is exact only when the autograd
+graph and a numerical check both say so.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from diagnostics import curvature_backends
 from diagnostics.capture import Data, batches, set_mode
-from diagnostics.curvature_exact import decide, exact_traces
-from diagnostics.curvature_model import (
-    Differentiable,
-    LossNotFinite,
-    curvature,
-    differentiable_once,
-    no_second_derivative,
-    rademacher,
-    twice_differentiable,
-)
+from diagnostics.curvature_backends import BACKENDS
+from diagnostics.curvature_exact import Verdict, decide, exact_traces
+from diagnostics.curvature_model import Differentiable, LossNotFinite, twice_differentiable
+from diagnostics.curvature_released import released
+from diagnostics.curvature_sampled import output_traces, sign_traces, weight_traces
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
-from fl_core.seeds import torch_generator
 
-ESTIMATORS = ("auto", "exact", "hutchinson")
+ESTIMATORS = ("auto", "exact", "fast", "activation", "hutchinson")
+PROBES = {"fast": 1, "activation": 8, "hutchinson": 32, "released": 1}
+"""Probes by estimator, where the caller names no number."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TraceResult:
         layer: the layer's name.
         trace: of the layer's block of the mean loss's Hessian, over weights and biases; NaN where status is not ok.
         stderr: standard error of the trace; 0.0 = exact; NaN where there is no value.
-        estimator: ``"exact"`` or ``"hutchinson(probes=32)"``; empty where there is no value.
+        estimator: ``"exact"``, or for instance ``"activation(probes=8)"``; empty where there is no value.
         n_params: parameters of the layer.
         n_samples: samples of the data.
         status: ``"ok"``, or why there is no value.
@@ -84,10 +84,11 @@ def hessian_trace(
     loss: Loss,
     batch: int = 256,
     estimator: str = "auto",
-    probes: int = 32,
+    probes: int | None = None,
     seed: int = 0,
     mode: str = "eval",
     dtype: torch.dtype | None = None,
+    backend: str = "fedlayers",
 ) -> list[TraceResult]:
     """The Hessian trace of each layer, in the order of ``layers``; the model is left as it was.
 
@@ -102,56 +103,162 @@ def hessian_trace(
         batch: samples at a time, which bounds the memory; a loader's own batches stand. In ``"eval"`` mode the value
             does not depend on it. In ``"train"`` mode batch normalisation sees one batch at a time and dropout draws
             one mask a batch (from the seed); the value is the batches' own traces, averaged by size.
-        estimator: ``"auto"``: exact where possible, otherwise Hutchinson; or one of them for all layers.
-        probes: Hutchinson's probes, at least 2; new ones for every layer and batch.
+        estimator: ``"auto"``: exact where possible, otherwise activation, otherwise hutchinson. ``"fast"``: one
+            backward pass a probe in place of exact, the rest as in auto. ``"exact"``, ``"activation"`` (random signs
+            in the space of the layers' outputs): these alone, with a status where they cannot be. ``"hutchinson"``:
+            random signs in the space of the weights, for all layers.
+        probes: default :data:`PROBES`; at least 2, except for ``"fast"``: with 1, its standard error is an upper bound,
+            and layers that fall to another estimator have that one's default.
         seed: of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
         dtype: compute in this type, for instance ``torch.float64``; default: the model's own.
+        backend: ``"fedlayers"``, or ``"pyhessian"`` or ``"curvlinops"``: that package's Hessian-vector products with
+            weight-space probes, in eval mode, as a cross-check.
 
     Raises:
-        UsageError: an unknown estimator, mode or parameter, fewer than 2 probes, labels that are no class indices,
-            a model that does not put out logits [n, C], or data that cannot be read.
+        UsageError: an unknown estimator, mode, backend or parameter, too few probes, labels that are no class indices,
+            a model that does not put out logits [n, C], data that cannot be read, or what a backend cannot do.
     """
     check_known("estimator", estimator, ESTIMATORS)
-    if probes < 2:
-        raise UsageError(f"{probes} probes; at least 2 are needed for a standard error")
+    check_known("backend", backend, BACKENDS)
+    curvature_backends.check(backend, estimator, mode)
+    least = 1 if estimator == "fast" else 2
+    if probes is not None and probes < least:
+        raise UsageError(f"{probes} probes; at least {least} needed{'' if least == 1 else ' for a standard error'}")
+    plan = partial(_plan, estimator=estimator, probes=probes, backend=backend)
+    return _measure(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
+
+
+def released_norm(
+    model: nn.Module,
+    data: Data,
+    layers: Sequence[Layer],
+    *,
+    loss: Loss,
+    batch: int = 256,
+    probes: int | None = None,
+    seed: int = 0,
+    mode: str = "eval",
+    dtype: torch.dtype | None = None,
+) -> list[TraceResult]:
+    """The nuclear norm that PLayer-FL's released code has in the trace's place, in a result's field ``trace``.
+
+    Of the layers' weights without biases; see :func:`diagnostics.curvature_released.released`. Arguments and errors are
+    those of :func:`hessian_trace`.
+    """
+    if probes is not None and probes < 1:
+        raise UsageError(f"{probes} probes; at least 1 needed")
+
+    def plan(verdict: Verdict, layer: Layer) -> _Way:
+        if not any(name in verdict.reached for name in layer.weights):
+            return _Way(status="the layer has no weights" if not layer.weights else UNUSED)
+        return _Way("released", probes or PROBES["released"])
+
+    return _measure(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
+
+
+UNUSED = "unused in the forward pass"
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How one layer is measured, or the status that says why it is not; and why its value is not exact."""
+
+    how: str = ""
+    probes: int = 0
+    note: str = ""
+    status: str = "ok"
+
+    @property
+    def estimator(self) -> str:
+        """In words, for the results."""
+        if self.how == "exact":
+            return "exact"
+        if self.how == "fast":
+            return f"rademacher(probes={self.probes})" + (", bound" if self.probes == 1 else "")
+        if self.how == "released":
+            return f"nuclear norm of H v(probes={self.probes})"
+        return f"{self.how}(probes={self.probes})"
+
+
+def _plan(verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None, backend: str) -> _Way:
+    bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
+    if not any(name in verdict.reached for name in layer.parameters):
+        return _Way(note=bent, status=UNUSED if layer.parameters else "no parameters")
+
+    def sampled(how: str, note: str) -> _Way:
+        few = probes is None or (probes < 2 and how != "fast")
+        return _Way(how, PROBES[how] if few or probes is None else probes, note)
+
+    if backend != "fedlayers":
+        return _Way(backend, probes or PROBES["hutchinson"], "as asked")
+    if estimator == "hutchinson":
+        return sampled("hutchinson", "as asked")
+    if estimator == "activation":
+        if coupled:
+            return _Way(note=coupled, status=f"no estimate in the space of its outputs: {coupled}")
+        return sampled("activation", "as asked")
+    if not bent:
+        return sampled("fast", "as asked") if estimator == "fast" else _Way("exact")
+    if estimator == "exact":
+        return _Way(note=bent, status=f"no exact value: {bent}")
+    if not coupled:
+        return sampled("activation", bent)
+    return sampled("hutchinson", bent if coupled == bent else f"{bent}; {coupled}")
+
+
+def _measure(
+    model: nn.Module,
+    data: Data,
+    layers: Sequence[Layer],
+    plan: Callable[[Verdict, Layer], _Way],
+    *,
+    loss: Loss,
+    batch: int,
+    seed: int,
+    mode: str,
+    dtype: torch.dtype | None,
+) -> list[TraceResult]:
     run = Differentiable(model, loss, dtype, seed)
     for layer in layers:
         for name in layer.parameters:
             check_known("parameter", name, run.parameters)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
-        return _results(run, data, layers, batch, estimator, probes)
+        return _results(run, data, layers, batch, plan)
 
 
 def _results(
-    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, estimator: str, probes: int
+    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, plan: Callable[[Verdict, Layer], _Way]
 ) -> list[TraceResult]:
     values: dict[str, tuple[float, float]] = {}
+    ways: dict[str, _Way] = {}
     statuses: dict[str, str] = {}
-    notes: dict[str, str] = {}
     n = 0
     try:
         verdict = decide(run, next(iter(batches(data, batch))), layers)
-        notes = {name: "as asked" if estimator == "hutchinson" else why for name, why in verdict.obstacles.items()}
-        exact: dict[str, list[str]] = {}
-        estimated: dict[str, list[str]] = {}
+        ways = {layer.name: plan(verdict, layer) for layer in layers}
+        todo: dict[tuple[str, int], dict[str, list[str]]] = {}
         for layer in layers:
-            reached = [name for name in layer.parameters if name in verdict.reached]
-            if not reached:
-                statuses[layer.name] = "unused in the forward pass" if layer.parameters else "no parameters"
-            elif not notes[layer.name]:
-                exact[layer.name] = reached
-            elif estimator == "exact":
-                statuses[layer.name] = f"no exact value: {notes[layer.name]}"
+            way = ways[layer.name]
+            names = layer.weights if way.how == "released" else layer.parameters
+            if way.status == "ok":
+                group = todo.setdefault((way.how, way.probes), {})
+                group[layer.name] = [name for name in names if name in verdict.reached]
+        for (how, probes), group in todo.items():
+            if how == "exact":
+                found, n = exact_traces(run, data, group, batch, verdict.n_classes)
+                values |= {name: (value, 0.0) for name, value in found.items()}
+            elif how == "fast":
+                drawn, n = sign_traces(run, data, group, batch, probes)
+                values |= drawn
+            elif how in _SAMPLED:
+                drawn, failures, n = _SAMPLED[how](run, data, group, batch, probes)
+                values |= drawn
+                statuses |= failures
             else:
-                estimated[layer.name] = reached
-        if exact:
-            found, n = exact_traces(run, data, exact, batch, verdict.n_classes)
-            values |= {name: (value, 0.0) for name, value in found.items()}
-        if estimated:
-            drawn, failures, n = _hutchinson(run, data, estimated, batch, probes)
-            statuses |= failures
-            values |= {name: (float(e.mean()), float(e.std()) / math.sqrt(probes)) for name, e in drawn.items()}
+                for name, block in group.items():
+                    value, stderr, status = curvature_backends.trace(how, run, data, name, block, batch, probes)
+                    values[name], statuses[name] = (value, stderr), status
     except LossNotFinite as error:
         statuses = {layer.name: f"the loss is not finite: {run.origin(error, layers)}" for layer in layers}
         n = 0
@@ -159,54 +266,20 @@ def _results(
 
     results = []
     for layer in layers:
-        size = sum(run.parameters[name].numel() for name in layer.parameters)
+        way = ways.get(layer.name, _Way())
+        size = sum(
+            run.parameters[name].numel() for name in (layer.weights if way.how == "released" else layer.parameters)
+        )
         value, stderr = values.get(layer.name, (math.nan, math.nan))
         status = statuses.get(layer.name, "ok")
-        if status == "ok" and not (math.isfinite(value) and math.isfinite(stderr)):
+        status = way.status if status == "ok" else status
+        if status == "ok" and not (math.isfinite(value) and (math.isfinite(stderr) or way.how == "released")):
             status = f"the trace of layer {layer.name!r} is not finite"
-        note = notes.get(layer.name, "")
         if status == "ok":
-            how = f"hutchinson(probes={probes})" if note else "exact"
-            results.append(TraceResult(layer.name, value, stderr, how, size, n, note=note))
+            results.append(TraceResult(layer.name, value, stderr, way.estimator, size, n, note=way.note))
         else:
-            results.append(TraceResult(layer.name, math.nan, math.nan, "", size, n, status, note))
+            results.append(TraceResult(layer.name, math.nan, math.nan, "", size, n, status, way.note))
     return results
 
 
-def _hutchinson(
-    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
-) -> tuple[dict[str, Tensor], dict[str, str], int]:
-    """Estimates by layer, float64 [probes]; by layer why there are none; the number of samples.
-
-    A probe covers one layer's block, and every batch draws its own: the batches' errors then average out.
-    """
-    names = [name for group in layers.values() for name in group]
-    tensors = [run.parameters[name] for name in names]
-    generators = {layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers}
-    estimates = {layer: torch.zeros(probes, dtype=torch.float64) for layer in layers}
-    failures: dict[str, str] = {}
-    n = 0
-    for index, (x, y) in enumerate(batches(data, batch)):
-        _, losses = run.forward(x, y, index)
-        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
-        gradient = dict(zip(names, gradients, strict=True))
-        for layer, group in layers.items():
-            if layer in failures:
-                continue
-            if index == 0 and any(differentiable_once(gradient[name]) for name in group):
-                failures[layer] = "no second derivative: an operation on the way is marked as differentiable once"
-                continue
-            block = [run.parameters[name] for name in group]
-            try:
-                for probe in range(probes):
-                    v = [rademacher(tensor, generators[layer]) for tensor in block]
-                    product = curvature([gradient[name] for name in group], v, block)
-                    estimates[layer][probe] += float(
-                        sum((a * b).double().sum() for a, b in zip(v, product, strict=True))
-                    )
-            except RuntimeError as error:
-                failures[layer] = no_second_derivative(error)
-        n += len(y)
-        del losses, gradients, gradient  # this batch's graph, before the next one's is built
-    done = {layer: estimate / n for layer, estimate in estimates.items() if layer not in failures}
-    return done, failures, n
+_SAMPLED = {"activation": output_traces, "hutchinson": weight_traces, "released": released}

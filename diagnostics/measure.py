@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
 from diagnostics import select
 from diagnostics.diagnose import diagnose
-from diagnostics.metrics import METRICS
+from diagnostics.metrics import DEFAULT, METRICS
 from diagnostics.report import Report
 from diagnostics.sensitivity import SensitivityAccumulator, recorded_rows
 from diagnostics.similarity import probe_set
 from fl_core import rows, runner, tree
+from fl_core.data import FederatedData
 from fl_core.engine import Instruments
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.runner import Task
 
-DEFAULT_METRICS = tuple(METRICS)
+DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"
 
 
@@ -35,6 +37,9 @@ def of_run(
     *,
     round: int | str = "last",
     which: str = "local",
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    model_code: str | None = None,
     command: str = "",
     **options: Any,
 ) -> Report:
@@ -46,13 +51,14 @@ def of_run(
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. Clients that have no
             such model, because they were not sampled in that round, are named in the header under ``absent``.
+        data, model, model_code: your own, where the run was given them; see :func:`fl_core.runner.resume`.
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
         UsageError, CorruptError: as :func:`fl_core.runner.load_models` and :func:`diagnostics.diagnose`.
     """
     check_known("model of a run", which, runner.MODELS)
-    models, task = runner.load_models(path, round, which)
+    models, task = runner.load_models(path, round, which, data=data, model=model, model_code=model_code)
     checkpoint = runner.store.Run(path).rounds[-1] if round == "last" else int(round)
     context = {
         "run": Path(path).name,
@@ -66,10 +72,10 @@ def of_run(
 
 
 def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: str = "", **options: Any) -> Report:
-    """Diagnose after one local epoch of every client from the common start: where PLayer-FL looks.
+    """Diagnose after the first round's local training of every client from the common start: where PLayer-FL looks.
 
-    The rows also hold what the epoch itself measured (federation sensitivity, variant ``training``), which is what
-    PLayer-FL decides on.
+    That is one epoch, unless the configuration has more. The rows also hold what the training itself measured
+    (federation sensitivity, variant ``training``), which is what PLayer-FL decides on.
 
     Raises:
         UsageError: as :func:`diagnostics.diagnose`.
@@ -78,13 +84,21 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
         check_known("metric", name, METRICS)
     models, measured = runner.first_epoch(task, instruments().observers)
     context = {"seed": task.config.seed, "round": 0, "model": "local", "split": "train"}
+    if "update_magnitude" in metrics:
+        given = dict(options.get("options") or {})
+        given["update_magnitude"] = {"start": task.model, **given.get("update_magnitude", {})}
+        options["options"] = given
     report = _diagnosed(task, models, metrics, context, command or "diagnose", options)
+    report = Report(report.frame, {**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
     if SENSITIVITY not in metrics:
         return report
     weights = dict(zip(measured, task.data.weights, strict=True))
     sizes = {name: t.numel() for name, t in tree.live(task.model).items()}
     seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes)
-    trained = [{**row, **context} for row in seen if row["variant"] == "training"]
+    epochs = task.problem.epochs
+    saw = {"estimator": "epoch" if epochs == 1 else f"{epochs} epochs"}
+    seen = [row for row in seen if row["variant"] == "training"]
+    trained = [{**row, **context, **saw, "n_samples": epochs * row["n_samples"]} for row in seen]
     return Report(pd.concat([report.frame, rows.frame(trained)], ignore_index=True), report.header)
 
 
@@ -108,6 +122,11 @@ def _diagnosed(
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
     options.setdefault("probe", probe_set(task.data))
     options.setdefault("by", task.config.by)
+    held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in models}
+    tested = [name for name in metrics if name in METRICS and "test" in METRICS[name].options]
+    if tested and all(len(y) for _, y in held.values()):  # a probe is judged on what its client did not train on
+        own = options.get("options") or {}
+        options["options"] = {**own, **{name: {"test": held, **own.get(name, {})} for name in tested}}
     report = diagnose(
         models,
         data,

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from diagnostics import gradients, sensitivity, similarity
-from diagnostics.capture import Batch, batches
-from diagnostics.gradients import GradientMetric, Subject, Tick, placed, quiet
-from diagnostics.hessian import hessian_trace
-from fl_core.layers import Layer
-from fl_core.losses import Loss
-from fl_core.rows import Row, row
+from diagnostics import (
+    costs,
+    curvature_rows,
+    gradient_similarity,
+    gradient_statistics,
+    noise,
+    probes,
+    scatter,
+    sensitivity,
+    similarity,
+    weights,
+)
+from diagnostics.gradients import GradientMetric
+from fl_core.rows import Row
 
 _COMMON = ("subjects", "layers", "loss", "batch", "seed", "mode", "tick")
 
@@ -30,6 +35,9 @@ class Metric:
         variants: of its rows, the default first.
         shared: gives, for the same options, what reads a pass over the gradients together with other metrics.
         pairs: whether a value belongs to two clients.
+        reads: what of a client: the ``losses`` of its samples, ``samples`` without labels, or only the ``weights``.
+        whole: whether it needs all layers of the network to give the value of one.
+        distance: of pairs: whether a value is a distance, 0 = same, and not a similarity, 1 = same.
     """
 
     name: str
@@ -39,11 +47,18 @@ class Metric:
     variants: tuple[str, ...]
     shared: Callable[..., GradientMetric | None] | None = None
     pairs: bool = False
+    distance: bool = False
+    reads: str = "losses"
+    whole: bool = False
 
     @property
     def variant(self) -> str:
         """The default variant."""
         return self.variants[0]
+
+    def apart(self, value: Any) -> Any:
+        """How far the two clients of a value are apart: a distance itself, 1 - value of a similarity."""
+        return value if self.distance else 1 - value
 
     @property
     def options(self) -> dict[str, Any]:
@@ -52,91 +67,35 @@ class Metric:
         return {name: p.default for name, p in parameters.items() if name not in _COMMON}
 
 
-def hessian_rows(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    estimator: str = "auto",
-    probes: int = 32,
-    dtype: torch.dtype | None = None,
-) -> list[Row]:
-    """Two rows a client and layer: the trace of the layer's Hessian block over its parameters' number, and undivided.
-
-    Both are signed; PLayer-FL, Eq. A.2, divided by the number of parameters as its section 5.1 says. The options are
-    those of :func:`diagnostics.hessian.hessian_trace`.
-    """
-    found: list[Row] = []
-    for subject in subjects:
-        options: dict[str, Any] = {"estimator": estimator, "probes": probes, "dtype": dtype, "mode": mode}
-        data = _Placed(subject, batch)
-        for result in hessian_trace(subject.model, data, layers, loss=loss, batch=batch, seed=seed, **options):
-            ok = result.status == "ok"
-            for variant, value, stderr in (
-                ("per_parameter", result.per_parameter, result.stderr_per_parameter),
-                ("absolute", result.trace, result.stderr),
-            ):
-                found.append(
-                    row(
-                        "hessian_trace",
-                        value if ok else None,
-                        status=result.status,
-                        client=subject.client,
-                        layer=result.layer,
-                        variant=variant,
-                        stderr=stderr if ok else None,
-                        estimator=result.estimator,
-                        unit="loss/weight^2",
-                        n_params=result.n_params,
-                        n_samples=result.n_samples,
-                        n_train=subject.n_train,
-                    )
-                )
-        tick(subject.client)
-    return found
-
-
-class _Placed:
-    """A subject's batches, where its model is and in the model's type."""
-
-    def __init__(self, subject: Subject, batch: int) -> None:
-        self._subject, self._batch = subject, batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        for x, y in batches(self._subject.data, self._batch):
-            x = placed(self._subject.model, x)
-            yield x, y.to(x.device)
-
+DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
+"""What is measured where no metric is named."""
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric(
             "grad_variance",
-            gradients.grad_variance,
+            gradient_statistics.grad_variance,
             "variance over the entries of a layer's weight gradient",
             "higher = the entries of the gradient are spread wider",
-            gradients.REDUCTIONS,
-            shared=gradients.GradVariance,
+            gradient_statistics.REDUCTIONS,
+            shared=gradient_statistics.GradVariance,
         ),
         Metric(
             "hessian_trace",
-            hessian_rows,
+            curvature_rows.hessian_rows,
             "trace of a layer's block of the loss's Hessian, exact where the network allows it",
             "higher = the loss curves more upwards in the layer's weights",
-            ("per_parameter", "absolute"),
+            ("per_parameter", "absolute", "released"),
         ),
         Metric(
             "cka",
             similarity.cka,
             "linear CKA between the clients' representations of the same samples",
             "higher = more similar; 1 = same",
-            ("flatten",),
+            similarity.POSITIONS,
             pairs=True,
+            reads="samples",
         ),
         Metric(
             "federation_sensitivity",
@@ -145,6 +104,139 @@ METRICS: dict[str, Metric] = {
             "higher = the layers up to here matter more to the loss; 1 at the first layer",
             (*sensitivity.WHEN, "importance"),
             shared=sensitivity.sharing,
+        ),
+        Metric(
+            "rbf_cka",
+            similarity.rbf_cka,
+            "CKA with a radial kernel between the clients' representations of the same samples",
+            "higher = more similar; 1 = same",
+            similarity.RADIAL,
+            pairs=True,
+            reads="samples",
+        ),
+        Metric(
+            "procrustes",
+            similarity.procrustes,
+            "orthogonal Procrustes angle between the clients' representations of the same samples",
+            "higher = less similar; 0 = same up to a rotation, pi/2 = unrelated",
+            similarity.PROCRUSTES,
+            pairs=True,
+            distance=True,
+            reads="samples",
+        ),
+        Metric(
+            "cca",
+            similarity.cca,
+            "mean canonical correlation between the clients' representations of the same samples",
+            "higher = more similar; 1 = same up to a linear map",
+            similarity.POSITIONS,
+            pairs=True,
+            reads="samples",
+        ),
+        Metric(
+            "svcca",
+            similarity.svcca,
+            "mean canonical correlation of the principal directions that hold 99 % of the variance",
+            "higher = more similar; 1 = same up to a linear map of these",
+            similarity.POSITIONS,
+            pairs=True,
+            reads="samples",
+        ),
+        Metric(
+            "grad_norm",
+            gradient_statistics.grad_norm,
+            "length and mean of a layer's weight gradient",
+            "higher = the loss is steeper in the layer's weights",
+            gradient_statistics.NORM_VARIANTS,
+            shared=gradient_statistics.GradNorm,
+        ),
+        Metric(
+            "grad_noise",
+            noise.grad_noise,
+            "trace of the covariance of a layer's per-sample gradients",
+            "higher = the samples disagree more on the layer's weights",
+            ("trace", "per_parameter"),
+            shared=noise.GradNoise,
+        ),
+        Metric(
+            "grad_similarity",
+            gradient_similarity.grad_similarity,
+            "cosine between the clients' gradients of a layer",
+            "higher = more alike; 1 = same direction, -1 = opposite",
+            ("cosine",),
+            shared=gradient_similarity.GradSimilarity,
+            pairs=True,
+        ),
+        Metric(
+            "weight_divergence",
+            weights.weight_divergence,
+            "relative or angular distance between the clients' weights of a layer",
+            "higher = further apart; 0 = equal",
+            ("relative_l2", "cosine"),
+            pairs=True,
+            distance=True,
+            reads="weights",
+        ),
+        Metric(
+            "update_magnitude",
+            weights.update_magnitude,
+            "how far a layer's weights have moved from the common start",
+            "higher = moved further; 0 = not moved",
+            ("relative_l2", "l2"),
+            reads="weights",
+        ),
+        Metric(
+            "weight_magnitude",
+            weights.weight_magnitude,
+            "mean absolute value and length of a layer's weights, the importance of magnitude pruning",
+            "higher = larger weights",
+            ("mean_abs", "l2"),
+            reads="weights",
+        ),
+        Metric(
+            "bn_scale",
+            weights.bn_scale,
+            "mean absolute scale of a layer's normalisations, the importance of network slimming",
+            "higher = the normalised channels are let through stronger",
+            ("mean_abs",),
+            reads="weights",
+        ),
+        Metric(
+            "layer_cost",
+            costs.layer_cost,
+            "parameters, bytes, training FLOPs and activation memory of a layer",
+            "higher = costs more",
+            (*costs.SIZES, *costs.WORK),
+            reads="samples",
+            whole=True,
+        ),
+        Metric(
+            "linear_probe",
+            probes.linear_probe,
+            "accuracy of a logistic regression on a layer's output, on samples that it was not trained on",
+            "higher = a linear classifier tells the classes apart better; 1 = all right",
+            probes.VARIANTS,
+        ),
+        Metric(
+            "knn_probe",
+            probes.knn_probe,
+            "accuracy of the vote of the nearest neighbours by a layer's output",
+            "higher = neighbours are of one class more often; 1 = all right",
+            probes.VARIANTS,
+        ),
+        Metric(
+            "separability",
+            scatter.separability,
+            "scatter between the classes over scatter within them, of a layer's output",
+            "higher = the classes lie further apart",
+            probes.VARIANTS,
+        ),
+        Metric(
+            "hessian_spectrum",
+            curvature_rows.spectrum_rows,
+            "largest eigenvalues of a layer's block of the loss's Hessian",
+            "higher = the loss curves more upwards along the sharpest direction of the layer's weights",
+            ("top1", "top2", "top3"),
         ),
     )
 }

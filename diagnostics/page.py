@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known
+from fl_core.files import write_atomically
 
 DPI = 200
 _CSS = """
@@ -142,10 +143,7 @@ class Page:
 
     def write(self, path: Path | str) -> None:
         """Write the document at once: a reader sees the old file or the new one, never a part."""
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        part.write_text(self.html(), encoding="utf-8")
-        part.replace(path)
+        write_atomically(Path(path), self.html().encode())
 
 
 def _inline(text: str) -> str:

@@ -40,11 +40,27 @@ from diagnostics.drawing import (
     weighted_mean,
     with_notes,
 )
+from diagnostics.metrics import METRICS
+from diagnostics.plots_features import mismatch, tsne, tsne_panels
+from diagnostics.plots_regret import regret
 from diagnostics.plots_runs import clients, comparison, learning, partition
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.plan import LayerPlan
 
-__all__ = ["cka_matrices", "clients", "comparison", "learning", "metric", "partition", "plan", "style"]
+__all__ = [
+    "cka_matrices",
+    "clients",
+    "comparison",
+    "learning",
+    "metric",
+    "mismatch",
+    "partition",
+    "plan",
+    "regret",
+    "style",
+    "tsne",
+    "tsne_panels",
+]
 
 FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
 
@@ -62,9 +78,27 @@ class _Look:
 _LOOKS = {
     "grad_variance": _Look("gradient variance", "higher = spread wider", True, ("epoch", "batch")),
     "hessian_trace": _Look("Hessian trace", "higher = sharper", True, ("per_parameter",)),
+    "hessian_spectrum": _Look("Hessian eigenvalue", "higher = sharper", True, ("top1",)),
     "cka": _Look("mean 1 − CKA to the others", "0 = same representation"),
+    "rbf_cka": _Look("mean 1 − RBF CKA to the others", "0 = same representation"),
+    "procrustes": _Look("mean Procrustes angle to the others", "0 = same representation"),
+    "cca": _Look("mean 1 − CCA to the others", "0 = same up to a linear map"),
+    "svcca": _Look("mean 1 − SVCCA to the others", "0 = same up to a linear map"),
+    "grad_norm": _Look("gradient norm", "higher = steeper", True, ("norm", "norm_batch")),
+    "grad_noise": _Look("per-sample gradient noise", "higher = samples disagree more", True, ("trace",)),
+    "grad_similarity": _Look("mean 1 − cosine of gradients to the others", "0 = same direction"),
+    "weight_divergence": _Look("mean distance of weights to the others", "0 = equal", False, ("relative_l2",)),
+    "update_magnitude": _Look("update magnitude", "0 = not moved", True, ("relative_l2",)),
+    "weight_magnitude": _Look("weight magnitude", "higher = larger", True, ("mean_abs",)),
+    "bn_scale": _Look("scale of normalisations", "higher = let through stronger"),
+    "layer_cost": _Look("cost of a layer", "", True, ("parameters",)),
     "federation_sensitivity": _Look(
         "federation sensitivity S", "first layer = 1, higher = matters more", True, ("after", "training", "figure")
+    ),
+    "linear_probe": _Look("accuracy of a linear probe", "1 = all right", variants=("own", "pooled")),
+    "knn_probe": _Look("accuracy of nearest neighbours", "1 = all right", variants=("own", "pooled")),
+    "separability": _Look(
+        "class scatter, between / within", "higher = classes further apart", True, variants=("own", "pooled")
     ),
 }
 _IMPORTANCE = _Look("importance I", "higher = matters more", True)
@@ -84,7 +118,8 @@ def metric(
     """One line a client over the layers, from input to output, and a thick line for all clients together.
 
     The thick line is the frame's combined rows (client ""); where it has none, the mean over clients, weighted by
-    their training samples where those are known. For ``cka`` a client's value is its mean 1 - CKA to the others.
+    their training samples where those are known. For a metric of pairs a client's value is its mean distance to the
+    others: 1 - value of a similarity such as ``cka``.
     Standard errors above 0 are error bars.
 
     Args:
@@ -100,15 +135,21 @@ def metric(
         UsageError: a metric, variant or scale that is not there, several values for one client and layer, or a log
             scale for values that are not above 0.
     """
-    look = _LOOKS.get(metric, _Look(metric.replace("_", " ")))
-    rows = of_variant(of_metric(frame, metric), variant, look.variants)
+    rows = of_metric(frame, metric)
+    kind = METRICS.get(metric)
+    paired = kind.pairs if kind else bool((rows["client_b"] != "").any())
+    distance = kind is not None and kind.distance
+    name = metric.replace("_", " ")
+    look = _LOOKS.get(metric, _Look(f"mean {'' if distance else '1 − '}{name} to the others" if paired else name))
+    rows = of_variant(rows, variant, look.variants or (kind.variants if kind and paired else ()))
     look = _IMPORTANCE if variant == "importance" else look
     layers, notes = list(rows["layer"].unique()), ["× " + note for note in missing(rows, "layer")]
     gaps = {layers.index(layer) for layer in rows.loc[rows["value"].isna(), "layer"]}
     label, unit = look.label, "".join(f"[{name}]" for name in rows["unit"].unique()[:1] if name).replace("^2", "²")
-    if metric == "cka":
+    if paired:
         check_single(rows, ["client", "client_b", "layer"])
-        rows, unit = _distances(rows), ""
+        label += "".join(f", {name}" for name in rows["variant"].unique()[:1] if kind and name != kind.variant)
+        rows, unit = _distances(rows, distance), unit if distance else ""
     elif variant != "importance":
         label += "".join(f", {name.replace('_', ' ')}" for name in rows["variant"].unique() if name)
     check_single(rows, ["client", "layer"])
@@ -139,7 +180,7 @@ def metric(
             axes.plot(x, values[""], color=MEAN, linewidth=2.8, marker=".", label=together, zorder=order)
         for k in gaps:
             axes.text(k, 0.01, "×", transform=axes.get_xaxis_transform(), ha="center", color="0.3")
-        if metric == "cka" and scale in ("auto", "linear"):
+        if paired and scale in ("auto", "linear"):
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0] if (values < 0).any(axis=None) else 0.0))
         name_ticks(axes, layers)
         meaning = ", ".join(filter(None, [unit, "" if normalise else look.direction]))
@@ -148,11 +189,12 @@ def metric(
     return axes
 
 
-def _distances(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each client's mean 1 - CKA to the others in each layer, as rows."""
-    turned = both_ways(rows)
-    mean = (1 - turned["value"]).groupby([turned["client"], turned["layer"]], sort=False).mean(skipna=False)
-    return mean.reset_index().assign(stderr=np.nan, n_train=np.nan, variant="", metric="cka")
+def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
+    """Each client's mean distance to the others in each layer, as rows; of a similarity 1 - value."""
+    turned = both_ways(rows[rows["client"] != rows["client_b"]])
+    apart = turned["value"] if distance else 1 - turned["value"]
+    mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(skipna=False)
+    return mean.reset_index().assign(stderr=np.nan, n_train=np.nan, variant="", metric="pairs")
 
 
 def _normalised(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[str]]:
@@ -182,7 +224,7 @@ def cka_matrices(
     Raises:
         UsageError: no pairs, several values for one pair and layer, or too few Axes.
     """
-    rows = of_variant(of_metric(frame, "cka"), variant)
+    rows = of_variant(of_metric(frame, "cka"), variant, METRICS["cka"].variants)
     check_single(rows, ["client", "client_b", "layer"])
     pairs = both_ways(rows)
     layers, names = list(pairs["layer"].unique()), list(pairs["client"].unique())

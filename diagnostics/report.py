@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,7 @@ class Report:
         found = self._rows(metric)
         present = list(dict.fromkeys(found["variant"]))
         if variant is None:
-            preferred = METRICS[metric].variants if metric in METRICS else ()
-            variant = next((name for name in preferred if name in present), present[0])
+            variant = _usual(metric, present)
         check_known(f"variant of {metric}", variant, present)
         found = found[found["variant"] == variant]
         paired = found[found["client_b"] != ""]
@@ -60,6 +60,7 @@ class Report:
             UsageError: CKA was not measured, there or at all.
         """
         found = self._rows("cka")
+        found = found[found["variant"] == _usual("cka", list(found["variant"]))]
         check_known("layer", layer, dict.fromkeys(found["layer"]))
         found = found[found["layer"] == layer]
         names = [name for name in dict.fromkeys([*found["client"], *found["client_b"]]) if name]
@@ -99,7 +100,13 @@ class Report:
         return self.frame[self.frame["metric"] == metric]
 
     def __repr__(self) -> str:
-        clients = len({name for name in self.frame["client"] if name})
+        clients = len({name for name in (*self.frame["client"], *self.frame["client_b"]) if name})
         metrics = ", ".join(dict.fromkeys(self.frame["metric"]))
         missing = int((self.frame["status"] != "ok").sum())
         return f"Report({metrics}; {len(self.layers)} layers, {clients} clients, {missing} rows without a value)"
+
+
+def _usual(metric: str, present: Sequence[str]) -> str:
+    """The variant that is meant where none is named: the metric's first among those that were measured."""
+    preferred = METRICS[metric].variants if metric in METRICS else ()
+    return next((name for name in preferred if name in present), present[0])

@@ -7,13 +7,34 @@ first layers up to where the curve jumps. The layers after the jump serve each c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
+import pandas as pd
+from torch import nn
+
+from diagnostics.budget import Costs, bytes_of, flops_of
 from diagnostics.curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
-from diagnostics.metrics import METRICS
+from diagnostics.explain import explain
+from diagnostics.metrics import DEFAULT
+from diagnostics.rules import (
+    RULES,
+    THRESHOLD,
+    VOTER,
+    VOTERS,
+    Cut,
+    Opinion,
+    Rule,
+    agreement,
+    check_asked,
+    largest_jump,
+    longest_prefix,
+    median_cut,
+    ratios,
+    sensitivity_ratio,
+    stability,
+)
 from diagnostics.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError, check_known, listing
@@ -21,56 +42,21 @@ from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.rows import frame
 
-THRESHOLD = 1.2
+__all__ = [
+    "RULES",
+    "THRESHOLD",
+    "THRESHOLDS",
+    "Rule",
+    "decide",
+    "explain",
+    "largest_jump",
+    "ratios",
+    "select",
+    "sensitivity_ratio",
+]
+
 THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Thresholds whose decision stands in every plan's evidence, to show how much hangs on the one that was used."""
-
-
-# --- the rules -------------------------------------------------------------------------------------------------
-
-
-def ratios(values: Sequence[float]) -> list[float]:
-    """S_{l+1} / S_l for l = 1 .. L-1, from values that are all above 0."""
-    return [after / before for before, after in pairwise(values)]
-
-
-def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> int:
-    """l* = min {l : S_{l+1} / S_l > t}, the number of layers shared; L - 1 if no ratio exceeds t (PLayer-FL, Eq. 3).
-
-    A higher threshold never shares fewer layers. The paper gives no number for t: by the ratios in its Fig. 4, 1.2
-    makes the splits of its Table A.2 on six of its seven datasets, and the seventh (Heart) takes about 1.9.
-    """
-    return next((count for count, ratio in enumerate(ratios(values), 1) if ratio > threshold), len(values) - 1)
-
-
-def largest_jump(values: Sequence[float], threshold: float = THRESHOLD) -> int:
-    """l* = argmax S_{l+1} / S_l, the number of layers shared; the first of equals. No threshold is used."""
-    steps = ratios(values)
-    return steps.index(max(steps)) + 1
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a decision is made.
-
-    Attributes:
-        summary: one line.
-        cut: (values [L], threshold) -> number of layers shared, 1 .. L-1; None where the user names the layers.
-        thresholded: whether the threshold matters.
-    """
-
-    summary: str
-    cut: Callable[[Sequence[float], float], int] | None = None
-    thresholded: bool = False
-
-
-RULES: dict[str, Rule] = {
-    "sensitivity_ratio": Rule(
-        "share the layers before the first jump S_{l+1}/S_l above the threshold (PLayer-FL)", sensitivity_ratio, True
-    ),
-    "largest_jump": Rule("share the layers before the largest jump S_{l+1}/S_l", largest_jump),
-    "manual": Rule("share exactly the layers that are named"),
-}
 
 
 # --- a decision ------------------------------------------------------------------------------------------------
@@ -84,6 +70,10 @@ def select(
     threshold: float = THRESHOLD,
     layers: Sequence[str] | str | None = None,
     variant: str | None = None,
+    metrics: Sequence[str] | Mapping[str, str] | None = None,
+    budget: float | None = None,
+    model: nn.Module | None = None,
+    costs: bool = False,
 ) -> LayerPlan:
     """The plan that a rule makes of measured rows; the rows' header names the layers and their tensors.
 
@@ -92,28 +82,34 @@ def select(
     v^c is the mean of 1 - value over the pairs of client c, so that it too grows with the difference, and every client
     weighs the same. Layers outside the forward pass are not in the curve and stay local.
 
+    The evidence's ``detail`` tells how often the decision stays over resamples of the clients
+    (:func:`diagnostics.rules.stability`), what each metric votes, and on request what the layers cost.
+
     Args:
         rows: a rows file, a report, or (header, frame), which may be filtered.
         rule: one of :data:`RULES`.
-        metric: whose values make the curve; default federation sensitivity. With rule ``"manual"`` the curve is only
-            evidence, and there is none unless a metric is named.
-        threshold: of rule ``"sensitivity_ratio"``, above 0.
-        layers: for rule ``"manual"``: exact names of the layers to share, as a sequence or separated by commas.
+        metric: whose values make the curve; default federation sensitivity. With the rules ``manual`` and
+            ``budget_*`` the curve is only evidence, and there is none unless a metric is named.
+        threshold: of the rules that have one, above 0.
+        layers: for rule ``manual``: exact names of the layers to share, as a sequence or separated by commas.
         variant: which variant of the metric. Default: its first that was measured; of federation sensitivity
             ``"training"`` where the rows hold it, on which PLayer-FL decides.
+        metrics: for rule ``vote``: names, each ``"METRIC"`` or ``"METRIC=RULE"``, or {metric: rule}. Default: those of
+            :data:`diagnostics.metrics.DEFAULT` that the rows hold. Without a rule of its own federation sensitivity
+            votes by ``sensitivity_ratio`` and any other metric by ``largest_jump``.
+        budget: for ``budget_bytes`` what one client may upload a round, for ``budget_flops`` what one training sample
+            may cost forward and backward in the shared layers.
+        costs: also put into the evidence what a client uploads a round, for what is shared and for all, if known.
+        model: gives the layers' exact sizes for costs and budgets; default: what the rows say.
 
     Raises:
         UsageError: an unknown rule, metric, variant or layer; rows without layers, or of several rounds, models or
-            seeds; a layer in use that can have no value.
-        RunError: a value could not be computed, or is not above 0 so that its ratio means nothing.
+            seeds; a layer in use that can have no value; costs that are not known.
+        RunError: a value could not be computed, or is not above 0 so that its ratio means nothing; of several
+            metrics, no one can vote.
     """
-    chosen = RULES[check_known("rule", rule, RULES)]
-    if not (math.isfinite(threshold) and threshold > 0):
-        raise UsageError(f"a threshold of {threshold}; it must be above 0")
-    if chosen.cut is None and layers is None:
-        raise UsageError(f"rule {rule!r} needs the names of the layers to share")
-    if chosen.cut is not None and layers is not None:
-        raise UsageError(f"rule {rule!r} chooses the layers itself; only rule 'manual' takes their names")
+    check_asked(rule, threshold, layers=layers, metrics=metrics, budget=budget, metric=metric, variant=variant)
+    chosen = RULES[rule]
     header, table = opened(rows)
     every = layers_in(header)
     why = Evidence(
@@ -124,20 +120,131 @@ def select(
         seed=header.get("seed"),
         version=str(header.get("version") or ""),
     )
-    if chosen.cut is None:
+    sent = bytes_of(every, table, model) if costs or chosen.reads == "bytes" else None
+    if chosen.reads == "curves":
+        return _with_costs(_voted(every, table, metrics, threshold, why), sent)
+    if chosen.cut is not None:
+        curve = curve_of(every, table, metric or SENSITIVITY, variant)
+        return _with_costs(_cut(every, curve, chosen, threshold, why), sent)
+    if chosen.reads == "names":
         names = [name.strip() for name in layers.split(",")] if isinstance(layers, str) else list(layers or ())
         plan = LayerPlan(every, tuple(name for name in names if name), why)
-        if metric is None and variant is None:
-            return plan
-        return replace(plan, why=_evidence(why, every, curve_of(every, table, metric or SENSITIVITY, variant)))
+    else:
+        sent = sent if chosen.reads == "bytes" else flops_of(every, table)
+        assert sent is not None
+        plan = _affordable(every, sent, float(budget or 0), why)
+    if metric is not None or variant is not None:
+        plan = replace(plan, why=_evidence(plan.why, every, curve_of(every, table, metric or SENSITIVITY, variant)))
+    return _with_costs(plan, sent)
 
-    curve = curve_of(every, table, metric or SENSITIVITY, variant)
-    count = chosen.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
-    votes, notes = _votes(curve, chosen.cut, threshold)
-    if chosen.thresholded and max(ratios(curve.combined)) <= threshold:
-        notes = [f"no ratio exceeds {threshold:g}: all but the last layer are shared", *notes]
-    why = replace(_evidence(why, every, curve), votes=votes, status="; ".join(notes) or "ok")
-    return LayerPlan(every, curve.names[:count], why)
+
+# --- the kinds of rules ----------------------------------------------------------------------------------------
+
+
+def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence) -> LayerPlan:
+    """The decision of a rule of one curve."""
+    assert rule.cut is not None
+    count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
+    votes, notes = _votes(curve, rule.cut, threshold)
+    lacking = rule.lacks(curve.combined, threshold) if rule.lacks else ""
+    notes = [f"{lacking}: all but the last layer are shared", *notes] if lacking else notes
+    why = _evidence(why, every, curve, rule)
+    detail = {"stability": stability([Opinion(curve, rule.cut, threshold)], count, why.seed or 0)}
+    return LayerPlan(
+        tuple(every), curve.names[:count], replace(why, votes=votes, detail=detail, status="; ".join(notes) or "ok")
+    )
+
+
+def _voted(
+    every: Sequence[Layer],
+    table: pd.DataFrame,
+    metrics: Sequence[str] | Mapping[str, str] | None,
+    threshold: float,
+    why: Evidence,
+) -> LayerPlan:
+    """The median of the cuts that several metrics' own rules make, of all clients and of each one."""
+    opinions: dict[str, Opinion] = {}
+    voters, notes, said = _voters(metrics, table), [], {}
+    for name, by in voters.items():
+        cut = RULES[by].cut
+        assert cut is not None
+        try:
+            curve = curve_of(every, table, name)
+            count = cut(_sound(curve.combined, curve, "combined over clients"), threshold)
+        except RunError as error:
+            notes.append(f"{name} has no vote: {error}")
+            continue
+        opinions[name] = Opinion(curve, cut, threshold)
+        limit = threshold if RULES[by].thresholded else None
+        last, values = curve.names[count - 1], dict(zip(curve.names, curve.combined, strict=True))
+        said[name] = {"rule": by, "variant": curve.variant, "threshold": limit, "last": last, "values": values}
+        said[name]["stability"] = stability([opinions[name]], count, why.seed or 0)
+    if not opinions:
+        raise RunError("; ".join(notes))
+    names = next(iter(opinions.values())).curve.names
+    cuts = {name: names.index(each["last"]) + 1 for name, each in said.items()}
+    count = median_cut(list(cuts.values()))
+    votes: dict[str, list[int]] = {}
+    for each in opinions.values():
+        for client, last in _votes(each.curve, each.cut, threshold)[0].items():
+            votes.setdefault(client, []).append(names.index(last) + 1)
+    seeds = {each.curve.seed for each in opinions.values()} - {None}
+    seed = why.seed if len(seeds) != 1 else seeds.pop()
+    detail = {
+        "metrics": said,
+        "agreement": agreement(cuts, count),
+        "stability": stability(list(opinions.values()), count, seed or 0),
+    }
+    return LayerPlan(
+        tuple(every),
+        names[:count],
+        replace(
+            why,
+            votes={client: names[median_cut(found) - 1] for client, found in votes.items()},
+            detail=detail,
+            seed=seed,
+            status="; ".join(notes) or "ok",
+        ),
+    )
+
+
+def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFrame) -> dict[str, str]:
+    """Each metric that votes, and its rule."""
+    there = list(table.loc[table["layer"] != "", "metric"].unique())
+    if metrics is None:
+        metrics = [name for name in DEFAULT if name in there]
+    pairs = metrics.items() if isinstance(metrics, Mapping) else (item.partition("=")[::2] for item in metrics)
+    voters: dict[str, str] = {}
+    for name, by in pairs:
+        check_known("metric among the rows", name, there)
+        if name in voters:
+            raise UsageError(f"the metric {name!r} votes twice")
+        known = [rule for rule, each in RULES.items() if each.cut]
+        voters[name] = check_known("rule of a voting metric", by or VOTERS.get(name, VOTER), known)
+    if not voters:
+        raise UsageError(f"no metric to vote; the rows hold {listing(there) or 'no values of layers'}")
+    return voters
+
+
+def _affordable(every: Sequence[Layer], costs: Costs, budget: float, why: Evidence) -> LayerPlan:
+    """The longest prefix of the layers in use whose costs fit the budget."""
+    used = [layer for layer in every if layer.used]
+    count = longest_prefix(costs.of(used), budget)
+    status = "ok" if count else f"not even the first layer fits into {budget:g} {costs.unit}: nothing is shared"
+    shared = tuple(layer.name for layer in used[:count])
+    return LayerPlan(tuple(every), shared, replace(why, detail={"budget": budget}, status=status))
+
+
+def _with_costs(plan: LayerPlan, costs: Costs | None) -> LayerPlan:
+    """The plan with its costs among the evidence, where those of all layers in use are known."""
+    if costs is None:
+        return plan
+    used = [layer for layer in plan.layers if layer.used or layer.name in plan.shared]
+    found = costs.detail(used, plan.shared)
+    return plan if not found else replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": found}))
+
+
+# --- in mid-run ------------------------------------------------------------------------------------------------
 
 
 def decide(
@@ -198,9 +305,7 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
     return values
 
 
-def _votes(
-    curve: Curve, cut: Callable[[Sequence[float], float], int], threshold: float
-) -> tuple[dict[str, str], list[str]]:
+def _votes(curve: Curve, cut: Cut, threshold: float) -> tuple[dict[str, str], list[str]]:
     """The last shared layer each client alone would choose, and why the others have no vote."""
     votes, notes = {}, []
     for client, values in curve.clients.items():
@@ -211,8 +316,9 @@ def _votes(
     return votes, notes
 
 
-def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve) -> Evidence:
+def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None) -> Evidence:
     """The evidence with the curve in it, and with what other thresholds and the largest jump would decide."""
+    cut = rule.cut if rule is not None and rule.cut is not None and rule.thresholded else sensitivity_ratio
 
     def placed(values: Sequence[float]) -> tuple[float | None, ...]:
         at = dict(zip(curve.names, values, strict=True))
@@ -220,7 +326,7 @@ def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve) -> Evidence:
 
     last: dict[str, str] = {}
     if all(value > 0 for value in curve.combined):
-        last = {f"{t:g}": curve.names[sensitivity_ratio(curve.combined, t) - 1] for t in THRESHOLDS}
+        last = {f"{t:g}": curve.names[cut(curve.combined, t) - 1] for t in THRESHOLDS}
         last["largest_jump"] = curve.names[largest_jump(curve.combined) - 1]
     return replace(
         why,
@@ -232,63 +338,3 @@ def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve) -> Evidence:
         alternatives=last,
         seed=why.seed if curve.seed is None else curve.seed,
     )
-
-
-# --- for readers -----------------------------------------------------------------------------------------------
-
-
-def explain(plan: LayerPlan) -> str:
-    """A plan in words: its curve as a table, what each client alone would choose, and other thresholds' decisions."""
-    why = plan.why
-    subject = f" on {why.metric}" if why.metric else ""
-    subject += f" ({why.variant})" if why.variant else ""
-    limit = f", threshold {why.threshold:g}" if why.threshold is not None else ""
-    parts = [f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated", _table(plan)]
-    if why.votes:
-        parts.append("Last shared layer by each client's own values:\n" + _tally(why.votes, plan, "clients"))
-    if why.alternatives:
-        parts.append("Last shared layer by another threshold or rule:\n" + _tally(why.alternatives, plan))
-    if why.status != "ok":
-        parts.append(f"Note: {why.status}")
-    origin = [
-        f"{what} {value}"
-        for what, value in (
-            ("seed", "" if why.seed is None else why.seed),
-            ("data", why.data[:12]),
-            ("checkpoint", why.checkpoint[:12]),
-            ("version", why.version),
-        )
-        if value != ""
-    ]
-    if origin:
-        parts.append("Measured with " + ", ".join(origin))
-    return "\n\n".join(parts)
-
-
-def _table(plan: LayerPlan) -> str:
-    values = dict(zip(plan.names, plan.why.values, strict=False))
-    known = [(name, value) for name, value in values.items() if value is not None]
-    steps = {name: after / this for (name, this), (_, after) in pairwise(known) if this != 0}
-    limit = plan.why.threshold
-    above = next((name for name, step in steps.items() if limit is not None and step > limit), None)
-    width = max(len(name) for name in (*plan.names, "layer"))
-    metric = plan.why.metric
-    pairs = metric in METRICS and METRICS[metric].pairs
-    symbol = "S" if metric == SENSITIVITY else f"1 - {metric}" if pairs else "value"
-    lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if known else []
-    for layer in plan.layers:
-        value = "" if values.get(layer.name) is None else f"{values[layer.name]:.4g}"
-        step = f"{steps[layer.name]:.3f}" if layer.name in steps else ""
-        numbers = f"  {value:>9}  {step:>9}" if known else ""
-        shared = "federated" if layer.name in plan.shared else "local"
-        note = f"first above {limit:g}" if layer.name == above else "" if layer.used else "not in the forward pass"
-        lines.append(f"  {layer.name:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
-    return "\n".join(lines)
-
-
-def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
-    """Who chooses which layer, one line a layer in the plan's order."""
-    groups = {name: [who for who, choice in choices.items() if choice == name] for name in plan.names}
-    width = max(len(name) for name, who in groups.items() if who)
-    count = {name: f"{len(who)} of {len(choices)} {unit}: " if unit else "" for name, who in groups.items()}
-    return "\n".join(f"  {name.ljust(width)}  {count[name]}{listing(who)}" for name, who in groups.items() if who)

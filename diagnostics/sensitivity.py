@@ -22,6 +22,7 @@ from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
 WHEN = ("after", "training", "figure")
 REDUCE = ("pooled", "mean_of_tensors")
+EMBEDDINGS = ("touched", "whole")
 FIGURE_BATCH = 64
 """Samples of the one batch behind the published figures."""
 
@@ -41,12 +42,19 @@ class SensitivityAccumulator:
         tensors: ``"weights"`` (default) or ``"all"`` parameters.
         reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2); with
             ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
+        embeddings: with ``"touched"`` an embedding table counts at each step with the rows that have a gradient, with
+            ``"whole"`` with all: then a table looks the less important the fewer of its rows a batch looks up.
 
     Raises:
         UsageError: an unknown choice; on the first update, no parameter of the layers among the gradients.
     """
 
-    def __init__(self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled") -> None:
+    def __init__(
+        self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled", embeddings: str = "touched"
+    ) -> None:
+        self.embeddings = check_known("treatment of embeddings", embeddings, EMBEDDINGS)
+        self._tables = {name for layer in layers for name in layer.tables} if embeddings == "touched" else set()
+        self._touched: dict[str, Tensor] = {}
         self.tensors = check_known("choice of tensors", tensors, TENSORS)
         self.reduce = check_known("reduction of a layer", reduce, REDUCE)
         self._names = {layer.name: tensors_of(layer, tensors) for layer in layers}
@@ -72,6 +80,10 @@ class SensitivityAccumulator:
             else:
                 self._sums[name] = square
                 self._sizes[name] = params[name].numel()
+            if name in self._tables:
+                rows = (grads[name] != 0).flatten(1).any(1).sum().double()
+                self._touched[name] = self._touched[name] + rows if name in self._touched else rows
+                self._sizes[name] = params[name][0].numel()
         self._steps += 1
 
     def importance(self) -> Tensor:
@@ -86,6 +98,9 @@ class SensitivityAccumulator:
             return torch.tensor(torch.nan, dtype=torch.float64)
         sums = torch.stack([self._sums[name] for name in reached])
         sizes = torch.tensor([self._sizes[name] for name in reached], dtype=torch.float64, device=sums.device)
+        for k, name in enumerate(reached):
+            if name in self._touched:  # rows a step; a table without any has a sum of 0
+                sizes[k] *= (self._touched[name] / self._steps).clamp_min(1.0 / self._steps)
         pooled = sums.sum() / sizes.sum() if self.reduce == "pooled" else (sums / sizes).mean()
         return pooled / self._steps
 
@@ -170,14 +185,16 @@ class Sensitivity:
     tensors: str = "weights"
     reduce: str = "pooled"
     estimator: str = "batch_mean"
+    embeddings: str = "touched"
 
     def __post_init__(self) -> None:
         check_known("moment of federation sensitivity", self.when, WHEN)
         check_known("choice of tensors", self.tensors, TENSORS)
         check_known("reduction of a layer", self.reduce, REDUCE)
+        check_known("treatment of embeddings", self.embeddings, EMBEDDINGS)
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
-        return SensitivityAccumulator(layers, self.tensors, self.reduce)
+        return SensitivityAccumulator(layers, self.tensors, self.reduce, self.embeddings)
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
         sizes = {}
@@ -246,6 +263,7 @@ class Sensitivity:
         how = [self.estimator]
         how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
         how += ["all tensors"] if self.tensors == "all" else []
+        how += ["touched rows"] if self.embeddings == "touched" and set(names) & set(layer.tables) else []
         return row(
             "federation_sensitivity",
             None if status else float(value),
@@ -271,6 +289,7 @@ def federation_sensitivity(
     single_batch: int | None = None,
     tensors: str = "weights",
     reduce: str | None = None,
+    embeddings: str = "touched",
     recorded: Mapping[str, Result] | None = None,
 ) -> list[Row]:
     """Rows of S_l for each client and combined (client ""), and of I_l (variant ``"importance"``) for each client.
@@ -283,7 +302,7 @@ def federation_sensitivity(
             ``"training"``: what :class:`SensitivityAccumulator` saw while the client trained, given as ``recorded``.
             ``"figure"``: as the published figures, one batch of 64 and the mean over a layer's tensors.
         single_batch: draw one batch of so many samples, with replacement as the authors' released code does.
-        tensors, reduce: as in :class:`SensitivityAccumulator`.
+        tensors, reduce, embeddings: as in :class:`SensitivityAccumulator`.
         recorded: client name -> the accumulator's ``result()``.
 
     Raises:
@@ -297,7 +316,9 @@ def federation_sensitivity(
         )
     if when == "figure":
         single_batch, reduce = single_batch or FIGURE_BATCH, reduce or "mean_of_tensors"
-    metric = Sensitivity(when, tensors, reduce or "pooled", "single_batch" if single_batch else "batch_mean")
+    metric = Sensitivity(
+        when, tensors, reduce or "pooled", "single_batch" if single_batch else "batch_mean", embeddings
+    )
     if recorded is not None:
         if single_batch is not None:
             raise UsageError("single_batch does not apply to what was recorded while training")
@@ -309,6 +330,7 @@ def federation_sensitivity(
             sizes=sizes,
             tensors=tensors,
             reduce=reduce or "pooled",
+            embeddings=embeddings,
         )
         for subject in subjects:
             tick(subject.client)
@@ -324,12 +346,13 @@ def sharing(
     single_batch: int | None = None,
     tensors: str = "weights",
     reduce: str | None = None,
+    embeddings: str = "touched",
     recorded: Mapping[str, Result] | None = None,
 ) -> Sensitivity | None:
     """The metric with these options if it can share its pass with others, None where it needs one of its own."""
     if when != "after" or single_batch is not None or recorded is not None:
         return None
-    return Sensitivity(when, tensors, reduce or "pooled")
+    return Sensitivity(when, tensors, reduce or "pooled", embeddings=embeddings)
 
 
 def recorded_rows(
@@ -340,16 +363,17 @@ def recorded_rows(
     sizes: Mapping[str, int] | None = None,
     tensors: str = "weights",
     reduce: str = "pooled",
+    embeddings: str = "touched",
 ) -> list[Row]:
     """The rows of :func:`federation_sensitivity` from what the clients' accumulators recorded in training.
 
     Args:
-        results: client name -> ``SensitivityAccumulator.result()``, which was made with ``tensors`` and ``reduce``.
+        results: client name -> ``SensitivityAccumulator.result()``, made with the same three choices as given here.
         n_train: training samples of each client: its weight, and the samples that one epoch saw.
         sizes: scalars of each parameter, for the rows' ``n_params``.
     """
     clients = [_Client(name, n_train[name], n_train[name], result) for name, result in results.items()]
-    return Sensitivity("training", tensors, reduce, "epoch").table(layers, clients, sizes or {})
+    return Sensitivity("training", tensors, reduce, "epoch", embeddings).table(layers, clients, sizes or {})
 
 
 def _draw(subject: Subject, size: int, seed: int) -> Data:

@@ -18,10 +18,8 @@ from diagnostics.metrics import METRICS
 from diagnostics.page import Page
 from diagnostics.report import Report
 from fl_core import __version__, runner
-from fl_core.algorithms import find
-from fl_core.algorithms.partial import PLayerFL
 from fl_core.config import RunConfig, resolved
-from fl_core.errors import RunError, UsageError, listing
+from fl_core.errors import UsageError, listing
 from fl_core.plan import LayerPlan
 
 Say = Callable[[str], None]
@@ -83,9 +81,10 @@ def study(
     say: Say = lambda text: None,
     progress: bool = True,
 ) -> Outcome:
-    """Measure after one local epoch of the first seed, decide, run every algorithm over the seeds, and report.
+    """Measure after the first local training of the first seed, decide, run every algorithm over the seeds, report.
 
-    Algorithms of the PLayer-FL family obey the plan that was decided; the others use their own default. Below ``out``
+    Each run of the PLayer-FL family decides for itself, by the same rule and on its own seed's training data: a plan
+    of another seed would have seen some of its test samples. The others use their own default. Below ``out``
     appear ``rows.jsonl`` (the diagnosis), ``plan.json``, ``comparison/`` (all runs, their rows and table), the
     pictures as PNG, and ``report.html``. A study that was interrupted goes on when it is started again.
 
@@ -110,13 +109,10 @@ def study(
         report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY, variant="training"
     )
     say("\n" + select.explain(plan))
-    plans = {name: plan for name in algorithms if issubclass(find(name), PLayerFL)}
-    jobs_of(config, algorithms, seeds, out / "comparison", options, plans)
+    jobs_of(config, algorithms, seeds, out / "comparison", options)
     out.mkdir(parents=True, exist_ok=True)
     report.write(out / "rows.jsonl")
     plan.save(out / "plan.json")
-    decisions = over_seeds(config, seeds)
-    say("\nLast shared layer by seed: " + ", ".join(f"{seed}: {last}" for seed, last in decisions.items()))
 
     result = compare(
         config,
@@ -125,30 +121,26 @@ def study(
         out / "comparison",
         instruments=measure.instruments(),
         options=options,
-        plan=plans,
         command=command,
         progress=progress,
     )
+    decisions = over_seeds(out / "comparison", seeds)
+    if decisions:
+        say("\nLast shared layer by seed: " + ", ".join(f"{seed}: {last}" for seed, last in decisions.items()))
     say("\n" + result.text())
     page = write_page(out, task, report, plan, decisions, result, command)
     say(f"\nreport: {page}")
     return Outcome(report, plan, result, page)
 
 
-def over_seeds(config: RunConfig, seeds: Sequence[int]) -> dict[int, str]:
-    """The last shared layer that each seed's own first epoch decides, or why there is none."""
-    found = {}
-    for seed in seeds:
-        task = runner.assemble(replace(config, seed=seed))
-        _, measured = runner.first_epoch(task, measure.instruments().observers)
-        names = list(measured)
-        replies = [{"client": c, "weight": task.data.weights[c], **measured[name]} for c, name in enumerate(names)]
-        try:
-            plan = select.decide(task.layers, replies, names=names, rule=config.rule, threshold=config.threshold)
-            found[seed] = plan.shared[-1] if plan.shared else "nothing"
-        except RunError as error:
-            found[seed] = f"no decision: {error}"
-    return found
+def over_seeds(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
+    """The last layer that each seed's own PLayer-FL run decided to share; empty if the comparison has none."""
+    plans = {seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds}
+    return {seed: LayerPlan.load(path).shared[-1] for seed, path in plans.items() if path.is_file()}
+
+
+def _epochs(config: RunConfig) -> str:
+    return "one local epoch" if config.epochs == 1 else f"{config.epochs} local epochs"
 
 
 # --- pictures and the page -------------------------------------------------------------------------------------
@@ -193,13 +185,15 @@ def write_page(
     local = ", ".join(layer.name for layer in plan.head) or "nothing"
     page = Page(
         f"Which layers of {config.model} to federate on {Path(config.dataset).name}",
-        f"Federate **{shared}**; keep **{local}** local. Measured after one local epoch, decided by `{plan.why.rule}` "
-        f"with threshold {plan.why.threshold}, then checked by training.",
+        f"Federate **{shared}**; keep **{local}** local. Measured after {_epochs(config)}, "
+        f"decided by `{plan.why.rule}` with threshold {plan.why.threshold}, then checked by training.",
     )
     page.text("## The data\n\nEach client's training samples by class.")
     _add(page, out, "partition", _figure(plots.partition(task.data.class_counts())), "Who holds what.")
 
-    page.text("## What the layers look like\n\nEvery client trains all layers for one epoch from the same start.")
+    page.text(
+        f"## What the layers look like\n\nEvery client trains all layers for {_epochs(config)} from the same start."
+    )
     for name, figure in diagnosis_pictures(report).items():
         caption = CAPTIONS.get(name, "CKA between all pairs of clients, layer by layer; 1 is the same representation.")
         _add(page, out, name, figure, caption)
@@ -214,19 +208,19 @@ def write_page(
         pd.DataFrame(others, columns=["last federated layer", "thresholds and rules"]),
         "What the same measurement would decide under other thresholds and rules.",
     )
-    by_layer = [(last, listing(map(str, seeds))) for last, seeds in _inverted(decisions).items()]
-    page.table(
-        pd.DataFrame(by_layer, columns=["last federated layer", "seeds"]),
-        "What each seed's own measurement decides, with its own splits, initial weights and batches.",
-    )
+    if decisions:
+        by_layer = [(last, listing(map(str, of))) for last, of in _inverted(decisions).items()]
+        page.table(
+            pd.DataFrame(by_layer, columns=["last federated layer", "seeds"]),
+            "What each seed's own PLayer-FL run decided, with its own splits, initial weights and batches.",
+        )
 
-    names = list(result.table["algorithm"])
-    obey = [f"`{name}`" for name in names if issubclass(find(name), PLayerFL)]
+    page.text("## What it is worth")
+    seeds = sorted(result.scores["seed"].unique())
     page.text(
-        f"## What it is worth\n\n{result.table['seeds'].max()} seeds, {config.rounds} rounds. "
-        + (f"{', '.join(obey)} start from the plan above; the others use no plan or their own." if obey else "")
-        + f"\n\n{verdict(result)}"
+        f"{len(seeds)} seeds, {config.rounds} rounds; PLayer-FL and its variants decide in each seed for themselves."
     )
+    page.text(verdict(result))
     for name, figure in pictures_of(result).items():
         _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
     page.table(pretty(result.table), LEGEND)
@@ -235,7 +229,7 @@ def write_page(
         *([f"command: `{command}`"] if command else []),
         f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch}, {config.optimizer}, "
         f"lr {config.lr}, {config.loss}",
-        f"seeds: {', '.join(map(str, decisions))}",
+        f"seeds: {', '.join(map(str, seeds))}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`, plan `{plan.digest[:16]}`",
         "beside this page: `rows.jsonl` (the measurement), `plan.json`, `comparison/` (all runs, their rows and table)",
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tqdm.auto import tqdm
 
 from fl_core import costs, seeds, tree
-from fl_core.algorithms.base import Algorithm, Message, Problem, Round, State, Update
+from fl_core.algorithms.base import Algorithm, Problem, Round, State, Update
 from fl_core.algorithms.partial import MEASURED, PLayerFL
 from fl_core.data import FederatedData
 from fl_core.errors import NonFiniteError, UsageError
@@ -200,7 +201,7 @@ class Engine:
         def jobs() -> Iterable[TrainJob]:
             for client in rnd.sampled:
                 message = self.algorithm.send(self.server, client, rnd)
-                message = Message({name: tree.clone(t) for name, t in message.trees.items()}, message.meta)
+                message = message.clone()
                 work[client, "bytes_down", ""] += message.bytes
                 yield TrainJob(client, rnd, message, self.clients[client], splits if last else (), keep)
 
@@ -235,7 +236,7 @@ class Engine:
     def _decide(self, measured: list[dict[str, Any]]) -> LayerPlan:
         if self.instruments.decide is None:
             raise UsageError(f"{self.algorithm.name} decides on a plan: pass instruments, or a plan")
-        return self.instruments.decide(
+        plan = self.instruments.decide(
             self.problem.layers,
             measured,
             names=self.names,
@@ -244,6 +245,7 @@ class Engine:
             seed=self.problem.seed,
             data=self.data.digest,
         )
+        return plan.with_shared(plan.shared, checkpoint=tree.digest(self.initial))
 
     def _adopt(self, plan: LayerPlan) -> None:
         self.algorithm.plan = self.algorithm.adopt(plan)
@@ -342,19 +344,11 @@ class Engine:
                     f"(layer {layer!r}) is not finite"
                 )
 
-    def _timed(self, name: str) -> _Timer:
-        return _Timer(self._seconds, name)
-
-
-class _Timer:
-    def __init__(self, into: dict[str, float], name: str) -> None:
-        self.into, self.name = into, name
-
-    def __enter__(self) -> None:
-        self.began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.into[self.name] += time.perf_counter() - self.began
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds[name] += time.perf_counter() - began
 
 
 __all__ = ["OPTIMIZER_TREE", "Decide", "Engine", "Instruments", "Schedule", "sampled_clients"]

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load, save
 
-from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, State
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import RunError
@@ -53,7 +52,7 @@ class Serial:
         """Results in order; what crosses is cloned, as a process border would."""
         for job in jobs:
             result = self.site.run(job)
-            result.message.trees = {name: tree.clone(t) for name, t in result.message.trees.items()}
+            result.message = result.message.clone()
             yield result
 
     def close(self) -> None:
@@ -143,9 +142,16 @@ class Workers:
     def _died(self, link: Connection) -> RunError:
         process = self._processes[self._links.index(link)]
         process.join(timeout=5)
-        return RunError(
-            f"a worker process ended with exit code {process.exitcode}; if memory ran out, use fewer workers"
+        killed = process.exitcode is not None and process.exitcode < 0
+        hint = (
+            "if memory ran out, use fewer workers"
+            if killed
+            else (
+                "its own message is above; a model's class must be importable there, so not one defined in a notebook "
+                "or inside a function"
+            )
         )
+        return RunError(f"a worker process ended with exit code {process.exitcode}; {hint}")
 
 
 def executor(site: Site, workers: int) -> Executor:

@@ -31,6 +31,7 @@ class Layer:
         buffers: exact names of persistent buffers.
         output: path of the module whose output is the layer's representation.
         used: whether a forward pass of the example reaches the layer.
+        tables: those of the parameters that are embedding tables: a batch touches only the rows that it looks up.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Layer:
     buffers: tuple[str, ...] = ()
     output: str = ""
     used: bool = True
+    tables: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -98,6 +100,7 @@ def layers_of(
         unit_of[name] = _neighbour(trace.touched.get(name), first, owners[name]) if unit is None else unit
         unit_of[name] = joins.get(unit_of[name] or "", unit_of[name])
 
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     members: dict[str, list[str]] = {}
     for name, unit in unit_of.items():
         members.setdefault(str(unit), []).append(name)
@@ -109,6 +112,7 @@ def layers_of(
             buffers=tuple(name for name in members[unit] if name not in parameters),
             output=_output(unit, members[unit], owners, trace, joins) if unit in first else "",
             used=unit in first,
+            tables=tuple(name for name in members[unit] if id(tensors[name]) in looked_up),
         )
         for unit in ordered
     )
@@ -142,13 +146,15 @@ def _units(
 ) -> dict[str, str | None]:
     """The unit of each tensor, None for a parameter that a container holds loosely."""
     modules = dict(model.named_modules())
-    for path in groups or ():
+    if groups is not None and by != "block":
+        raise UsageError(f"groups of modules go with by='block', not with by={by!r}")
+    declared = tuple(groups if groups is not None else getattr(model, "layer_groups", ()))
+    for path in declared:
         check_known("module", path, modules)
     whole = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
     by_matcher: dict[str, str] = {}
     if by == "block":
-        declared = groups if groups is not None else getattr(model, "layer_groups", ())
-        whole += list(declared)
+        whole += declared
         if not declared and callable(getattr(model, "group_matcher", None)):
             by_matcher = _timm_groups(model, tensors)
     owners = {_owner(name) for name in tensors}

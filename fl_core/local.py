@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fl_core.data import Split
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+_NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
@@ -135,10 +136,11 @@ class Workspace:
         self.live = tree.live(self.model)
         self.params = dict(self.model.named_parameters())
         names = {module: name for name, module in self.model.named_modules()}
+        self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples of a batch
         self.norms = [
             (module, {f"{names[module]}.{key}".lstrip(".") for key in module.state_dict()})
             for module in self.model.modules()
-            if isinstance(module, _BATCH_NORM)
+            if isinstance(module, _NORM)
         ]
 
     def load(self, source: Tree) -> None:
@@ -159,13 +161,13 @@ class Workspace:
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
         """Training mode in which exactly these tensors move; yields the trained parameters, sorted."""
         flags = {name: param.requires_grad for name, param in self.params.items()}
-        chosen = sorted(name for name in names if name in self.params)
+        chosen = sorted(name for name in names if flags.get(name))  # what the model's author froze stays frozen
         try:
             self.model.train()
             for module, own in self.norms:
                 module.train(bool(own & names))
             for name, param in self.params.items():
-                param.requires_grad_(name in names)
+                param.requires_grad_(name in chosen)
                 param.grad = None
             yield chosen
         finally:
@@ -210,7 +212,7 @@ def train(
     objective = getattr(algorithm, phase.loss)
     x, y = split.x.to(workspace.device), split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
-    slices = batch_slices(len(y), training.batch, whole=bool(workspace.norms))
+    slices = batch_slices(len(y), training.batch, whole=workspace.couples)
     total, samples, steps = 0.0, 0, 0
     state: Tree = {}
     with workspace.trains(phase.train) as names, seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)):

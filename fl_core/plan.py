@@ -13,6 +13,7 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.files import write_json
 from fl_core.layers import Layer
 
 FORMAT = "fedlayers.plan/1"
@@ -29,6 +30,7 @@ class Evidence:
         weights: each client's weight in the combination (training samples).
         votes: for each client, the last shared layer its own values would choose.
         alternatives: for each other threshold, the last shared layer it would choose.
+        detail: what else the rule has to say: its stability, its metrics' votes, costs.
         status: ``ok``, or what had to be adjusted (a cut that was clipped, for instance).
         data, checkpoint: digests of what was measured.
         seed, version: of the measurement.
@@ -43,6 +45,7 @@ class Evidence:
     weights: dict[str, float] = field(default_factory=dict)
     votes: dict[str, str] = field(default_factory=dict)
     alternatives: dict[str, str] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
     status: str = "ok"
     data: str = ""
     checkpoint: str = ""
@@ -104,9 +107,14 @@ class LayerPlan:
 
     @property
     def cut(self) -> int | None:
-        """Number of shared layers where they are a prefix, else None."""
-        count = len(self.shared)
-        return count if self.shared == self.names[:count] else None
+        """Number of shared layers where they are the first of those that train, else None."""
+        shared = tuple(name for name in self.trainable if name in self.shared)
+        return len(shared) if shared == self.trainable[: len(shared)] else None
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the layers that have parameters and that a forward pass reaches."""
+        return tuple(layer.name for layer in self.layers if layer.used and layer.parameters)
 
     def __repr__(self) -> str:
         marks = " ".join(f"[{name}]" if name in self.shared else name for name in self.names)
@@ -134,9 +142,9 @@ class LayerPlan:
     @classmethod
     def all_but_last(cls, layers: Sequence[Layer]) -> LayerPlan:
         """Share everything but the last layer in use, the classifier: what FedPer and its kin do by default."""
-        used = [layer for layer in layers if layer.used and layer.parameters]
-        rest = tuple(layer.name for layer in layers if not used or layer is not used[-1])
-        return cls(tuple(layers), rest, Evidence(rule="all_but_last"))
+        head = cls(tuple(layers), ()).trainable[-1:]
+        body = tuple(layer.name for layer in layers if layer.used and layer.name not in head)
+        return cls(tuple(layers), body, Evidence(rule="all_but_last"))
 
     @classmethod
     def everything(cls, layers: Sequence[Layer]) -> LayerPlan:
@@ -201,10 +209,7 @@ class LayerPlan:
 
     def save(self, path: Path | str) -> None:
         """Write the plan as JSON, at once: a reader never sees a part."""
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_json(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: Path | str) -> LayerPlan:
@@ -238,8 +243,9 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
         raise UsageError(f"not a layer: {item!r}")
     data = dict(item)
     _check_kinds("a layer", data, asdict(Layer("", ())))
-    data["parameters"], data["buffers"] = tuple(data.get("parameters", ())), tuple(data.get("buffers", ()))
-    for name in data["parameters"] + data["buffers"]:
+    for kind in ("parameters", "buffers", "tables"):
+        data[kind] = tuple(data.get(kind, ()))
+    for name in data["parameters"] + data["buffers"] + data["tables"]:
         if not isinstance(name, str):
             raise UsageError(f"not a layer: {name!r} among its tensor names")
     return Layer(**data)

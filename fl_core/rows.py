@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fl_core.errors import CorruptError, UsageError
+from fl_core.files import write_atomically
 
 SCHEMA = 1
 COLUMNS: dict[str, str] = {
@@ -84,12 +85,8 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
     """Write a whole file at once: a reader sees the old file or the new one, never a part."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(dumps({"schema": SCHEMA, **header}) + "\n")
-        file.writelines(dumps(record) + "\n" for record in rows)
-    part.replace(path)
+    lines = [dumps({"schema": SCHEMA, **header}), *(dumps(record) for record in rows)]
+    write_atomically(Path(path), ("\n".join(lines) + "\n").encode())
 
 
 def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:

@@ -1,4 +1,4 @@
-"""Runs by configuration: run, resume, train one epoch to measure, and read models back."""
+"""Runs by configuration: run, resume, train once to measure, and read models back."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import rows, store, tree
-from fl_core.algorithms.base import Round, State
+from fl_core import models, rows, store, tree
+from fl_core.algorithms.base import Round, State, find
 from fl_core.algorithms.partial import MEASURED, PLayerFL
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData, Partition
@@ -75,18 +75,24 @@ def resume(
     instruments: Instruments | None = None,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
+    model_code: str | None = None,
     progress: bool = True,
 ) -> Engine:
     """Go on from the last complete checkpoint; the end is bit for bit that of an undisturbed run.
 
+    Args:
+        data, model: your own, where the run was given them.
+        model_code: the ``package.module:callable`` of a run whose model is your own code, said again: a run
+            directory from elsewhere must not choose what is imported and called here.
+
     Raises:
-        UsageError: no run there.
+        UsageError: no run there, or its own data, model or code not given again.
         BusyError: it is running.
         CorruptError: what is stored is damaged.
     """
     with store.reopen(out) as writer:
         stored = writer.run.config
-        _check_own(writer.path, stored, data=data, model=model)
+        _check_own(writer.path, stored, model_code, data=data, model=model)
         config, plan = stored_config(stored)
         partition = None
         if writer.run.begun and data is None:
@@ -100,7 +106,7 @@ def resume(
             _begin(task, writer, stored["command"])
             return _execute(task, instruments, writer, progress)
         done = writer.rewind()
-        _check_same_start(task, writer, done)
+        _check_same_start(task, writer.path, weights=done == 0)
         return _execute(task, instruments, writer, progress, resume_from=done)
 
 
@@ -118,13 +124,25 @@ def _check_decision(task: Task, instruments: Instruments) -> None:
         if instruments.decide is None:
             raise UsageError(f"{task.config.algorithm} decides on a plan: pass diagnostics.instruments(), or a plan")
         check_known("rule", task.config.rule, instruments.rules)
+        used = [layer for layer in task.layers if layer.used and layer.weights]
+        least = find(task.config.algorithm).least_layers
+        if len(used) < least:
+            name = task.config.algorithm
+            raise UsageError(f"{name} needs {least} layers to choose between; the model has {len(used)}")
+        if not task.config.epochs:
+            raise UsageError("a decision is made on what local training shows: epochs must be at least 1")
 
 
-def _check_own(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
-    """Refuse to go on without the data or the model that the run was given from Python."""
+def _check_own(path: Path, stored: Mapping[str, Any], model_code: str | None, **given: Any) -> None:
+    """Refuse to go on without what the run was given: data or a model from Python, or the model's code by name."""
     for kind in stored["own"]:
         if given[kind] is None:
             raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
+    if given["model"] is None and models.is_code(str(stored["model"])) and model_code != stored["model"]:
+        raise UsageError(
+            f"{path} names code as its model, {stored['model']!r}; if it is yours, say so: "
+            f"--model-code {stored['model']} (model_code= in Python)"
+        )
 
 
 def _check_device(name: str) -> None:
@@ -134,18 +152,18 @@ def _check_device(name: str) -> None:
         raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
-def _check_same_start(task: Task, writer: store.Writer, done: int) -> None:
+def _check_same_start(task: Task, path: Path, weights: bool) -> None:
     """Refuse to go on with other data or another model than the run began with, as the rows' header names them."""
-    with (writer.path / "rows.jsonl").open(encoding="utf-8") as file:
+    with (path / "rows.jsonl").open(encoding="utf-8") as file:
         began = json.loads(file.readline())
     now = task.header("")
     if began["data"] != now["data"]:
-        raise UsageError(f"{writer.path} began with other data; pass the same data to go on")
+        raise UsageError(f"{path} began with other data; pass the same data to go on")
     names = [[layer["name"], *layer["parameters"], *layer["buffers"]] for layer in (*began["layers"], *now["layers"])]
     if names[: len(began["layers"])] != names[len(began["layers"]) :]:
-        raise UsageError(f"{writer.path} began with a model of other layers; pass the same model to go on")
-    if done == 0 and began["checkpoint"] != now["checkpoint"]:
-        raise UsageError(f"{writer.path} began with other weights and has no checkpoint yet; pass the same model")
+        raise UsageError(f"{path} began with a model of other layers; pass the same model to go on")
+    if weights and began["checkpoint"] != now["checkpoint"]:
+        raise UsageError(f"{path} began with other weights and has no checkpoint yet; pass the same model")
 
 
 def _begin(task: Task, writer: store.Writer, command: str) -> None:
@@ -202,9 +220,10 @@ def _execute(
 
 
 def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
-    """Every client's model after one local epoch from the common start, and what the observers saw of it.
+    """Every client's model after the first round's local training, and what the observers saw of it.
 
-    It is the epoch in which PLayer-FL measures: the same batches, the same bits.
+    It is the training in which PLayer-FL measures, one epoch unless the configuration has more: the same batches, the
+    same bits.
 
     Returns:
         The models by client, and each client's measurement by client.
@@ -236,6 +255,7 @@ def load_models(
     *,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
+    model_code: str | None = None,
 ) -> tuple[dict[str, nn.Module], Task]:
     """The models of a checkpoint, one for each client, with the task they belong to.
 
@@ -243,18 +263,19 @@ def load_models(
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round),
             ``personal`` (fine-tuned where the algorithm fine-tunes), or ``global``.
-        data, model: your own, where the run was given them.
+        data, model, model_code: as in :func:`resume`.
 
     Raises:
-        UsageError: no such round or model; names what there is.
+        UsageError: no such round or model; names what there is. Other data or another model than the run's.
         CorruptError: what is stored is damaged.
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    _check_own(found.path, found.config, data=data, model=model)
+    _check_own(found.path, found.config, model_code, data=data, model=model)
     config, plan = stored_config(found.config)
     partition = Partition.from_tree(found.partition()) if data is None else None
     task = assemble(config, data=data, model=model, partition=partition, plan=plan)
+    _check_same_start(task, found.path, weights=False)
     algorithm = task.algorithm(task.plan)
     if "plan" in checkpoint.server.meta:
         algorithm.plan = LayerPlan.from_json(checkpoint.server.meta["plan"])

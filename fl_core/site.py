@@ -160,7 +160,7 @@ class Site:
         for name in splits:
             split: Split = getattr(self.data.clients[client], name)
             x, y = split.x.to(self.workspace.device), split.y.to(self.workspace.device)
-            parts = batch_slices(len(y), SCORE_BATCH, whole=bool(self.workspace.norms)) or [slice(None)]
+            parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [slice(None)]
             logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
             try:
                 found[name] = evaluate.scores(logits, y, self.criterion)

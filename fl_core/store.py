@@ -294,6 +294,10 @@ class Writer:
         plan = self.run._plan()
         if plan is not None:
             write_json(self.path / "plan.json", plan)  # only a copy
+        referenced = {e["blob"] for which in rounds for e in self.run.manifest(which)["states"].values()}
+        for blob in (self.path / "blobs").glob("*.safetensors"):
+            if blob.stem not in referenced:  # of a checkpoint that was never finished
+                blob.unlink()
         with (self.path / "rows.jsonl").open("r+b") as file:
             self._count(file.read(entry["bytes"]))
             file.truncate(entry["bytes"])

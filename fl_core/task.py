@@ -100,7 +100,6 @@ def assemble(
     layers = layers_of(model, models.example(data.shape), by=config.by)
     problem = Problem(
         layers=layers,
-        parameters=frozenset(name for layer in layers for name in layer.parameters),
         local_only=_statistics(model) if config.bn == "local" else frozenset(),
         n_train=data.weights,
         epochs=int(config.epochs or 0),
@@ -121,23 +120,23 @@ def assemble(
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+def _with_statistics(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
 
 
 def _statistics(model: nn.Module) -> frozenset[str]:
-    return frozenset(f"{name}.{key}" for name, m in _batch_norms(model).items() for key, _ in m.named_buffers())
+    return frozenset(f"{name}.{key}" for name, m in _with_statistics(model).items() for key, _ in m.named_buffers())
 
 
 def _drop_statistics(model: nn.Module) -> None:
-    for module in _batch_norms(model).values():
+    for module in _with_statistics(model).values():
         module.track_running_stats = False  # type: ignore[assignment]
         for key in ("running_mean", "running_var", "num_batches_tracked"):
             setattr(module, key, None)
 
 
 def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -> None:
-    if not _batch_norms(model):
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return
     if batch < 2:
         raise UsageError("the model normalises over batches: batch must be at least 2, not 1")

@@ -76,7 +76,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def n_bytes(tree: Mapping[str, Tensor]) -> int:
-    """Bytes of the entries as they travel; a bool mask costs one bit an entry, integer counters do not travel."""
+    """Bytes of the entries as they travel; a bool mask costs one bit an entry, integer counters are not counted."""
     bits = 0
     for tensor in tree.values():
         if tensor.dtype == torch.bool:

@@ -6,6 +6,7 @@ of tensor names taken from a :class:`~fl_core.plan.LayerPlan`, so most algorithm
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -35,6 +36,10 @@ class Message:
 
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+
+    def clone(self) -> Message:
+        """A copy that shares nothing with the original, as if it had crossed a border."""
+        return Message({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
 
     @property
     def bytes(self) -> int:
@@ -73,7 +78,6 @@ class Problem:
     """What an algorithm may know of the task: the model's layers and tensors, the clients' sizes, the local epochs."""
 
     layers: tuple[Layer, ...]
-    parameters: frozenset[str]
     local_only: frozenset[str]  # buffers that never travel (bn="local")
     n_train: tuple[int, ...]
     epochs: int
@@ -93,6 +97,7 @@ class Algorithm:
         summary: one line on what is trained, what travels and what is evaluated.
         paper: the source.
         splits: whether it obeys a layer plan.
+        least_layers: layers that train which a decision needs to choose between.
         evaluates: name of the model that exists after every round, ``global`` or ``personal``.
     """
 
@@ -100,6 +105,7 @@ class Algorithm:
     summary: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     splits: ClassVar[bool] = False
+    least_layers: ClassVar[int] = 2
     evaluates: ClassVar[str] = "global"
 
     @dataclass(frozen=True)
@@ -183,18 +189,6 @@ class Algorithm:
         """Fine-tuning after the last round, on a copy of the client's model; its result is named ``personal``."""
         return ()
 
-    @property
-    def headline(self) -> str:
-        """The model that tables report: the fine-tuned one where there is one."""
-        return "personal" if self.finish(0) else self.evaluates
-
-    # --- for readers ---
-
-    @property
-    def trained(self) -> frozenset[str]:
-        """Tensors that some phase of a usual round trains."""
-        return frozenset().union(*(phase.train for phase in self.phases(Round(1), 0)))
-
 
 # --- the registry ----------------------------------------------------------------------------------------------
 
@@ -274,13 +268,13 @@ def shifted(plan: LayerPlan, by: int) -> LayerPlan:
     Raises:
         UsageError: the shared layers are not a prefix.
     """
-    cut, most = prefix_length(plan), len(plan.layers) - 1
+    cut, most = prefix_length(plan), len(plan.trainable) - 1
     wanted = cut + by
     clipped = min(max(wanted, 1), max(most, 1))
     notes = [] if plan.why.status == "ok" else [plan.why.status]
     if clipped != wanted:
-        notes.append(f"clipped from {wanted} to {clipped} of {len(plan.layers)} layers")
-    return plan.with_shared(plan.names[:clipped], rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok")
+        notes.append(f"clipped from {wanted} to {clipped} of {len(plan.trainable)} layers")
+    return plan.with_shared(plan.trainable[:clipped], rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok")
 
 
 def prefix_length(plan: LayerPlan) -> int:

@@ -173,11 +173,12 @@ class PLayerFLRandom(PLayerFL):
 
     name = "playerfl_random"
     summary = "PLayer-FL with a random number of shared layers"
+    least_layers = 3
 
     def adopt(self, plan: LayerPlan) -> LayerPlan:
         cut = prefix_length(plan)
-        choices = [count for count in range(1, len(plan.layers)) if count != cut]
+        choices = [count for count in range(1, len(plan.trainable)) if count != cut]
         if not choices:
-            raise UsageError(f"{self.name}: {len(plan.layers)} layers leave no other prefix to draw")
+            raise UsageError(f"{self.name}: {len(plan.trainable)} layers leave no other prefix to draw")
         draw = seeds.numpy_generator(self.problem.seed, "random prefix").choice(choices)
-        return plan.with_shared(plan.names[: int(draw)], rule="random prefix")
+        return plan.with_shared(plan.trainable[: int(draw)], rule="random prefix")

@@ -31,10 +31,6 @@ class Ditto(Algorithm):
         lam: float = 0.1
         personal_epochs: int | None = None
 
-    @property
-    def headline(self) -> str:
-        return "personal"
-
     def start(self, initial: Tree, client: int) -> State:
         state = super().start(initial, client)
         state.trees["personal"] = tree.clone(initial)

@@ -73,6 +73,12 @@ def build(
     return model
 
 
+def is_code(name: str) -> bool:
+    """Whether :func:`build` would import and call what the name names."""
+    source, colon, _ = name.partition(":")
+    return bool(colon) and source not in _EXTERNAL
+
+
 def describe() -> dict[str, str]:
     """Every name that :func:`build` takes, with one line about it."""
     lines = {name: (inspect.getdoc(builder) or "").partition("\n")[0] for name, builder in MODELS.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -69,6 +70,8 @@ def _imported(path: str) -> Any:
     module_name, _, attributes = path.partition(":")
     if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *attributes.split("."))):
         raise UsageError(f"model {path!r} is not of the form package.module:callable")
+    if "" not in sys.path:
+        sys.path.append("")  # a module in the working directory, after everything that is installed
     try:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

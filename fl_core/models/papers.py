@@ -106,11 +106,12 @@ def heart_mlp(shape: Shape, n_classes: int) -> Layered:
 
 
 @register
-def mlp(shape: Shape, n_classes: int, *, sizes: Sequence[int] = (64, 32)) -> Layered:
+def mlp(shape: Shape, n_classes: int, *, sizes: Sequence[int] | int = (64, 32)) -> Layered:
     """Fully connected layers with ReLU, hidden widths sizes=(64, 32); samples of any shape, flattened.
 
     Kaiming-normal weights (fan-in, ReLU), zero biases. ``sizes=()`` is multinomial logistic regression.
     """
+    sizes = (sizes,) if isinstance(sizes, int) and not isinstance(sizes, bool) else sizes
     if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not all(_positive(size) for size in sizes):
         raise UsageError(f"mlp: sizes is {sizes!r}; it must be a list of hidden widths, each an integer above 0")
     return _perceptron(math.prod(shape), sizes, n_classes)

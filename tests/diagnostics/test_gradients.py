@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.gradients import GradVariance, Subject, grad_variance, measure, variance
+from diagnostics.gradient_statistics import GradVariance, grad_variance, variance
+from diagnostics.gradients import Subject, measure
 from diagnostics.sensitivity import Sensitivity, federation_sensitivity
 from fl_core import losses
 from fl_core.errors import UsageError

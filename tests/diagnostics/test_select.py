@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections import OrderedDict
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from diagnostics import Report, SensitivityAccumulator, diagnose
+from diagnostics.rules import change_point
 from diagnostics.select import RULES, THRESHOLDS, decide, explain, largest_jump, ratios, select, sensitivity_ratio
 from diagnostics.sensitivity import recorded_rows
 from fl_core import __version__
@@ -273,6 +276,161 @@ def test_by_hand_nothing_or_with_a_curve_beside_it():
     assert plan.why.alternatives == {}
 
 
+# --- a change of level, resamples ------------------------------------------------------------------------------
+
+
+def test_change_point_decides_with_its_own_thresholds():
+    plan = select(measured(rows_of()), "change_point", threshold=1.5)
+    assert (plan.why.threshold, plan.why.status) == (1.5, "ok")
+    assert plan.cut == change_point(COMBINED, 1.5)
+    for threshold in THRESHOLDS:
+        names = [layer.name for layer in LAYERS]
+        assert plan.why.alternatives[f"{threshold:g}"] == names[change_point(COMBINED, threshold) - 1]
+    flat = select(measured(rows_of({"a": (5, [1.0, 1.01, 1.02, 1.03])})), "change_point")
+    assert flat.why.status == "no rise of level is worth a step by 1.2: all but the last layer are shared"
+
+
+@pytest.mark.parametrize("rule", [name for name, each in RULES.items() if each.cut])
+def test_stability_stands_in_the_evidence(rule):
+    """Of two clients a resample holds one, the other, or both: three decisions with probability 1/4, 1/4, 1/2."""
+    plan = select(measured(rows_of(seed=9)), rule, threshold=1.7)
+    found = plan.why.detail["stability"]
+    alone = {c: select(measured(rows_of({c: v}, seed=9)), rule, threshold=1.7).cut for c, v in SENSITIVITIES.items()}
+    expected: dict[str, float] = {}
+    for cut, share in ((alone["a"], 0.25), (alone["b"], 0.25), (plan.cut, 0.5)):
+        expected[LAYERS[cut - 1].name] = expected.get(LAYERS[cut - 1].name, 0) + share
+    assert found["cuts"] == pytest.approx(expected, abs=0.1)
+    assert found["agreement"] == found["cuts"][plan.shared[-1]]
+    assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    one = select(measured(rows_of({"a": SENSITIVITIES["a"]})), rule)
+    assert one.why.detail["stability"]["status"].startswith("one client and no measurement errors")
+
+
+# --- votes -----------------------------------------------------------------------------------------------------
+
+VARIANCES = {"a": (100, [1.0, 1.0, 9.0, 9.0]), "b": (300, [1.0, 1.0, 9.0, 9.0])}
+TRACES = {"a": (100, [1.0, 1.0, 1.0, 5.0]), "b": (300, [1.0, 9.0, 9.0, 9.0])}
+
+
+def several(traces=TRACES):
+    return measured(
+        rows_of(),
+        rows_of(VARIANCES, "grad_variance", "epoch"),
+        rows_of(traces, "hessian_trace", "per_parameter"),
+        rows_of({"a": (1, [1.0, 2.0, 2.0, 2.0])}, "depth", "x"),
+    )
+
+
+def test_the_vote_is_the_median_of_what_each_metric_decides():
+    rows = several()
+    plan = select(rows, "vote")
+    said = plan.why.detail["metrics"]
+    assert list(said) == ["grad_variance", "hessian_trace", "federation_sensitivity"]
+    for name, each in said.items():
+        rule = "sensitivity_ratio" if name == "federation_sensitivity" else "largest_jump"
+        alone = select(rows, rule, metric=name)
+        assert (each["rule"], each["last"], each["variant"]) == (rule, alone.shared[-1], alone.why.variant)
+        assert list(each["values"].values()) == pytest.approx(alone.why.values[:4])
+        assert each["threshold"] == alone.why.threshold
+        assert each["stability"] == alone.why.detail["stability"]
+    assert [each["last"] for each in said.values()] == ["conv2", "conv1", "conv2"]
+    assert plan.shared == ("conv1", "conv2")
+    assert plan.why.detail["agreement"] == pytest.approx(2 / 3)
+    assert plan.why.votes == {"a": "fc1", "b": "conv2"}  # a: conv2, fc1, fc1; b: conv2, conv1, conv2
+    assert (plan.why.metric, plan.why.threshold, plan.why.values) == ("", None, ())
+    assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize(
+    "metrics", [["depth", "grad_variance=change_point"], {"depth": "largest_jump", "grad_variance": "change_point"}]
+)
+def test_who_votes_and_how_can_be_said(metrics):
+    plan = select(several(), "vote", metrics=metrics)
+    assert [each["rule"] for each in plan.why.detail["metrics"].values()] == ["largest_jump", "change_point"]
+    assert plan.shared == ("conv1",)  # of the cuts 1 and 2 the lower
+    assert plan.why.detail["agreement"] == 0.5
+
+
+def test_a_metric_without_ratios_abstains():
+    bad = {"a": (100, [1.0, -1.0, 1.0, 5.0]), "b": (300, [1.0, -9.0, 9.0, 9.0])}
+    plan = select(several(bad), "vote")
+    assert list(plan.why.detail["metrics"]) == ["grad_variance", "federation_sensitivity"]
+    assert "hessian_trace has no vote: layer 'conv2' has a hessian_trace of -7" in plan.why.status
+    with pytest.raises(RunError, match="hessian_trace has no vote"):
+        select(several(bad), "vote", metrics=["hessian_trace"])
+
+
+def test_metrics_vote_on_the_same_resamples():
+    """Three times the same numbers are as stable as once."""
+    copies = [rows_of(metric=name, variant="x") for name in ("m1", "m2", "m3")]
+    plan = select(measured(rows_of(), *copies), "vote", metrics=dict.fromkeys(("m1", "m2", "m3"), "sensitivity_ratio"))
+    assert plan.why.detail["stability"] == select(measured(rows_of())).why.detail["stability"]
+
+
+# --- costs and budgets -----------------------------------------------------------------------------------------
+
+COUNTS = {"conv1": 10, "conv2": 30, "fc1": 200, "fc10": 40, "spare": 8}
+
+
+def counted():
+    """Rows of two metrics, one of which covers the weights only."""
+    header, table = measured(rows_of(), rows_of(TRACES, "hessian_trace", "per_parameter"))
+    counts = table["layer"].map(COUNTS) - (table["metric"] == "federation_sensitivity").astype(int)
+    return header, table.assign(n_params=counts.astype("Int64"))
+
+
+@pytest.mark.parametrize(
+    ("budget", "count"), [(1, 0), (39, 0), (40, 1), (159, 1), (160, 2), (959, 2), (960, 3), (1120, 4), (10**9, 4)]
+)
+def test_bytes_that_fit(budget, count):
+    plan = select(counted(), "budget_bytes", budget=budget)
+    assert plan.cut == count
+    assert "spare" not in plan.shared
+    cost = plan.why.detail["cost"]
+    assert cost["layers"] == {name: 4 * n for name, n in COUNTS.items() if name != "spare"}
+    assert (cost["all"], cost["shared"]) == (1120, sum(4 * COUNTS[name] for name in plan.shared))
+    assert plan.why.detail["budget"] == budget
+    assert plan.why.status == (
+        "ok" if count else f"not even the first layer fits into {budget:g} bytes: nothing is shared"
+    )
+
+
+def test_a_budget_beside_a_curve():
+    plan = select(counted(), "budget_bytes", budget=200, metric="federation_sensitivity")
+    assert plan.shared == ("conv1", "conv2")
+    assert plan.why.values[:4] == pytest.approx(COMBINED)
+    assert plan.why.detail["budget"] == 200
+
+
+def test_bytes_of_the_model_count_buffers_and_biases():
+    model = nn.Sequential(OrderedDict(c=nn.Conv1d(2, 3, 3), n=nn.BatchNorm1d(3), f=nn.Flatten(), h=nn.Linear(9, 2)))
+    layers = layers_of(model.eval(), torch.zeros(2, 2, 5))
+    table = rows_of({"a": (3, [1.0, 2.0])}, names=[layer.name for layer in layers])
+    rows = measured(table, layers=[asdict(layer) for layer in layers])
+    plan = select(rows, "budget_bytes", budget=10**6, model=model)
+    expected = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    assert plan.why.detail["cost"]["all"] == expected == plan.why.detail["cost"]["shared"]
+    with pytest.raises(UsageError, match="the model is not that of the rows"):
+        select(rows, "budget_bytes", budget=10**6, model=nn.Linear(2, 2))
+    first = sum(t.numel() * t.element_size() for name, t in model.state_dict().items() if name[0] in "cn")
+    assert select(rows, "largest_jump", costs=True, model=model).why.detail["cost"]["shared"] == first < expected
+    assert "cost" not in select(rows, "largest_jump", costs=True).why.detail  # the rows do not say
+
+
+def test_measured_costs_come_first_and_give_flops():
+    costs = {"bytes": [100, 200, 300, 400], "forward_flops": [1, 2, 3, 4], "backward_flops": [2, 4, 6, 8]}
+    rows = [rows_of({"a": (3, values)}, "layer_cost", variant) for variant, values in costs.items()]
+    header, table = measured(rows_of(), *rows)
+    assert select((header, table), "budget_bytes", budget=599).cut == 2
+    plan = select((header, table), "budget_flops", budget=18)
+    assert plan.cut == 3
+    assert plan.why.detail["cost"]["layers"] == {"conv1": 3, "conv2": 6, "fc1": 9, "fc10": 12}
+    assert "FLOPs of one training sample" in explain(plan, full=True)
+    only = table[table["variant"] != "backward_flops"]
+    with pytest.raises(UsageError, match="flops of conv1"):
+        select((header, only), "budget_flops", budget=18)
+
+
 # --- in mid-run ------------------------------------------------------------------------------------------------
 
 importances = st.lists(st.floats(1e-12, 1e6), min_size=4, max_size=4)
@@ -392,6 +550,20 @@ def test_mid_run_needs_a_rule_that_decides(rule, message):
         ({"threshold": 0.0}, "threshold of 0.0"),
         ({"threshold": math.nan}, "threshold of nan"),
         ({"threshold": math.inf}, "threshold of inf"),
+        ({"metrics": ["cka"]}, "only rule 'vote' takes several"),
+        ({"budget": 5}, "has no budget"),
+        ({"rule": "vote", "metric": "cka"}, "name them with metrics"),
+        ({"rule": "vote", "variant": "training"}, "name them with metrics"),
+        ({"rule": "vote", "metrics": ["cka"]}, "unknown metric among the rows 'cka'"),
+        ({"rule": "vote", "metrics": ["federation_sensitivity=manual"]}, "rule of a voting metric 'manual'"),
+        ({"rule": "vote", "metrics": ["federation_sensitivity"] * 2}, "votes twice"),
+        ({"rule": "vote", "metrics": []}, "no metric to vote; the rows hold federation_sensitivity"),
+        ({"rule": "vote", "layers": "conv1"}, "only rule 'manual'"),
+        ({"rule": "budget_bytes"}, "needs a budget, in bytes"),
+        ({"rule": "budget_flops", "budget": math.nan}, "a budget of nan"),
+        ({"rule": "budget_bytes", "budget": 0}, "a budget of 0"),
+        ({"rule": "budget_bytes", "budget": 100}, "the bytes of conv1, conv2, fc1, fc10 are not known.*pass the model"),
+        ({"rule": "budget_flops", "budget": 100}, "the flops of .* are not known: measure layer_cost first$"),
     ],
 )
 def test_requests_that_cannot_be_met(options, message):
@@ -518,6 +690,49 @@ def test_explanation():
         "",
         f"Measured with seed 3, data {'d' * 12}, checkpoint {'c' * 12}, version 0.1.0",
     ]
+
+
+def test_full_explanation():
+    text = explain(select(counted(), threshold=1.5, costs=True), full=True)
+    assert text.startswith(explain(select(counted(), threshold=1.5)).split("\n\n")[0])
+    assert (
+        """Each client's own values:
+  layer    a    b
+  conv1    1    1
+  conv2  1.1  1.1
+  fc1    1.2    2
+  fc10     4    3
+"""
+        in text
+    )
+    assert "Last shared layer over 500 resamples of the clients:\n  the decision stays in " in text
+    assert (
+        """Bytes that a client uploads a round, and as many down (4 bytes a parameter, counted in the rows):
+  conv1              40  federated
+  conv2             120  federated
+  fc1               800  local
+  fc10              160  local
+  federated: 160 of 1,120 bytes; saves 85.7% against sharing every layer"""
+        in text
+    )
+
+
+def test_full_explanation_of_a_vote():
+    text = explain(select(several(), "vote"), full=True)
+    lines = text[text.index("Last shared layer by each metric:") :].splitlines()[1:5]
+    assert [line.split()[:3] for line in lines[:3]] == [
+        ["grad_variance", "conv2", "largest_jump"],
+        ["hessian_trace", "conv1", "largest_jump"],
+        ["federation_sensitivity", "conv2", "sensitivity_ratio"],
+    ]
+    assert lines[3] == "  agreement with the median: 67%"
+
+
+def test_full_explanation_of_many_clients_shows_their_range():
+    many = {f"site{k}": (1, [1.0, 1.1, 1.2 + k / 100, 4.0]) for k in range(30)}
+    text = explain(select(measured(rows_of(many))), full=True)
+    assert "  layer  lowest  median  highest\n" in text
+    assert "  fc1       1.2    1.35     1.49\n" in text
 
 
 @pytest.mark.parametrize(

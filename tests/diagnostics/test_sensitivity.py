@@ -28,6 +28,7 @@ from diagnostics.sensitivity import (
 from fl_core import losses
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
+from fl_core.plan import LayerPlan
 from fl_core.rows import Row
 
 CE = losses.build("cross_entropy")
@@ -369,3 +370,58 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     layers = layers_of(net(), pair()[0])
     with pytest.raises(UsageError, match=words):
         federation_sensitivity([Subject("a", net(), pair(), 20)], layers, loss=CE, **options)
+
+
+# --- embedding tables ------------------------------------------------------------------------------------------
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.place, self.head = nn.Embedding(50, 3, padding_idx=0), nn.Embedding(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.table(x) + self.place(torch.arange(4))).mean(1))
+
+
+@pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
+@pytest.mark.parametrize("embeddings", ["touched", "whole"])
+def test_a_table_counts_with_the_rows_that_a_batch_touches(reduce: str, embeddings: str) -> None:
+    model = Bag().double()
+    g = torch.Generator().manual_seed(3)
+    x, y = torch.randint(0, 50, (12, 4), generator=g), torch.randint(2, (12,), generator=g)
+    layers = layers_of(model, x[:2])
+    assert [layer.tables for layer in layers] == [("table.weight",), ("place.weight",), ()]
+    plan = LayerPlan.prefix(layers, 1)
+    assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    both = Layer("both", ("table.weight", "place.weight"), tables=("table.weight", "place.weight"))
+    rows = federation_sensitivity(
+        [Subject("a", model, (x, y), 12)], [both, layers[2]], loss=CE, batch=5, reduce=reduce, embeddings=embeddings
+    )
+    found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
+    params = dict(model.named_parameters())
+    sums, entries = dict.fromkeys(both.parameters, 0.0), dict.fromkeys(both.parameters, 0.0)
+    for k in range(0, 12, 5):
+        model.zero_grad()
+        CE(model(x[k : k + 5]), y[k : k + 5]).backward()
+        for name in both.parameters:
+            w = params[name]
+            touched = set(x[k : k + 5].unique().tolist()) - {0} if name == "table.weight" else range(4)
+            sums[name] += float((w * w.grad).detach().square().sum())
+            entries[name] += 3 * len(touched) if embeddings == "touched" else w.numel()
+    model.zero_grad()
+    parts = [sums[name] / entries[name] for name in both.parameters]
+    expected = sum(sums.values()) / sum(entries.values()) if reduce == "pooled" else sum(parts) / 2
+    assert found["both"]["value"] == pytest.approx(expected, rel=1e-10)
+    assert ("touched rows" in found["both"]["estimator"]) == (embeddings == "touched")
+    assert "touched rows" not in found["head"]["estimator"]
+
+
+def test_a_table_that_no_step_touches_has_no_importance_and_a_bad_treatment_is_named() -> None:
+    layer = Layer("table", ("w",), tables=("w",))
+    accumulator = SensitivityAccumulator([layer])
+    accumulator.update({"w": torch.ones(5, 2)}, {"w": torch.zeros(5, 2)})
+    assert accumulator.importance().tolist() == [0.0]
+    with pytest.raises(UsageError, match="did you mean 'touched'"):
+        SensitivityAccumulator([layer], embeddings="touch")

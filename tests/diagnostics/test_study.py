@@ -9,11 +9,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from diagnostics import cli, measure, select
+from diagnostics import cli, select
 from diagnostics.compare import Comparison
 from diagnostics.report import Report
 from diagnostics.study import over_seeds, study, verdict
-from fl_core import rows, runner, store
+from fl_core import rows, store
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
@@ -66,28 +66,24 @@ def test_rows_give_the_plan(out):
     assert plan.why.variant == "training"
 
 
-def test_the_playerfl_family_obeys_the_plan_and_the_others_do_not(out):
-    plan = LayerPlan.load(out / "plan.json")
-    config = {name: store.Run(out / "comparison" / "runs" / f"{name}-1").config for name in NAMES}
-    for name in ("playerfl", "playerfl_random"):
-        assert LayerPlan.from_json(config[name]["given"]).digest == plan.digest
-    kept = {  # by a client, beside what is federated
-        name: set(store.Run(out / "comparison" / "runs" / f"{name}-1").checkpoint().clients["va"].trees["model"])
-        for name in NAMES
+def test_every_run_decides_on_its_own_seed_and_the_first_as_the_study_does(out):
+    """The plan of another seed would have seen test samples of this one."""
+    runs = out / "comparison" / "runs"
+    assert LayerPlan.load(runs / "playerfl-0" / "plan.json") == LayerPlan.load(out / "plan.json")
+    for seed in (0, 1):
+        config = {name: store.Run(runs / f"{name}-{seed}").config for name in NAMES}
+        assert config["playerfl"]["given"] is config["playerfl_random"]["given"] is config["local"]["given"] is None
+        assert LayerPlan.from_json(config["fedbabu"]["given"]).why.rule == "all_but_last"
+        own = LayerPlan.load(runs / f"playerfl-{seed}" / "plan.json")
+        drawn = LayerPlan.load(runs / f"playerfl_random-{seed}" / "plan.json")
+        assert own.why.seed == drawn.why.seed == seed
+        assert own.why.values == drawn.why.values
+        assert own.shared != drawn.shared
+        kept = store.Run(runs / f"playerfl-{seed}").checkpoint().clients["va"].trees["model"]
+        assert set(kept) == own.head_tensors
+    assert over_seeds(out / "comparison", (0, 1, 7)) == {
+        seed: LayerPlan.load(runs / f"playerfl-{seed}" / "plan.json").shared[-1] for seed in (0, 1)
     }
-    assert kept["playerfl"] == plan.head_tensors
-    assert kept["playerfl_random"] != plan.head_tensors
-    assert kept["fedbabu"] == set(plan.layers[-1].tensors)
-    assert LayerPlan.from_json(config["fedbabu"]["given"]).why.rule == "all_but_last"
-    assert config["local"]["given"] is None
-
-
-def test_the_decision_of_each_seed_is_that_of_its_own_run(tmp_path):
-    decided = over_seeds(HEART, (0, 5))
-    for seed, last in decided.items():
-        config = RunConfig(dataset="heart", algorithm="playerfl", rounds=1, seed=seed)
-        runner.run(config, tmp_path / str(seed), instruments=measure.instruments(), progress=False)
-        assert LayerPlan.load(tmp_path / str(seed) / "plan.json").shared[-1] == last
 
 
 # --- the report ------------------------------------------------------------------------------------------------

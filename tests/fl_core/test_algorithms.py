@@ -28,8 +28,7 @@ def layers(kind: str = "plain") -> tuple[Layer, ...]:
 
 def problem(kind: str = "plain", **changes: Any) -> Problem:
     found = layers(kind)
-    parameters = frozenset(name for layer in found for name in layer.parameters)
-    return replace(Problem(found, parameters, frozenset(), TOY.weights, 1, 0), **changes)
+    return replace(Problem(found, frozenset(), TOY.weights, 1, 0), **changes)
 
 
 def prefix(count: int, kind: str = "plain", **why: Any) -> LayerPlan:

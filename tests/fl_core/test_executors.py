@@ -235,7 +235,7 @@ def _each(workers: Workers, jobs: list[TrainJob]) -> Iterator[Result]:
 def test_a_worker_that_dies_is_reported_with_its_exit_code() -> None:
     workers = Workers(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
     try:
-        with pytest.raises(RunError, match="a worker process ended with exit code 7; if memory ran out, use fewer"):
+        with pytest.raises(RunError, match="a worker process ended with exit code 7; its own message is above"):
             play(algorithm="failing", epochs=4, executor=workers)
     finally:
         workers.close()

@@ -34,7 +34,7 @@ class Bench:
         self.task = runner.assemble(CONFIG, data=TOY, model=self.model)
         self.space = Workspace(self.task.model)
         layers = self.task.layers
-        problem = Problem(layers, self.task.problem.parameters, frozenset(), TOY.weights, training.epochs, seed)
+        problem = Problem(layers, frozenset(), TOY.weights, training.epochs, seed)
         self.algorithm = find("fedavg")(problem)
         self.start = tree.of(self.task.model)
 

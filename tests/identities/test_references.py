@@ -46,8 +46,7 @@ def one_round(
     """The server and the clients after a round of the real thing, in float64."""
     model = network("plain").double()
     layers = layers_of(model, models.example(TOY.shape).double())
-    parameters = frozenset(name for layer in layers for name in layer.parameters)
-    problem = Problem(layers, parameters, frozenset(), DATA.weights, training.epochs, SEED)
+    problem = Problem(layers, frozenset(), DATA.weights, training.epochs, SEED)
     plan = None if plan_cut is None else LayerPlan.prefix(layers, plan_cut)
     chosen = find(algorithm)(problem, plan, options)
     serial = Serial(Site(model, DATA, training, build("cross_entropy"), layers, {}))

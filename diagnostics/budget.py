@@ -1,0 +1,97 @@
+"""What layers cost: bytes that a client uploads for them in a round, and FLOPs of training them on one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from fl_core import tree
+from fl_core.errors import UsageError, listing
+from fl_core.layers import Layer
+
+COST = "layer_cost"
+FLOAT = 4  # bytes of a float32
+FLOPS = ("forward_flops", "backward_flops")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs by layer, in one unit.
+
+    Attributes:
+        unit: ``bytes`` or ``flops``.
+        basis: where the numbers come from, in words.
+        values: layer -> its cost; a layer that is not in it has an unknown cost.
+    """
+
+    unit: str
+    basis: str
+    values: dict[str, float]
+
+    def of(self, layers: Sequence[Layer]) -> list[float]:
+        """The costs of these layers.
+
+        Raises:
+            UsageError: one is not known.
+        """
+        gone = [layer.name for layer in layers if layer.name not in self.values]
+        if gone:
+            way = "" if self.unit == "flops" else ", or pass the model"
+            raise UsageError(f"the {self.unit} of {listing(gone)} are not known: measure {COST} first{way}")
+        return [self.values[layer.name] for layer in layers]
+
+    def detail(self, layers: Sequence[Layer], shared: Sequence[str]) -> dict[str, Any]:
+        """The costs as evidence, with their sums over the shared layers and over all; empty if not all are known."""
+        if any(layer.name not in self.values for layer in layers):
+            return {}
+        values = {layer.name: self.values[layer.name] for layer in layers}
+        return {
+            "unit": self.unit,
+            "basis": self.basis,
+            "layers": values,
+            "shared": sum(values[name] for name in shared),
+            "all": sum(values.values()),
+        }
+
+
+def bytes_of(layers: Sequence[Layer], table: pd.DataFrame, model: nn.Module | None = None) -> Costs:
+    """Bytes of each layer's tensors: what a client that takes part uploads for it in a round, and downloads again.
+
+    Exact (buffers included) from the model, or from measured ``layer_cost``. Otherwise 4 bytes for each parameter that
+    some row of the layer covers (``n_params``): complete where a metric of all parameters was measured, such as
+    ``hessian_trace`` or ``cka``, else weights without biases; never buffers.
+    """
+    if model is not None:
+        live = tree.live(model)
+        gone = [name for layer in layers for name in layer.tensors if name not in live]
+        if gone:
+            raise UsageError(f"the model is not that of the rows: it has no {listing(gone, 4)}")
+        sizes = {x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors)) for x in layers}
+        return Costs("bytes", "tensors of the model", sizes)
+    found = _measured(layers, table, ("bytes",))
+    if found:
+        return Costs("bytes", f"measured {COST}", found)
+    counts = table[table["layer"] != ""].groupby("layer")["n_params"].max().dropna()
+    sizes = {layer.name: 0.0 for layer in layers if not layer.parameters}
+    sizes |= {layer.name: FLOAT * float(counts[layer.name]) for layer in layers if layer.name in counts.index}
+    return Costs("bytes", f"{FLOAT} bytes a parameter, counted in the rows", sizes)
+
+
+def flops_of(layers: Sequence[Layer], table: pd.DataFrame) -> Costs:
+    """Floating-point operations of each layer, forward and backward, for one training sample; from ``layer_cost``."""
+    return Costs("flops", f"measured {COST}, forward and backward, one sample", _measured(layers, table, FLOPS))
+
+
+def _measured(layers: Sequence[Layer], table: pd.DataFrame, variants: Sequence[str]) -> dict[str, float]:
+    """The sum of these variants of ``layer_cost`` by layer, where all of them were measured; the highest client's."""
+    rows = table[(table["metric"] == COST) & table["variant"].isin(variants) & table["value"].notna()]
+    values = rows.groupby(["layer", "variant"])["value"].max()
+    return {
+        layer.name: float(sum(values[layer.name, variant] for variant in variants))
+        for layer in layers
+        if all((layer.name, variant) in values.index for variant in variants)
+    }

@@ -1,0 +1,125 @@
+"""Hessian traces by other packages, PyHessian and curvlinops, on the same call: cross-checks of this package's own.
+
+Each gets a layer as a module of its own, whose only parameters are the layer's, and the mean loss; the model itself is
+not handed out. The probes are drawn and averaged in a way that gives a standard error. What the packages get wrong:
+
+* PyHessian 0.1 stops at a rule that does not measure its error, and after two probes where the trace is negative: here
+  it runs all probes. Its reference cycle from ``backward(create_graph=True)`` is broken after use. It forces eval
+  mode: train mode is refused, not ignored. It has no floating type but the parameters' own.
+* curvlinops gives no standard error with its trace: here its operator is multiplied with the probes. Its forward-mode
+  product does not exist for every operation, which becomes a status.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from diagnostics.capture import Batch, Data, batches
+from diagnostics.curvature_model import Differentiable, rademacher
+from fl_core.errors import UsageError
+from fl_core.losses import Loss
+from fl_core.seeds import seed_of, torch_generator
+
+BACKENDS = ("fedlayers", "pyhessian", "curvlinops")
+
+
+class _Block(nn.Module):
+    """One layer's parameters as those of a module; everything else of the model is constant."""
+
+    def __init__(self, run: Differentiable, names: Sequence[str]) -> None:
+        super().__init__()
+        self._run, self._names = run, tuple(names)
+        self._rest = {name: p.detach() for name, p in run.parameters.items()} | run.buffers
+        for position, name in enumerate(names):
+            self.register_parameter(f"p{position}", nn.Parameter(run.parameters[name].detach()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = {name: getattr(self, f"p{position}") for position, name in enumerate(self._names)}
+        logits: Tensor = functional_call(self._run.model, {**self._rest, **own}, (x,))
+        return logits
+
+
+class _MeanLoss(nn.Module):
+    reduction = "mean"
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self._loss = loss
+
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        return self._loss(logits, y)
+
+
+class _Typed:
+    """The batches, in the type of the computation."""
+
+    def __init__(self, run: Differentiable, data: Data, batch: int) -> None:
+        self._run, self._data, self._batch = run, data, batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        for x, y in batches(self._data, self._batch):
+            yield (x.to(self._run.dtype) if self._run.dtype and x.is_floating_point() else x), y
+
+
+def check(backend: str, estimator: str, mode: str) -> None:
+    """Refuse what a backend cannot do.
+
+    Raises:
+        UsageError: train mode, or another estimator than weight-space probes.
+    """
+    if backend == "fedlayers":
+        return
+    if estimator not in ("auto", "hutchinson"):
+        raise UsageError(f"backend {backend!r} has weight-space probes only; estimator {estimator!r} is fedlayers' own")
+    if mode != "eval":
+        raise UsageError(f"backend {backend!r} measures in eval mode only; mode {mode!r} needs backend 'fedlayers'")
+
+
+def trace(
+    backend: str, run: Differentiable, data: Data, layer: str, names: Sequence[str], batch: int, probes: int
+) -> tuple[float, float, str]:
+    """Value and standard error of one layer's trace, and the status: what the package could not do, or "ok"."""
+    draw = _pyhessian if backend == "pyhessian" else _curvlinops
+    block, source = _Block(run, names), _Typed(run, data, batch)
+    try:
+        found = torch.tensor(draw(run, block, source, layer, probes), dtype=torch.float64)
+    except (RuntimeError, NotImplementedError) as error:
+        return math.nan, math.nan, f"{backend} gives no value for layer {layer!r}: {str(error).splitlines()[0]}"
+    finally:
+        for parameter in block.parameters():
+            parameter.grad = None  # the cycle: a gradient with a graph that leads back to its parameter
+    return float(found.mean()), float(found.std()) / math.sqrt(probes), "ok"
+
+
+def _pyhessian(run: Differentiable, block: _Block, source: Any, layer: str, probes: int) -> list[float]:
+    from pyhessian import hessian
+
+    device = next(block.parameters()).device.type
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"backend 'pyhessian' runs on cpu and cuda, not on {device}")
+    torch.manual_seed(seed_of(run.seed, "pyhessian probes", layer))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using backward\\(\\) with create_graph=True", UserWarning)
+        measured = hessian(block, _MeanLoss(run.loss), dataloader=source, cuda=device == "cuda")
+        return [float(value) for value in measured.trace(maxIter=probes, tol=-math.inf)]  # never stops before the end
+
+
+def _curvlinops(run: Differentiable, block: _Block, source: Any, layer: str, probes: int) -> list[float]:
+    from curvlinops import HessianLinearOperator
+
+    parameters = list(block.parameters())
+    generator = torch_generator(run.seed, "curvlinops probes", layer)
+    operator = HessianLinearOperator(block, _MeanLoss(run.loss), parameters, source, check_deterministic=False)
+    like = torch.cat([p.detach().reshape(-1) for p in parameters])
+    drawn = []
+    for _ in range(probes):
+        v = rademacher(like, generator)
+        drawn.append(float((v * (operator @ v)).double().sum()))
+    return drawn

@@ -1,0 +1,88 @@
+"""What PLayer-FL's released code computes under the name of the Hessian's eigenvalue sum: a nuclear norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from diagnostics.capture import Data, batches
+from diagnostics.curvature_model import Differentiable, curvature, differentiable_once, no_second_derivative
+from diagnostics.curvature_sampled import CUT, Estimates
+from fl_core.seeds import torch_generator
+
+
+def released(
+    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
+) -> tuple[Estimates, dict[str, str], int]:
+    """Mean over a layer's weight tensors W of the nuclear norm of H_W v, with v Gaussian of unit length.
+
+    Neither a trace nor a sum of eigenvalues: at least 0, grows as the square root of the rank times ||H v||, and hangs
+    on v. H_W v is read as a matrix [out, rest] and its singular values are added up; of a convolution, the matrix
+    [out, kernel] of each input channel, averaged over the channels (PLayer-FL's released code). H is of the mean loss
+    over all samples, where that code took one batch.
+
+    Returns:
+        Values with their standard errors over ``probes`` draws of v (NaN for one, which is what the authors used), by
+        layer why there is none, and the number of samples.
+    """
+    names = [name for group in layers.values() for name in group]
+    tensors = [run.parameters[name] for name in names]
+    generator = {name: torch_generator(run.seed, "released probe", name) for name in names}
+    directions = {name: [_direction(run.parameters[name], generator[name]) for _ in range(probes)] for name in names}
+    totals = {
+        name: [torch.zeros_like(t, dtype=torch.float64) for _ in range(probes)]
+        for name, t in zip(names, tensors, strict=True)
+    }
+    failures: dict[str, str] = {}
+    n = 0
+    for index, (x, y) in enumerate(batches(data, batch)):
+        _, losses = run.forward(x, y, index)
+        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
+        gradient = dict(zip(names, gradients, strict=True))
+        for layer, group in layers.items():
+            if layer in failures:
+                continue
+            try:
+                for name in group:
+                    if index == 0 and differentiable_once(gradient[name]):
+                        failures[layer] = CUT
+                        break
+                    for v, total in zip(directions[name], totals[name], strict=True):
+                        total += curvature([gradient[name]], [v], [run.parameters[name]])[0]
+            except RuntimeError as error:
+                failures[layer] = no_second_derivative(error)
+        n += len(y)
+        del losses, gradients, gradient
+    found = {}
+    for layer, group in layers.items():
+        if layer not in failures:
+            drawn = torch.tensor(
+                [[nuclear_norm(total / n) for total in totals[name]] for name in group], dtype=torch.float64
+            ).mean(0)
+            found[layer] = (float(drawn.mean()), float(drawn.std()) / math.sqrt(probes) if probes > 1 else math.nan)
+    return found, failures, n
+
+
+def nuclear_norm(product: Tensor) -> float:
+    """The sum of singular values of a tensor [out, rest], or their mean over the input channels of [out, in, kernel].
+
+    A vector counts as one column; NaN where an entry is not finite.
+    """
+    if not bool(torch.isfinite(product).all()):
+        return math.nan
+    if product.ndim < 3:
+        return float(
+            torch.linalg.matrix_norm(
+                product.reshape(len(product), -1) if product.ndim else product.reshape(1, 1), "nuc"
+            )
+        )
+    slices = product.transpose(0, 1).flatten(2)
+    return float(torch.linalg.matrix_norm(slices, "nuc").mean())
+
+
+def _direction(like: Tensor, generator: torch.Generator) -> Tensor:
+    v = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    return (v / v.norm()).to(like)

@@ -1,0 +1,152 @@
+"""Rows of the curvature metrics: the trace of each layer's Hessian block, and its largest eigenvalues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from diagnostics.capture import Batch, batches
+from diagnostics.gradients import Subject, Tick, placed, quiet
+from diagnostics.hessian import TraceResult, hessian_trace, released_norm
+from diagnostics.spectrum import hessian_spectrum
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.losses import Loss
+from fl_core.rows import Row, row
+
+VARIANTS = ("trace", "released")
+UNIT = "loss/weight^2"
+
+
+def hessian_rows(
+    subjects: Sequence[Subject],
+    layers: Sequence[Layer],
+    *,
+    loss: Loss,
+    batch: int = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    tick: Tick = quiet,
+    estimator: str = "auto",
+    probes: int | None = None,
+    dtype: torch.dtype | None = None,
+    backend: str = "fedlayers",
+    variant: str = "trace",
+) -> list[Row]:
+    """Two rows a client and layer: the trace of the layer's Hessian block over its parameters' number, and undivided.
+
+    Both are signed; PLayer-FL, Eq. A.2, divided by the number of parameters as its section 5.1 says. The options are
+    those of :func:`diagnostics.hessian.hessian_trace`. With ``variant="released"``, one row instead: the nuclear norm
+    that the authors' released code computes (:func:`diagnostics.curvature_released.released`), which is no trace.
+
+    Raises:
+        UsageError: an unknown option, or one that the variant does not have.
+    """
+    check_known("variant of hessian_trace", variant, VARIANTS)
+    if variant == "released" and (estimator, backend) != ("auto", "fedlayers"):
+        raise UsageError("variant 'released' is one computation: it has no estimator and no backend to choose")
+    found: list[Row] = []
+    for subject in subjects:
+        options: dict[str, Any] = {"loss": loss, "batch": batch, "seed": seed, "mode": mode}
+        options |= {"probes": probes, "dtype": dtype}
+        if variant == "released":
+            results = released_norm(subject.model, Placed(subject, batch), layers, **options)
+        else:
+            options |= {"estimator": estimator, "backend": backend}
+            results = hessian_trace(subject.model, Placed(subject, batch), layers, **options)
+        for result in results:
+            found += _trace_rows(subject, result, variant)
+        tick(subject.client)
+    return found
+
+
+def _trace_rows(subject: Subject, result: TraceResult, variant: str) -> list[Row]:
+    ok = result.status == "ok"
+    asked = result.note in ("", "as asked")
+    values = {
+        "per_parameter": (result.per_parameter, result.stderr_per_parameter),
+        "absolute": (result.trace, result.stderr),
+    }
+    if variant == "released":
+        values = {"released": (result.trace, result.stderr)}
+    return [
+        row(
+            "hessian_trace",
+            value if ok else None,
+            status=result.status,
+            client=subject.client,
+            layer=result.layer,
+            variant=name,
+            stderr=stderr if ok else None,
+            estimator=result.estimator + ("" if asked or not ok else f"; not exact: {result.note}"),
+            unit=UNIT,
+            n_params=result.n_params,
+            n_samples=result.n_samples,
+            n_train=subject.n_train,
+        )
+        for name, (value, stderr) in values.items()
+    ]
+
+
+def spectrum_rows(
+    subjects: Sequence[Subject],
+    layers: Sequence[Layer],
+    *,
+    loss: Loss,
+    batch: int = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    tick: Tick = quiet,
+    k: int = 3,
+    tol: float = 1e-3,
+    dtype: torch.dtype | None = None,
+) -> list[Row]:
+    """``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the layer's block.
+
+    Signed, in descending order. ``stderr`` holds the norm of the residual, which bounds the error. The options are
+    those of :func:`diagnostics.spectrum.hessian_spectrum`.
+    """
+    found: list[Row] = []
+    for subject in subjects:
+        results = hessian_spectrum(
+            subject.model, Placed(subject, batch), layers, loss=loss, k=k, tol=tol, batch=batch, seed=seed, mode=mode,
+            dtype=dtype,
+        )  # fmt: skip
+        for rank in range(k):
+            for result in results:
+                status = result.status
+                if status == "ok" and rank >= len(result.eigenvalues):
+                    status = f"layer {result.layer!r} has {len(result.eigenvalues)} eigenvalues"
+                ok = status == "ok"
+                found.append(
+                    row(
+                        "hessian_spectrum",
+                        result.eigenvalues[rank] if ok else None,
+                        status=status,
+                        client=subject.client,
+                        layer=result.layer,
+                        variant=f"top{rank + 1}",
+                        stderr=result.errors[rank] if ok else None,
+                        estimator=result.estimator,
+                        unit=UNIT,
+                        n_params=result.n_params,
+                        n_samples=result.n_samples,
+                        n_train=subject.n_train,
+                    )
+                )
+        tick(subject.client)
+    return found
+
+
+class Placed:
+    """A subject's batches, where its model is and in the model's type."""
+
+    def __init__(self, subject: Subject, batch: int) -> None:
+        self._subject, self._batch = subject, batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        for x, y in batches(self._subject.data, self._batch):
+            x = placed(self._subject.model, x)
+            yield x, y.to(x.device)

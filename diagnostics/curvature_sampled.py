@@ -1,0 +1,187 @@
+"""Estimates of Hessian traces: random signs in the logits, in the layers' outputs, and in the weights.
+
+Each gives, for layers by name, value and standard error of the trace of the mean loss's Hessian block. They differ in
+what must hold and in what they cost:
+
+* :func:`sign_traces`: where the logits are piecewise linear in the layer; one backward pass a probe for all layers.
+* :func:`output_traces`: where a sample's loss depends on its own layer output alone, however it is bent on the way;
+  one Hessian-vector product a probe, from the layer's output onwards. Every sample draws its own signs, so that the
+  error falls with the number of samples.
+* :func:`weight_traces`: always; one Hessian-vector product a probe, through the weights, in which samples share signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from diagnostics.capture import Data, batches
+from diagnostics.curvature_draws import draw_of
+from diagnostics.curvature_exact import factors
+from diagnostics.curvature_model import (
+    Differentiable,
+    curvature,
+    differentiable_once,
+    no_second_derivative,
+    rademacher,
+)
+from diagnostics.curvature_taps import Tap, owner, squares, tapped, usable
+from fl_core.seeds import torch_generator
+
+Estimates = dict[str, tuple[float, float]]
+"""Layer to (value, standard error)."""
+
+CUT = "no second derivative: an operation on the way is marked as differentiable once"
+
+
+def sign_traces(
+    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
+) -> tuple[Estimates, int]:
+    """Traces of layers that have an exact one, from random combinations of the output Hessian's factors.
+
+    With factors s_nk of sample n and independent signs r_nk, x_n = ||J_n^T sum_k r_nk s_nk||^2 has the mean
+    t_n = sum_k ||J_n^T s_nk||^2 (Hutchinson, 1990, in the space of the factors); factors of negative sign are combined
+    on their own and subtracted. The samples' signs are independent: Var(1/N sum x_n) = 1/N^2 sum_n Var x_n.
+
+    Two or more probes: Var x_n from the differences within each sample. One probe: of K factors, a positive
+    semidefinite Gram matrix M gives Var x_n = 4 sum_{k<l} M_kl^2 <= a t_n^2, a = 2 (1 - 1 / K), and with
+    E x_n^2 = Var x_n + t_n^2 the bound Var x_n <= a / (1 + a) E x_n^2, which is what the standard error then states.
+    """
+    layer_of = {name: layer for layer, names in layers.items() for name in names}
+    paths = list(dict.fromkeys(map(owner, layer_of)))
+    generator = torch_generator(run.seed, "sign probes")
+    values = dict.fromkeys(layers, 0.0)
+    variances = dict.fromkeys(layers, 0.0)
+    n = 0
+    for index, (x, y) in enumerate(batches(data, batch)):
+        with tapped(run.model, paths, len(x), passes=probes) as taps:
+            logits, _ = run.forward(x, y, index)
+        found = usable(taps, index)
+        s, signs = factors(run.loss, logits, y)
+        a = 2 * (1 - 1 / s.shape[1]) if s.shape[1] else 0.0
+        drawn = {layer: torch.zeros(probes, len(y), dtype=torch.float64, device=logits.device) for layer in layers}
+        largest = dict.fromkeys(layers, 0.0)  # sum of the squares of the parts of either sign
+        for probe in range(probes):
+            r = rademacher(signs, generator)
+            for sign in (1.0, -1.0):
+                chosen = r * (signs == sign)
+                if not bool(chosen.any()):
+                    continue
+                cotangent = (chosen.unsqueeze(1) @ s).squeeze(1).to(logits.dtype)
+                parts: dict[str, Tensor] = {}
+                for name, own in squares(logits, cotangent, found).items():
+                    if name in layer_of:
+                        parts[layer_of[name]] = parts.get(layer_of[name], 0) + own.double()
+                for layer, part in parts.items():
+                    drawn[layer][probe] += sign * part
+                    largest[layer] += float(part.square().sum())
+        for layer, sample in drawn.items():
+            values[layer] += float(sample.mean(0).sum())
+            within = float(sample.var(0).sum()) / probes if probes > 1 else a / (1 + a) * largest[layer]
+            variances[layer] += within
+        n += len(y)
+        del taps, found, logits  # this batch's graph, before the next one's is built
+    return {layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers}, n
+
+
+def output_traces(
+    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
+) -> tuple[Estimates, dict[str, str], int]:
+    """Traces of layers whose samples do not mix, from signs in the space of the layer's outputs.
+
+    A layer's output z_n = A_n theta + c_n is linear in its own parameters, so that the block of the mean loss is
+    1/N sum_n A_n^T H_n A_n with H_n the Hessian of sample n's loss in z_n, whatever follows. Its trace is estimated by
+    u_n^T H_n u_n with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature_draws`); H_n u_n of all samples
+    is one Hessian-vector product. Each module of a layer has a product of its own: nothing of other blocks enters.
+
+    Returns:
+        The estimates, by layer why there is none, and the number of samples. The standard error is of the differences
+        between a sample's probes, of which there must be two or more.
+    """
+    paths = {layer: list(dict.fromkeys(map(owner, names))) for layer, names in layers.items()}
+    every = list(dict.fromkeys(path for some in paths.values() for path in some))
+    generators = {layer: torch_generator(run.seed, "output probes", layer) for layer in layers}
+    values = dict.fromkeys(layers, 0.0)
+    variances = dict.fromkeys(layers, 0.0)
+    failures: dict[str, str] = {}
+    n = 0
+    for index, (x, y) in enumerate(batches(data, batch)):
+        with tapped(run.model, every, len(x), passes=1) as taps:
+            _, losses = run.forward(x, y, index)
+        found = usable(taps, index)
+        edges = [found[path].edge for path in every]
+        deltas = dict(zip(every, torch.autograd.grad(losses.sum(), edges, create_graph=True), strict=True))
+        for layer, names in layers.items():
+            if layer in failures:
+                continue
+            if index == 0 and any(differentiable_once(deltas[path]) for path in paths[layer]):
+                failures[layer] = CUT
+                continue
+            sample = torch.zeros(probes, len(y), dtype=torch.float64, device=losses.device)
+            try:
+                for path in paths[layer]:
+                    weight, bias = (f"{path}.{local}" in names for local in ("weight", "bias"))
+                    draw = draw_of(run.model.get_submodule(path), found[path].a, weight, bias)
+                    for probe in range(probes):
+                        u = draw(generators[layer])
+                        sample[probe] += _curvature_along(u, deltas[path], found[path])
+            except RuntimeError as error:
+                failures[layer] = no_second_derivative(error)
+                continue
+            values[layer] += float(sample.mean(0).sum())
+            variances[layer] += float(sample.var(0).sum()) / probes
+        n += len(y)
+        del taps, found, edges, deltas, losses
+    done = {layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers if layer not in failures}
+    return done, failures, n
+
+
+def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:
+    """The samples' u_n^T H_n u_n, float64 [n], from the gradients delta at the outputs, which keep their graph."""
+    product = None
+    if delta.requires_grad:  # otherwise the loss is linear in this output
+        (product,) = torch.autograd.grad((delta * u).sum(), [tap.edge], retain_graph=True, allow_unused=True)
+    return (u * (torch.zeros_like(u) if product is None else product)).flatten(1).double().sum(1)
+
+
+def weight_traces(
+    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
+) -> tuple[Estimates, dict[str, str], int]:
+    """Hutchinson's estimate, v^T H v with signs v in the space of the weights; by layer why there is none; samples.
+
+    A probe covers one layer's block, and every batch draws its own: the batches' errors then average out. The standard
+    error is that of the mean over the probes, of which there must be two or more.
+    """
+    names = [name for group in layers.values() for name in group]
+    tensors = [run.parameters[name] for name in names]
+    generators = {layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers}
+    estimates = {layer: torch.zeros(probes, dtype=torch.float64) for layer in layers}
+    failures: dict[str, str] = {}
+    n = 0
+    for index, (x, y) in enumerate(batches(data, batch)):
+        _, losses = run.forward(x, y, index)
+        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
+        gradient = dict(zip(names, gradients, strict=True))
+        for layer, group in layers.items():
+            if layer in failures:
+                continue
+            if index == 0 and any(differentiable_once(gradient[name]) for name in group):
+                failures[layer] = CUT
+                continue
+            block = [run.parameters[name] for name in group]
+            try:
+                for probe in range(probes):
+                    v = [rademacher(tensor, generators[layer]) for tensor in block]
+                    product = curvature([gradient[name] for name in group], v, block)
+                    estimates[layer][probe] += float(
+                        sum((a * b).double().sum() for a, b in zip(v, product, strict=True))
+                    )
+            except RuntimeError as error:
+                failures[layer] = no_second_derivative(error)
+        n += len(y)
+        del losses, gradients, gradient  # this batch's graph, before the next one's is built
+    means = {layer: estimate / n for layer, estimate in estimates.items() if layer not in failures}
+    return {layer: (float(e.mean()), float(e.std()) / math.sqrt(probes)) for layer, e in means.items()}, failures, n

@@ -1,0 +1,87 @@
+"""The layers' outputs in the autograd graph, and per-sample gradients that are read there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from diagnostics.capture import Hook, hooked
+from diagnostics.curvature_norms import Norms, norms_of
+from fl_core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Tap:
+    """What one call of a module left.
+
+    Attributes:
+        norms: its formula for squared per-sample gradients.
+        edge: where in the graph its output is.
+        a: its input.
+    """
+
+    norms: Norms
+    edge: GradientEdge
+    a: Tensor
+
+
+@contextmanager
+def tapped(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Iterator[dict[str, Tap | None]]:
+    """Taps of the modules at ``paths``; None where a module is called twice or in a way that has no formula."""
+    taps: dict[str, Tap | None] = {}
+
+    @torch.no_grad()
+    def tap(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tap | None:
+        a = inputs[0] if len(inputs) == 1 else None
+        if not isinstance(a, Tensor) or a.ndim == 0 or len(a) != n:
+            return None
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return None
+        norms = norms_of(module, a, passes)
+        # the edge, not the tensor: an in-place operation may take the tensor further
+        return None if norms is None else Tap(norms, get_gradient_edge(output), a.detach())
+
+    def hook_for(path: str) -> Hook:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            taps[path] = None if path in taps else tap(module, inputs, output)
+
+        return hook
+
+    with hooked(model, {path: hook_for(path) for path in paths}):
+        yield taps
+
+
+def owner(name: str) -> str:
+    """The path of the module that holds the parameter ``name``."""
+    return name.rpartition(".")[0]
+
+
+def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
+    """The taps of batch number ``index``, all of which must be there.
+
+    Raises:
+        UsageError: this batch uses a module in another way than the first did.
+    """
+    found = {path: tap for path, tap in taps.items() if tap is not None}
+    if len(found) < len(taps):
+        odd = next(path for path in taps if path not in found)
+        raise UsageError(f"module {odd!r} is used differently in batch {index}; ask for estimator 'hutchinson'")
+    return found
+
+
+def squares(logits: Tensor, cotangent: Tensor, taps: Mapping[str, Tap]) -> dict[str, Tensor]:
+    """Per sample, [n], the squared norm of every tapped parameter's gradient of sum(cotangent * logits)."""
+    edges = [tap.edge for tap in taps.values()]
+    deltas = torch.autograd.grad(logits, edges, cotangent, retain_graph=True, allow_unused=True)
+    return {
+        f"{path}.{local}": values
+        for (path, tap), delta in zip(taps.items(), deltas, strict=True)
+        if delta is not None
+        for local, values in tap.norms(delta).items()
+    }

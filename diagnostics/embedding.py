@@ -1,0 +1,180 @@
+"""Features of all clients in one plane: t-SNE, the centroids in it, and how far classes and clients stand apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.manifold import TSNE
+from sklearn.metrics import silhouette_score
+from sklearn.neighbors import NearestNeighbors
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from torch import nn
+
+from diagnostics.capture import Data, batches
+from diagnostics.features import Array, NoValue, collect, constant, reduced
+from diagnostics.gradients import placed
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import layers_of
+from fl_core.seeds import seed_of, torch_seeded
+
+COLUMNS = ("client", "class", "x", "y", "sample")
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Features of all clients' samples: x [n, d], and for each its class, client and place in the client's data."""
+
+    x: Array
+    classes: Array
+    clients: Array
+    sample: Array
+
+
+def pool(
+    models: nn.Module | Mapping[str, nn.Module],
+    data: Mapping[str, Data],
+    layer: str | None = None,
+    *,
+    at: str = "output",
+    classes: Sequence[str] | None = None,
+    samples: int = 1000,
+    batch: int = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    by: str = "block",
+) -> Pool:
+    """The features of one layer for every client's samples, each client's by its own model, flattened.
+
+    Args:
+        models: {client: model}, or one model for all.
+        data: {client: data}.
+        layer: exact name; default, with ``at="input"``, the last: what the classifier takes in.
+        at: the layer's ``"output"``, or what it takes in as ``"input"``.
+        classes: names of the classes; default their numbers.
+        samples: at most so many, drawn with the seed, equally many of each client.
+
+    Raises:
+        UsageError: an unknown layer, a client without data, features that are missing or not finite.
+    """
+    if isinstance(models, nn.Module):
+        models = dict.fromkeys(data, models)
+    if not models:
+        raise UsageError("no models given")
+    parts, labels, who, places = [], [], [], []
+    for client, model in models.items():
+        own = data[check_known("client with data", client, data)]
+        with torch_seeded(seed_of(seed, "diagnose", "example")):
+            x, _ = next(batches(own, 2))
+        known = {found.name: found for found in layers_of(model, placed(model, x[:2]), by=by) if found.used}
+        name, side = (layer, at) if layer is not None else ([*known][-1], "input")
+        path = known[check_known("layer", name, known)].output
+        share = max(samples // len(models), 1)
+        found = collect(model, [path], own, at=side, samples=share, batch=batch, seed=seed, mode=mode)
+        try:
+            parts.append(found.of(path))
+        except NoValue as reason:
+            raise UsageError(f"{side} of layer {name!r} at client {client!r}: {reason}") from reason
+        labels.append(found.y)
+        who += [str(client)] * len(found.y)
+        places.append(found.sample)
+    widths = {part.shape[1] for part in parts}
+    if len(widths) > 1:
+        raise UsageError(f"features of different widths at the clients: {sorted(widths)}")
+    y = np.concatenate(labels)
+    if classes is not None and len(classes) <= y.max():
+        raise UsageError(f"{len(classes)} names of classes, but there is a label {y.max()}")
+    called = np.array([str(k) if classes is None else classes[k] for k in y], dtype=object)
+    return Pool(np.concatenate(parts), called, np.array(who, dtype=object), np.concatenate(places))
+
+
+def embed(pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, seed: int = 0) -> pd.DataFrame:
+    """t-SNE of pooled features (van der Maaten and Hinton 2008): a row a sample with client, class, x, y and sample.
+
+    It starts from the first two principal components and runs in one thread, so that the same features give the same
+    picture. Distances are Euclidean between features as they are. Axes have no meaning, neither by themselves nor
+    between two pictures. Where there are few samples, the perplexity is at most a third of their number less one; the
+    one used stands in ``frame.attrs["perplexity"]``.
+
+    Raises:
+        UsageError: fewer than 4 samples, or features that do not vary.
+    """
+    n = len(pooled.x)
+    if n < 4:
+        raise UsageError(f"t-SNE of {n} samples; at least 4 are needed")
+    if constant(pooled.x):
+        raise UsageError("t-SNE of features that do not vary over the samples")
+    x = pooled.x.astype(np.float64)
+    x -= x.mean(axis=0)
+    x /= np.abs(x).max()
+    if x.shape[1] > n:
+        (x,) = reduced(x)  # the same distances
+    rank = min(2, x.shape[1])
+    left, size, _ = np.linalg.svd(x, full_matrices=False)
+    start = np.zeros((n, 2))
+    start[:, :rank] = (left * size)[:, :rank]
+    start[:, :rank] *= np.sign(start[np.abs(start).argmax(axis=0), np.arange(2)])[:rank]
+    start *= 1e-4 / start[:, 0].std()
+    used = min(perplexity, (n - 1) / 3)
+    model = TSNE(
+        2, perplexity=used, max_iter=iterations, init=start, random_state=seed_of(seed, "diagnose", "tsne") % 2**32,
+        learning_rate="auto", method="barnes_hut" if n >= 100 else "exact", n_jobs=1,
+    )  # fmt: skip
+    with threadpool_limits(1):
+        places = model.fit_transform(x)
+    frame = pd.DataFrame(
+        {
+            "client": pooled.clients, "class": pooled.classes, "x": places[:, 0].astype(float),
+            "y": places[:, 1].astype(float), "sample": pooled.sample,
+        }
+    )  # fmt: skip
+    frame.attrs = {"perplexity": float(used)}
+    return frame
+
+
+def tsne(
+    models: nn.Module | Mapping[str, nn.Module],
+    data: Mapping[str, Data],
+    layer: str | None = None,
+    *,
+    perplexity: float = 30.0,
+    iterations: int = 1000,
+    seed: int = 0,
+    **options: Any,
+) -> pd.DataFrame:
+    """t-SNE of one layer's features over all clients: :func:`embed` of :func:`pool`, which takes the ``options``.
+
+    FedPFT (Figs. 2 and 3) shows the test samples of all clients by what the classifier takes in: the default.
+    """
+    pooled = pool(models, data, layer, seed=seed, **options)
+    return embed(pooled, perplexity=perplexity, iterations=iterations, seed=seed)
+
+
+def centroids(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean place of each client's samples of each class: a row with client, class, x, y and their number n."""
+    groups = frame.groupby(["client", "class"], sort=False)
+    return groups.agg(x=("x", "mean"), y=("y", "mean"), n=("x", "size")).reset_index()
+
+
+def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
+    """Numbers beside the picture, taken from the features themselves; NaN where there is one class or client only.
+
+    * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to
+      1 (Rousseeuw 1987); higher = further apart. Good shared features are high in the first and low in the second.
+    * ``purity_class``, ``purity_client``: share of a sample's nearest neighbours that are of its class (client).
+    """
+    x = pooled.x.astype(np.float64)
+    k = min(neighbours, len(x) - 1)
+    if k < 1:
+        raise UsageError(f"{len(x)} samples; at least 2 are needed")
+    near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(x).kneighbors(return_distance=False)
+    found = {}
+    for name, groups in (("class", pooled.classes), ("client", pooled.clients)):
+        many = len(set(groups))
+        sound = 2 <= many < len(x)
+        found[f"silhouette_{name}"] = float(silhouette_score(x, groups)) if sound else float("nan")
+        found[f"purity_{name}"] = float((groups[near] == groups[:, None]).mean()) if many > 1 else float("nan")
+    return found

@@ -1,0 +1,191 @@
+"""What layers make of samples, as matrices: features collected in one pass, standardised, reduced, and parted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from diagnostics.capture import Data, batches, first_tensor, set_mode
+from diagnostics.gradients import logits, placed
+from fl_core.errors import check_known
+from fl_core.seeds import numpy_generator, seed_of, torch_seeded
+
+Array = np.ndarray[Any, Any]
+SIDES = ("output", "input")
+
+
+class NoValue(Exception):
+    """Why features have no value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features of one client's samples.
+
+    Attributes:
+        x: [n, d] of each module path that has them, on the CPU.
+        y: labels [n].
+        sample: place [n] of each sample in the client's data.
+        faults: why a path has none.
+    """
+
+    x: dict[str, Tensor]
+    y: Array
+    sample: Array
+    faults: dict[str, str]
+
+    def of(self, path: str) -> Array:
+        """The features at a path, [n, d] in their own type.
+
+        Raises:
+            NoValue: there are none, or they are not finite.
+        """
+        if path in self.faults:
+            raise NoValue(self.faults[path])
+        if not bool(torch.isfinite(self.x[path]).all()):
+            raise NoValue("not finite")
+        return self.x[path].numpy()
+
+
+def collect(
+    model: nn.Module,
+    paths: Sequence[str],
+    data: Data,
+    *,
+    at: str = "output",
+    samples: int | None = None,
+    batch: int | None = 256,
+    seed: int = 0,
+    mode: str = "eval",
+) -> Features:
+    """What the named modules put out (or take in) for the data, flattened to [n, d], from one forward pass.
+
+    Data are read once, so a loader may shuffle: labels and features stay together. A module that one pass calls
+    several times is represented by its last call. The model is left as it was.
+
+    Args:
+        at: ``"output"``, or ``"input"`` for a module's first argument.
+        samples: at most so many samples, drawn with ``seed``; None = all.
+
+    Raises:
+        UsageError: an unknown path, or data and labels that do not fit the model.
+    """
+    check_known("side of a module", at, SIDES)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for path in paths:
+        check_known("module", path, modules)
+    seen: dict[str, Tensor] = {}
+    parts: dict[str, list[Tensor]] = {path: [] for path in paths}
+    faults: dict[str, str] = {}
+
+    def keep(path: str, given: Any) -> None:
+        tensor = first_tensor(given)
+        if tensor is not None:
+            seen[path] = tensor.detach().clone()
+
+    seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
+    with set_mode(model, mode), seeded, torch.no_grad():  # which also takes the hooks away
+        for path in paths:
+            if at == "input":
+                modules[path].register_forward_pre_hook(lambda module, inputs, path=path: keep(path, inputs))
+            else:
+                modules[path].register_forward_hook(lambda module, inputs, output, path=path: keep(path, output))
+        held = list(batches(data, batch))
+        total = sum(len(y) for _, y in held)
+        chosen = np.arange(total)
+        if samples is not None and total > samples:
+            chosen = np.sort(numpy_generator(seed, "diagnose", "probe").permutation(total)[:samples])
+        labels, start = [], 0
+        for x, y in held:
+            rows = torch.from_numpy(chosen[(chosen >= start) & (chosen < start + len(y))] - start)
+            start += len(y)
+            if not len(rows):
+                continue
+            x, y = placed(model, x[rows.to(x.device)]), y[rows.to(y.device)]
+            seen.clear()
+            logits(model, x, y)
+            labels.append(y.cpu())
+            for path in paths:
+                if path not in seen:
+                    faults[path] = "not computed in every forward pass"
+                elif seen[path].ndim == 0 or len(seen[path]) != len(y):
+                    faults[path] = f"shape {tuple(seen[path].shape)} for {len(y)} samples, which must come first"
+                elif not seen[path].numel():
+                    faults[path] = "no features"
+                elif parts[path] and parts[path][0].shape[1] != seen[path][0].numel():
+                    faults[path] = f"{seen[path][0].numel()} features after {parts[path][0].shape[1]} before"
+                else:
+                    z = seen[path].reshape(len(y), -1).cpu()
+                    parts[path].append(z if z.dtype == torch.float64 else z.float())
+    joined = {path: torch.cat(own) for path, own in parts.items() if path not in faults}
+    return Features(joined, torch.cat(labels).numpy(), chosen, faults)
+
+
+# --- features as numbers ---------------------------------------------------------------------------------------
+
+
+def constant(x: Array) -> bool:
+    """Whether features [n, d] do not vary over the samples by more than the rounding of their type."""
+    return bool((_spread(x)[1] == 0).all())
+
+
+def _spread(x: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation [d] of each feature, in float64; 0 where it varies no more than by rounding."""
+    eps = np.finfo(x.dtype).eps
+    mean = x.mean(axis=0, dtype=np.float64)
+    deviation = x.std(axis=0, dtype=np.float64)
+    return mean, np.where(deviation > 8 * eps * np.abs(mean), deviation, 0.0)
+
+
+def standardised(train: Array, *others: Array) -> list[Array]:
+    """Features in float64 with the training features' mean 0 and deviation 1; one that does not vary there is 0."""
+    mean, deviation = _spread(train)
+    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
+    return [(x.astype(np.float64) - mean) * scale for x in (train, *others)]
+
+
+def reduced(train: Array, *others: Array) -> list[Array]:
+    """Features in the training samples' own span: [n, r], r <= n, with the same inner products.
+
+    The coordinates are along the eigenvectors of the n x n Gram matrix K = X X^T = U S U^T: U S^(1/2) for the
+    training samples, Z X^T U S^(-1/2) for others Z. What is left out of the others is at a right angle to all
+    training samples, so that no L2-regularised linear model has a weight there.
+    """
+    values, vectors = np.linalg.eigh(train @ train.T)
+    kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
+    values, vectors = values[kept], vectors[:, kept]
+    if not len(values):
+        return [np.zeros((len(x), 1)) for x in (train, *others)]
+    root = np.sqrt(values)
+    return [vectors * root, *((x @ train.T) @ (vectors / root) for x in others)]
+
+
+# --- samples that are held out ---------------------------------------------------------------------------------
+
+
+def folds_of(y: Array, folds: int, seed: int) -> Array:
+    """Number of the fold [n] of each sample: folds of equal size (within one), each class dealt evenly over them."""
+    return _dealt(y, seed, np.arange(len(y)) % min(folds, len(y)))
+
+
+def holdout_of(y: Array, fraction: float, seed: int) -> Array:
+    """0 for the samples [n] that are held out, -1 for the others; each class as evenly as its number allows."""
+    n = len(y)
+    held = min(max(round(n * fraction), 1), n - 1)
+    numbers = np.full(n, -1)
+    numbers[((np.arange(held) + 0.5) * n / max(held, 1)).astype(int)] = 0
+    return _dealt(y, seed, numbers)
+
+
+def _dealt(y: Array, seed: int, numbers: Array) -> Array:
+    """The numbers, dealt to the samples in a drawn order within each class, one class after the other."""
+    order = numpy_generator(seed, "diagnose", "folds").permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    dealt = np.empty(len(y), dtype=np.int64)
+    dealt[order] = numbers
+    return dealt

@@ -1,0 +1,107 @@
+"""How alike the directions of the clients' gradients are, layer by layer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diagnostics.gradients import (
+    TENSORS,
+    EpochMeter,
+    Meter,
+    Reading,
+    Subject,
+    Tick,
+    entries,
+    measure,
+    quiet,
+    unread,
+)
+from fl_core.errors import check_known
+from fl_core.layers import Layer
+from fl_core.losses import Loss
+from fl_core.rows import Row, row
+
+
+@dataclass(frozen=True)
+class GradSimilarity:
+    """<g_a, g_b> / (||g_a|| ||g_b||) of each pair of clients, g the gradient of the client's mean loss over its data.
+
+    In [-1, 1]: 1 = the clients pull the layer the same way, 0 = at right angles, -1 = against each other. Every
+    client's gradient is held until all are there: 8 bytes a weight and client.
+    """
+
+    tensors: str = "weights"
+
+    def __post_init__(self) -> None:
+        check_known("choice of tensors", self.tensors, TENSORS)
+
+    def meter(self, layers: Sequence[Layer]) -> Meter:
+        return EpochMeter()
+
+    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+        common = {"variant": "cosine", "estimator": "full_gradient" + (", all tensors" * (self.tensors == "all"))}
+        if len(readings) < 2:
+            status = "needs at least two clients"
+            return [row("grad_similarity", None, status=status, layer=layer.name, **common) for layer in layers]
+        return [self._row(layer, a, b, **common) for layer in layers for a, b in itertools.combinations(readings, 2)]
+
+    def _row(self, layer: Layer, a: Reading, b: Reading, **columns: str) -> Row:
+        both = [reading.meter.gradients(layer, self.tensors) for reading in (a, b)]
+        status, value, n = "", torch.nan, sum(grad.numel() for grad in both[0])
+        for reading, grads in zip((a, b), both, strict=True):
+            status = status or unread(layer, self.tensors, reached=bool(grads))
+            length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
+            who = f"the gradient of layer {layer.name!r} at client {reading.subject.client!r}"
+            if not status and not length > 0:
+                status = reading.fault or f"{who} is {'zero' if length == 0 else 'not finite'}"
+            elif not status and length == float("inf"):
+                status = reading.fault or f"{who} is not finite"
+        if not status and [grad.shape for grad in both[0]] != [grad.shape for grad in both[1]]:
+            status = f"the gradients of the two clients reach different tensors of layer {layer.name!r}"
+        if not status:
+            value = cosine(entries(both[0]), entries(both[1]))
+        return row(
+            "grad_similarity",
+            None if status else value,
+            status=status or "ok",
+            client=a.subject.client,
+            client_b=b.subject.client,
+            layer=layer.name,
+            stderr=None if status else 0.0,
+            n_params=n,
+            n_samples=a.n_samples + b.n_samples,
+            **columns,
+        )
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """<a, b> / (||a|| ||b||) in [-1, 1] for two rows of entries; NaN where one is zero."""
+    x, y = (v / torch.linalg.vector_norm(v) for v in (a.double(), b.double()))
+    return float(torch.clamp(x @ y.to(x.device), -1.0, 1.0))
+
+
+def grad_similarity(
+    subjects: Sequence[Subject],
+    layers: Sequence[Layer],
+    *,
+    loss: Loss,
+    batch: int | None = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    tick: Tick = quiet,
+    tensors: str = "weights",
+) -> list[Row]:
+    """One row a pair of clients and layer: the cosine of their gradients (see :class:`GradSimilarity`).
+
+    One model measured on several clients' data has pairs too: how the clients disagree at one point.
+
+    Raises:
+        UsageError: an unknown choice of tensors, and as in :func:`measure`.
+    """
+    metric = GradSimilarity(tensors)
+    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)

@@ -1,0 +1,261 @@
+"""How well a shared classifier fits a client's features: FedPFT's Origin, Probe and Match accuracy (its Table 1)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from diagnostics.capture import Batch, Data, batches
+from diagnostics.features import NoValue, collect
+from diagnostics.gradients import placed
+from diagnostics.probes import accuracy_error, logistic
+from fl_core import rows
+from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.layers import layers_of
+from fl_core.seeds import seed_of, torch_generator, torch_seeded
+
+SOLVERS = ("sgd", "lbfgs")
+KINDS = ("origin_accuracy", "probe_accuracy", "match_accuracy")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a module trained on a client's features gets right on its test samples.
+
+    Attributes:
+        accuracy: after the last epoch, from 0 to 1. It is what counts.
+        best: after the best epoch, chosen on the test samples themselves: never below ``accuracy``, and flattering.
+        right: [m], which test samples are right after the last epoch.
+        module: what was trained.
+    """
+
+    accuracy: float
+    best: float
+    right: Tensor
+    module: nn.Module | None
+
+
+def origin_accuracy(features: Tensor, y: Tensor, head: nn.Module) -> float:
+    """Accuracy, from 0 to 1, of the classifier as it is: arg max of ``head(features [n, d])`` against ``y`` [n]."""
+    return float(_right(_frozen(head), features, y).double().mean())
+
+
+def probe_accuracy(
+    train: Batch,
+    test: Batch,
+    classes: int,
+    *,
+    solver: str = "sgd",
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    batch: int = 100,
+    epochs: int = 100,
+    seed: int = 0,
+) -> Outcome:
+    """A new linear classifier in place of the old one: what the features allow (FedPFT, Table 1: Probe).
+
+    A Linear(d, classes), drawn with the seed, is trained by cross-entropy on the client's own features; the extractor
+    stays. The paper does not state the training; the defaults are SGD with momentum, no weight decay, and features
+    as they are.
+
+    Args:
+        train, test: features [n, d] and labels [n].
+        solver: ``"sgd"``, or ``"lbfgs"`` for the regularised optimum on standardised features
+            (:func:`diagnostics.probes.logistic`, C = 1), to which the other options do not apply.
+
+    Raises:
+        UsageError: features or labels that do not fit; NonFiniteError: the training diverged.
+    """
+    _check(train, test, classes)
+    if check_known("solver", solver, SOLVERS) == "lbfgs":
+        x, y, others = (t.cpu().numpy() for t in (*train, test[0]))
+        right = torch.from_numpy(logistic(x, y, others) == test[1].cpu().numpy())
+        accuracy = float(right.double().mean())
+        return Outcome(accuracy, accuracy, right, None)
+    with torch_seeded(seed_of(seed, "probe", "init")):
+        new = nn.Linear(train[0].shape[1], classes).to(train[0])
+    return _trained(new, nn.Identity(), train, test, lr, momentum, batch, epochs, seed)
+
+
+def match_accuracy(
+    train: Batch,
+    test: Batch,
+    head: nn.Module,
+    *,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    batch: int = 100,
+    epochs: int = 100,
+    seed: int = 0,
+) -> Outcome:
+    """A linear map of the features before the old classifier: what is lost to a mere mismatch (FedPFT: Match).
+
+    A Linear(d, d), at first the identity, is trained by cross-entropy between the features and ``head``, both of
+    which stay. Where d >= classes it can do nearly all that a new classifier can: Match and Probe are then close for
+    any model, and Origin falls short of both by the mismatch. The rest is as in :func:`probe_accuracy`.
+
+    Raises:
+        UsageError: features or labels that do not fit; NonFiniteError: the training diverged.
+    """
+    frozen = _frozen(head)
+    with torch.no_grad():
+        logits = frozen(train[0][:1])
+    _check(train, test, logits.shape[-1])
+    d = train[0].shape[1]
+    new = nn.Linear(d, d).to(train[0])
+    with torch.no_grad():
+        new.weight.copy_(torch.eye(d))
+        new.bias.zero_()
+    return _trained(new, frozen, train, test, lr, momentum, batch, epochs, seed)
+
+
+def mismatch(
+    models: Mapping[str, nn.Module],
+    train: Mapping[str, Data],
+    test: Mapping[str, Data],
+    head: str | None = None,
+    *,
+    batch: int = 100,
+    epochs: int = 100,
+    seed: int = 0,
+    probe: Mapping[str, Any] | None = None,
+    match: Mapping[str, Any] | None = None,
+) -> pd.DataFrame:
+    """Origin, Probe and Match accuracy of each client's model, each on the client's own samples: rows of the schema.
+
+    The features are what the classifier takes in, with the model in eval mode. The published number is the mean over
+    the clients.
+
+    Args:
+        models, train, test: by client; each client's extractor and classifier are its model's own.
+        head: path of the classifier; default the last layer.
+        probe, match: further options of :func:`probe_accuracy` and :func:`match_accuracy`.
+
+    Raises:
+        UsageError: a client without data, an unknown path, or a classifier whose input is not [n, d].
+    """
+    found = []
+    for client, model in models.items():
+        for name, data in (("train", train), ("test", test)):
+            check_known(f"client with {name} data", client, data)
+        if head is None:
+            x, _ = next(batches(train[client], 2))
+            path = [layer.output for layer in layers_of(model, placed(model, x[:2])) if layer.used][-1]
+        else:
+            path = head
+        fitted, tested = (classifier_input(model, path, data[client], seed=seed) for data in (train, test))
+        module = model.get_submodule(path)
+        with torch.no_grad():
+            classes = int(_frozen(module)(fitted[0][:1]).shape[-1])
+        how: dict[str, Any] = {"batch": batch, "epochs": epochs, "seed": seed}
+        for kind in KINDS:
+            value: float | None = None
+            status, estimator, stderr = "ok", "the classifier as it is", None
+            try:
+                if kind == "origin_accuracy":
+                    right = _right(_frozen(module), *tested)
+                elif kind == "probe_accuracy":
+                    right = probe_accuracy(fitted, tested, classes, **how, **(probe or {})).right
+                    solver = (probe or {}).get("solver", "sgd")
+                    estimator = f"new classifier, {solver}" + (f", {epochs} epochs" if solver == "sgd" else "")
+                else:
+                    right = match_accuracy(fitted, tested, module, **how, **(match or {})).right
+                    estimator = f"linear map before the classifier, sgd, {epochs} epochs"
+                value, stderr = float(right.double().mean()), accuracy_error(right.numpy())
+            except NonFiniteError as error:
+                status = f"client {client!r}: {error}"
+            found.append(
+                rows.row(
+                    kind, value, status=status, client=client, layer=path, split="test", stderr=stderr,
+                    estimator=estimator, n_samples=len(tested[1]), n_train=len(fitted[1]), seed=seed,
+                )
+            )  # fmt: skip
+    return rows.frame(found)
+
+
+def classifier_input(
+    model: nn.Module, head: str, data: Data, *, batch: int = 256, seed: int = 0, mode: str = "eval"
+) -> Batch:
+    """What the module at ``head`` takes in for the data, (features [n, d], labels [n]), on the model's device.
+
+    Raises:
+        UsageError: an unknown path, a module that is not called or not given finite tensors.
+    """
+    found = collect(model, [head], data, at="input", batch=batch, seed=seed, mode=mode)
+    try:
+        x = torch.from_numpy(found.of(head))
+    except NoValue as reason:
+        raise UsageError(f"input of the classifier {head!r}: {reason}") from reason
+    x = placed(model, x)
+    return x, torch.from_numpy(found.y).to(x.device)
+
+
+# --- training --------------------------------------------------------------------------------------------------
+
+
+def _frozen(head: nn.Module) -> nn.Module:
+    return copy.deepcopy(head).eval().requires_grad_(False)
+
+
+def _check(train: Batch, test: Batch, classes: int) -> None:
+    for x, y in (train, test):
+        if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
+            raise UsageError(f"features {tuple(x.shape)} and labels {tuple(y.shape)}; [n, d] and [n] are needed")
+        if int(y.min()) < 0 or int(y.max()) >= classes:
+            raise UsageError(f"labels from {int(y.min())} to {int(y.max())} do not fit {classes} classes")
+    if train[0].shape[1] != test[0].shape[1]:
+        raise UsageError(f"{train[0].shape[1]} features to train on and {test[0].shape[1]} to test on")
+
+
+def _right(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits = module(x)
+        if not isinstance(logits, Tensor) or logits.ndim != 2:
+            raise UsageError("the classifier must give logits [n, C] for features [n, d]")
+        if not bool(torch.isfinite(logits).all()):
+            raise NonFiniteError("logits that are not finite")
+        return (logits.argmax(1) == y).cpu()
+
+
+def _trained(
+    new: nn.Module,
+    after: nn.Module,
+    train: Batch,
+    test: Batch,
+    lr: float,
+    momentum: float,
+    batch: int,
+    epochs: int,
+    seed: int,
+) -> Outcome:
+    """Train ``new`` in ``after(new(x))`` by cross-entropy; every epoch draws its own order of the samples."""
+    if batch < 1 or epochs < 1:
+        raise UsageError(f"batch={batch}, epochs={epochs}; both must be at least 1")
+    x, y = train
+    whole = nn.Sequential(new, after)
+    optimiser = torch.optim.SGD(new.parameters(), lr=lr, momentum=momentum)
+    curve: list[float] = []
+    right = torch.empty(0)
+    for epoch in range(epochs):
+        order = torch.randperm(len(y), generator=torch_generator(seed, "probe", epoch)).to(y.device)
+        with torch.enable_grad():
+            for some in order.split(batch):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(whole(x[some]), y[some]).backward()
+                optimiser.step()
+        right = _right(whole, *test)
+        curve.append(float(right.double().mean()))
+    return Outcome(curve[-1], float(np.max(curve)), right, new)
+
+
+def summary(frame: pd.DataFrame, names: Sequence[str] = KINDS) -> pd.Series:
+    """Mean of each accuracy over the clients, as published; NaN where a client has none."""
+    table = frame.pivot(index="client", columns="metric", values="value")
+    return table.reindex(columns=list(names)).mean(skipna=False)

@@ -1,0 +1,320 @@
+"""Per-sample gradient noise: how much a layer's gradient varies from one sample to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad, vmap
+
+from diagnostics.capture import Hook, hooked
+from diagnostics.curvature_norms import norms_of, supported
+from diagnostics.gradients import TENSORS, Reading, Subject, Tick, logits, measure, quiet, tensors_of, unread
+from fl_core.errors import check_known
+from fl_core.layers import Layer
+from fl_core.losses import Loss
+from fl_core.rows import Row, row
+from fl_core.seeds import seed_of, torch_seeded
+
+ESTIMATORS = ("auto", "ghost", "vmap", "single")
+CHUNK = 32
+"""Samples whose gradients are formed at a time with ``"vmap"``."""
+CHECKED = 4
+"""Samples on which the formulas are checked."""
+CACHED = 1 << 19
+"""Elements of a convolution's patches at a time on a CPU: three times as fast as 250 samples of a 32-channel 5x5."""
+COUPLED = "the samples of a batch are coupled, so that none has a gradient of its own"
+
+
+@dataclass(frozen=True)
+class GradNoise:
+    """tr S, the trace of the covariance of the per-sample gradients g_n of a layer. At least 0.
+
+    S = (1 / (N - 1)) sum_n (g_n - g)(g_n - g)^T with g their mean, so tr S = (sum_n ||g_n||^2 - N ||g||^2) / (N - 1).
+    The expected squared error of the gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants:
+    ``trace``, and ``per_parameter`` = trace / n_params. Sums are float64, single norms in the model's type.
+
+    Estimators, tensor by tensor, all exact for the samples given:
+
+    * ``"ghost"``: norms from the layers' inputs and output gradients of the common pass, without the gradients
+      themselves (Goodfellow 2015). It holds where a module has a formula, is called once, and does not mix samples;
+      that is checked on a few samples against their own gradients.
+    * ``"vmap"``: the gradients of 32 samples at a time; ``"single"``: one backward pass a sample, for any model.
+    * ``"auto"``: ghost where it holds, else single on a CPU (measured faster there), vmap elsewhere.
+    """
+
+    tensors: str = "weights"
+    estimator: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_known("choice of tensors", self.tensors, TENSORS)
+        check_known("estimator of gradient noise", self.estimator, ESTIMATORS)
+
+    def meter(self, layers: Sequence[Layer]) -> _Meter:
+        names = {name for layer in layers if layer.used for name in tensors_of(layer, self.tensors)}
+        return _Meter(names, self.estimator)
+
+    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+        return [made for reading in readings for layer in layers for made in self._rows(layer, reading)]
+
+    def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
+        meter, n = reading.meter, reading.n_samples
+        names = [name for name in tensors_of(layer, self.tensors) if name in meter.reached]
+        status = unread(layer, self.tensors, reached=bool(names))
+        status = status or ("a covariance needs at least two samples" if n < 2 else "")
+        status = status or reading.fault or next((meter.faults[name] for name in names if name in meter.faults), "")
+        value, size = math.nan, sum(meter.reached[name] for name in names)
+        if not status:
+            squares = math.fsum(float(meter.squares[name]) for name in names)
+            mean = math.fsum(float((meter.sums[name] / n).square().sum()) for name in names)
+            value = max(0.0, squares - n * mean) / (n - 1) if math.isfinite(squares + mean) else math.nan
+        if not status and not math.isfinite(value):
+            status = f"the gradient of layer {layer.name!r} is not finite"
+        ways = [] if status else sorted({meter.ways[name] for name in names})
+        return [
+            row(
+                "grad_noise",
+                None if status else value / share,
+                status=status or "ok",
+                client=reading.subject.client,
+                layer=layer.name,
+                variant=variant,
+                stderr=None if status else 0.0,
+                estimator=" + ".join(ways or [self.estimator]) + (", all tensors" if self.tensors == "all" else ""),
+                unit="(loss/weight)^2",
+                n_params=size,
+                n_samples=n,
+                n_train=reading.subject.n_train,
+            )
+            for variant, share in (("trace", 1), ("per_parameter", size or 1))
+        ]
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """One call of a module: what went in, and where in the graph what came out is."""
+
+    module: nn.Module
+    a: Tensor
+    edge: GradientEdge
+
+    def norms(self, delta: Tensor) -> dict[str, Tensor]:
+        """[n] for each of the module's tensors: the squared norm of the samples' gradients."""
+        n, size = len(self.a), len(self.a)
+        if isinstance(self.module, nn.modules.conv._ConvNd) and delta.device.type == "cpu":
+            # a convolution's patches are formed for so few samples at a time that they stay in the cache
+            patches = self.module.weight[0].numel() * self.module.groups * delta[0, 0].numel()
+            size = max(1, CACHED // patches)
+        parts = []
+        for start in range(0, n, size):
+            norms = norms_of(self.module, self.a[start : start + size], passes=1)
+            parts.append(norms(delta[start : start + size]) if norms else {})
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+class _Meter:
+    """Sums over samples: of the gradient of each tensor, and of its squared norm."""
+
+    def __init__(self, names: set[str], estimator: str) -> None:
+        self._names, self._estimator = names, estimator
+        self.reached: dict[str, int] = {}
+        self.ways: dict[str, str] = {}
+        self.faults: dict[str, str] = {}
+        self.squares: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
+        self._taps: dict[str, _Tap | None] = {}
+        self._recording = True
+        self._index = 0
+
+    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+        self.reached |= {name: grads[name].numel() for name in grads if name in self._names}
+
+    @contextmanager
+    def watching(
+        self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
+    ) -> Iterator[None]:
+        self._model, self._loss, self._seed = model, loss, seed
+        self._params = {name: tensor for name, tensor in params.items() if name in self._names}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        ghosts = {} if self._estimator in ("vmap", "single") else {n: n.rpartition(".")[0] for n in self._params}
+        paths = [path for path in dict.fromkeys(ghosts.values()) if supported(modules[path])]
+
+        def hook_for(path: str) -> Hook:
+            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+                if self._recording:
+                    self._taps[path] = None if path in self._taps else _tap(module, inputs, output)
+
+            return hook
+
+        def begin(module: nn.Module, inputs: Any) -> None:
+            if self._recording:
+                self._taps.clear()
+
+        with hooked(model, {path: hook_for(path) for path in paths}), ExitStack() as stack:
+            stack.callback(model.register_forward_pre_hook(begin).remove)
+            self._survey(x[:CHECKED], y[:CHECKED])
+            yield
+            self._taps.clear()
+
+    def edges(self) -> dict[str, GradientEdge]:
+        wanted = {name.rpartition(".")[0] for name, way in self.ways.items() if way == "ghost"}
+        return {path: tap.edge for path, tap in self._taps.items() if tap is not None and path in wanted}
+
+    @torch.no_grad()
+    def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
+        n, others = len(y), []
+        squares = self._squares(deltas)
+        for name in self._params:
+            if name not in grads or name in self.faults:
+                continue
+            if self.ways[name] != "ghost":
+                others.append(name)
+            elif name in squares:  # of the mean loss: a sample's own gradient is n times as long
+                self._add(name, squares[name].double().sum() * n**2, grads[name].double() * n)
+            else:
+                self.faults[name] = f"{name}: its module is used differently in batch {self._index}"
+        if others:
+            self._recording = False
+            with torch_seeded(seed_of(self._seed, "noise", self._index)), torch.enable_grad():
+                self._each(x, y, others)
+            self._recording = True
+        self._index += 1
+
+    def _squares(self, deltas: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """[n] for each tapped tensor: the squared norms from the gradients at the modules' outputs."""
+        return {
+            f"{path}.{local}".lstrip("."): values
+            for path, delta in deltas.items()
+            if (tap := self._taps.get(path)) is not None
+            for local, values in tap.norms(delta).items()
+        }
+
+    def _add(self, name: str, squares: Tensor, total: Tensor) -> None:
+        self.squares[name] = self.squares[name] + squares if name in self.squares else squares
+        self.sums[name] = self.sums[name] + total if name in self.sums else total
+
+    # --- which way for which tensor ---
+
+    def _survey(self, x: Tensor, y: Tensor) -> None:
+        """Hold the formulas against two samples' own gradients, and look whether those depend on the other samples."""
+        with torch_seeded(seed_of(self._seed, "noise survey")):
+            # times one: the network may change its input in place, which a leaf would refuse
+            leaf = x.detach().clone().requires_grad_() if x.is_floating_point() else None
+            losses = self._loss.per_sample(logits(self._model, x if leaf is None else leaf * 1, y), y)
+        if not bool(losses.isfinite().all()):
+            self._params = {}  # nothing will have a value
+        names, coupled = list(self._params), False
+        sound: dict[str, bool] = {}
+        taps = {path: tap for path, tap in self._taps.items() if tap is not None}
+        tolerance = math.sqrt(torch.finfo(losses.dtype).eps)
+        targets: list[Any] = [
+            *self._params.values(),
+            *(tap.edge for tap in taps.values()),
+            *([] if leaf is None else [leaf]),
+        ]
+        for sample in range(min(2, len(x)) if losses.requires_grad else 0):
+            found = torch.autograd.grad(losses[sample], targets, retain_graph=True, allow_unused=True)
+            at = dict(zip(taps, found[len(names) :], strict=False))
+            squares = self._squares({path: delta for path, delta in at.items() if delta is not None})
+            for name, gradient in zip(names, found[: len(names)], strict=True):
+                if gradient is None:
+                    continue
+                own = torch.zeros(len(x), dtype=torch.float64, device=losses.device)
+                own[sample] = gradient.double().square().sum()
+                given = squares[name].double() if name in squares else own * torch.nan
+                sound[name] = sound.get(name, True) and bool(((given - own).abs() <= tolerance * own.sum()).all())
+            reach = [*at.values()] if leaf is None else [found[-1]]  # indices (tokens) have no gradient of their own
+            coupled = coupled or any(
+                bool(delta[k].any()) for delta in reach if delta is not None for k in range(len(x)) if k != sample
+            )
+        self._recording = False
+        slow = self._slow(x, y, [name for name in sound if not sound[name] and not coupled])
+        self._recording = True
+        for name in names:
+            self.ways[name] = "ghost" if sound.get(name) else slow
+            if not sound.get(name) and coupled:
+                self.faults[name] = COUPLED
+            elif not sound.get(name) and self._estimator == "ghost" and name in sound:
+                self.faults[name] = f"{name}: no formula for per-sample gradients in this use of its module"
+        self._taps.clear()
+
+    def _slow(self, x: Tensor, y: Tensor, names: Sequence[str]) -> str:
+        """How gradients are formed where there is no formula."""
+        single = self._estimator == "single" or (self._estimator != "vmap" and x.device.type == "cpu")
+        if single or not names:
+            return "single"
+        try:
+            with torch_seeded(seed_of(self._seed, "noise survey")):
+                self._together(x, y, names)
+        except RuntimeError:  # an operation that torch.func cannot batch: the model itself has just run
+            return "single"
+        return "vmap"
+
+    # --- the gradients themselves ---
+
+    def _each(self, x: Tensor, y: Tensor, names: Sequence[str]) -> None:
+        if self.ways[names[0]] == "vmap":
+            for start in range(0, len(y), CHUNK):
+                rows = slice(start, start + CHUNK)
+                for name, gradients in self._together(x[rows], y[rows], names).items():
+                    own = gradients.double()
+                    self._add(name, own.square().sum(), own.sum(0))
+            return
+        params = [self._params[name] for name in names]
+        for k in range(len(y)):
+            value = self._loss.per_sample(self._model(x[k : k + 1]), y[k : k + 1]).sum()
+            found = torch.autograd.grad(value, params, allow_unused=True)
+            for name, gradient in zip(names, found, strict=True):
+                if gradient is not None:
+                    own = gradient.double()
+                    self._add(name, own.square().sum(), own)
+
+    def _together(self, x: Tensor, y: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """The gradients of every sample, [n, *shape] by name."""
+        params = {name: self._params[name].detach() for name in names}
+
+        def one(own: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+            z = functional_call(self._model, own, (sample.unsqueeze(0),))
+            return self._loss.per_sample(z, label.unsqueeze(0)).sum()
+
+        with torch.no_grad():  # the inner derivatives are taken all the same, the other parameters' are not
+            return vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(params, x, y)
+
+
+@torch.no_grad()
+def _tap(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> _Tap | None:
+    a = inputs[0] if len(inputs) == 1 else None
+    if not isinstance(a, Tensor) or not isinstance(output, Tensor) or not a.ndim or not output.ndim:
+        return None
+    if len(a) != len(output) or not output.requires_grad:
+        return None
+    # the edge, not the tensor: an in-place operation may take the output further; none can have changed the input,
+    # which the weights' gradient needs
+    return _Tap(module, a.detach(), get_gradient_edge(output))
+
+
+def grad_noise(
+    subjects: Sequence[Subject],
+    layers: Sequence[Layer],
+    *,
+    loss: Loss,
+    batch: int | None = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    tick: Tick = quiet,
+    tensors: str = "weights",
+    estimator: str = "auto",
+) -> list[Row]:
+    """Two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
+
+    Raises:
+        UsageError: an unknown estimator or choice of tensors, and as in :func:`diagnostics.gradients.measure`.
+    """
+    metric = GradNoise(tensors, estimator)
+    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)

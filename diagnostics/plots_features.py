@@ -1,0 +1,180 @@
+"""Pictures of features: clients' samples in a plane, before and after a layer; Origin, Probe and Match accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from diagnostics.drawing import COLOURS, MARKERS, MOST, canvas, missing, style, with_notes
+from diagnostics.embedding import COLUMNS, centroids
+from fl_core.errors import UsageError, check_known
+
+SHOWN = 20
+"""Classes that the legend names at most."""
+
+
+def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -> Axes:
+    """Samples in a plane: colour = class, marker = client, a large marker at each client's centre of a class.
+
+    Args:
+        frame: from :func:`diagnostics.embedding.tsne`.
+        centres: draw the centres.
+
+    Raises:
+        UsageError: columns that are missing, or no samples.
+    """
+    colours, markers = _looks([frame])
+    with canvas(ax, 6.2, 4.2) as axes:
+        _cloud(axes, frame, colours, markers, centres)
+        _keys(axes, colours, markers, centres)
+        axes.set_xlabel(_said(frame))
+    return axes
+
+
+def tsne_panels(
+    frames: Mapping[str, pd.DataFrame], axes: Figure | Sequence[Axes] | None = None, *, centres: bool = True
+) -> list[Axes]:
+    """Several such planes beside each other, as before and after a layer, with the same colours and markers.
+
+    Args:
+        frames: {title: frame}; their axes have nothing to do with each other.
+        axes: a figure to fill, or at least one Axes a frame.
+
+    Raises:
+        UsageError: as :func:`tsne`, or too few Axes.
+    """
+    colours, markers = _looks(list(frames.values()))
+    with style() if axes is None else nullcontext():
+        if axes is None:
+            axes = plt.figure(figsize=(3.1 * len(frames) + 1.4, 3.6), layout="constrained")
+        if isinstance(axes, Figure):
+            axes = list(axes.subplots(1, len(frames), squeeze=False).flat)
+        if len(axes) < len(frames):
+            raise UsageError(f"{len(axes)} axes for {len(frames)} frames")
+        axes = list(axes[: len(frames)])
+        for ax, (title, frame) in zip(axes, frames.items(), strict=True):
+            _cloud(ax, frame, colours, markers, centres)
+            ax.set_title(title)
+            ax.set_xlabel(_said(frame))
+        _keys(axes[-1], colours, markers, centres)
+    return axes
+
+
+def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Colour of each class and marker of each client over all the frames; of many clients all have the same."""
+    if not frames:
+        raise UsageError("no features to draw")
+    for frame in frames:
+        for column in COLUMNS[:4]:
+            check_known("column of the frame", column, frame.columns)
+        if frame.empty:
+            raise UsageError("no samples to draw")
+    together = pd.concat([frame[["client", "class"]] for frame in frames])
+    classes = sorted(together["class"].unique(), key=lambda name: (len(str(name)) if str(name).isdigit() else 99, name))
+    clients = list(together["client"].unique())
+    colours = [to_rgb(colour) for colour in COLOURS[: len(classes)]]
+    if len(classes) > len(COLOURS):
+        colours = [to_rgb(mpl.colormaps["turbo"](k / (len(classes) - 1))) for k in range(len(classes))]
+    markers = dict.fromkeys(clients, MARKERS[0])
+    if len(clients) <= MOST:
+        markers = dict(zip(clients, MARKERS, strict=False))
+    return dict(zip(classes, colours, strict=True)), markers
+
+
+def _cloud(
+    ax: Axes, frame: pd.DataFrame, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool
+) -> None:
+    size = float(np.clip(9000 / len(frame), 5, 26))
+    mixed = np.random.default_rng(0).permutation(len(frame))  # so that no client's samples lie under all others'
+    for part in np.array_split(mixed, 12):
+        for client, own in frame.iloc[part].groupby("client", sort=False):
+            shade = own["class"].map(colours).tolist()
+            ax.scatter(own["x"], own["y"], s=size, c=shade, marker=markers[client], alpha=0.55, linewidths=0)
+    if centres:
+        for place in centroids(frame).itertuples(index=False):
+            colour = colours[place[1]]
+            ax.scatter(
+                place.x, place.y, s=62, color=[colour], marker=markers[place.client], edgecolors="black",
+                linewidths=0.9, zorder=3,
+            )  # fmt: skip
+    ax.set(xticks=[], yticks=[])
+    ax.grid(False)
+    ax.spines[:].set_visible(True)
+    ax.set_aspect("equal", adjustable="datalim")
+
+
+def _keys(ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool) -> None:
+    """A legend for classes and clients right of the picture."""
+    plain: dict[str, Any] = {"linestyle": "none", "color": "0.35"}
+    blank = Line2D([], [], linestyle="none")
+    shown = list(colours.items())[:SHOWN]
+    keys: list[tuple[Line2D, str]] = [(blank, "class")]
+    keys += [(Line2D([], [], linestyle="none", marker="s", color=colour), str(name)) for name, colour in shown]
+    if len(colours) > SHOWN:
+        keys.append((blank, f"and {len(colours) - SHOWN} more"))
+    keys.append((blank, "client"))
+    if len(markers) <= MOST:
+        keys += [(Line2D([], [], marker=marker, **plain), str(name)) for name, marker in markers.items()]
+    else:
+        keys.append((Line2D([], [], marker="o", **plain), f"{len(markers)}, drawn alike"))
+    if centres:
+        large = {**plain, "color": "white", "markeredgecolor": "black", "markersize": 8}
+        keys.append((Line2D([], [], marker="o", **large), "centre of client\nand class"))
+    handles, names = zip(*keys, strict=True)
+    legend = ax.legend(
+        handles, names, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left",
+        ncols=1 + (len(keys) > 18), labelspacing=0.3,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        if text.get_text() in ("class", "client"):
+            text.set_fontweight("bold")
+
+
+def _said(frame: pd.DataFrame) -> str:
+    perplexity = frame.attrs.get("perplexity")
+    return f"{len(frame)} samples" + (f", t-SNE, perplexity {perplexity:.3g}" if perplexity else "")
+
+
+def mismatch(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Origin, Probe and Match accuracy of each client, and their means: the way from the first is the mismatch.
+
+    Args:
+        frame: from :func:`diagnostics.mismatch.mismatch`.
+
+    Raises:
+        UsageError: an accuracy that the frame does not have.
+    """
+    kinds = {"origin_accuracy": "Origin: classifier as it is", "match_accuracy": "Match: linear map before it"}
+    kinds["probe_accuracy"] = "Probe: new classifier"
+    for kind in kinds:
+        check_known("metric", kind, frame["metric"].unique())
+    rows = frame[frame["metric"].isin(list(kinds))]
+    names = list(rows["client"].unique())
+    notes = ["× " + note for note in missing(rows, "metric")]
+    with canvas(ax, float(np.clip(4.2 + 0.3 * len(names), 5, 10)), 3.0) as axes:
+        for k, (kind, label) in enumerate(kinds.items()):
+            own = rows[rows["metric"] == kind].set_index("client").reindex(names)
+            at = np.arange(len(names)) + 0.18 * (k - 1)
+            axes.errorbar(
+                at, own["value"], own["stderr"], fmt=MARKERS[k], color=COLOURS[k], elinewidth=1.0, label=label
+            )
+            mean = own["value"].mean(skipna=False)
+            axes.errorbar([len(names) + 0.18 * (k - 1)], [mean], fmt=MARKERS[k], color=COLOURS[k], markersize=7)
+        axes.axvline(len(names) - 0.5, color="0.7", linewidth=0.8)
+        shown = [*names, "mean"]
+        long = sum(len(name) + 2 for name in shown) > 5 * len(shown) + 10
+        axes.set_xticks(range(len(shown)), shown, rotation=90 if long else 0)
+        axes.set_xlim(-0.5, len(shown) - 0.5)
+        axes.set(ylabel="accuracy on own test samples", xlabel=with_notes("client", notes))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left")
+    return axes

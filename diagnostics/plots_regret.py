@@ -1,0 +1,81 @@
+"""The picture of a regret: how every cut scores, and where each rule cuts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from diagnostics.drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
+from fl_core.errors import UsageError, check_known
+from fl_core.evaluate import SCORES
+from fl_core.statistics import mean_interval
+
+
+def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1", ax: Axes | None = None) -> Axes:
+    """The validation score by the number of layers federated, with each rule's choices marked, a mark a seed.
+
+    A thin line is a seed, the dark one their mean with its 95 % interval; the star is the cut with the best mean. A
+    rule's marks stand on the seed's own line, the rules beside one another.
+
+    Args:
+        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``validation``, as in
+            :class:`diagnostics.regret.Regret`.
+        decisions: columns ``rule``, ``seed`` and ``cut``; a rule without a cut has no mark, and a note says so.
+
+    Raises:
+        UsageError: a column is missing, a seed without all cuts, or a choice that is no cut.
+    """
+    for table, names in ((scores, ("seed", "cut", "last", "validation")), (decisions, ("rule", "seed", "cut"))):
+        for name in names:
+            check_known("column of the table", name, table.columns)
+    check_known("score", score, SCORES)
+    values = scores.pivot(index="cut", columns="seed", values="validation").sort_index()
+    if values.isna().to_numpy().any() or values.empty:
+        raise UsageError("every seed needs a score of every cut")
+    made = decisions.dropna(subset=["cut"])
+    for line in made.itertuples():
+        if line.cut not in values.index or line.seed not in values.columns:
+            raise UsageError(f"{line.rule} cuts at {line.cut:g} with seed {line.seed}, which has no score")
+    last = scores.drop_duplicates("cut").set_index("cut")["last"]
+    rules = list(decisions["rule"].unique())
+    undecided = len(decisions) - len(made)
+    notes = [f"{undecided} of {len(decisions)} decisions could not be made"] if undecided else []
+    x = values.index.to_numpy(dtype=np.float64)
+    with canvas(ax, width=float(np.clip(3.5 + 0.35 * len(x), 5.6, 10)), height=3.6) as axes:
+        for seed in values.columns:
+            axes.plot(x, values[seed], color="0.8", linewidth=0.9, marker="", zorder=1)
+        mean, low, high = np.array([mean_interval(values.loc[cut]) for cut in values.index]).T
+        many = f"mean of {values.shape[1]} seeds" if values.shape[1] > 1 else "one seed"
+        axes.plot(x, mean, color=MEAN, linewidth=1.6, marker="", label=many, zorder=2)
+        if values.shape[1] > 1:
+            axes.fill_between(x, low, high, color=MEAN, alpha=0.1, linewidth=0, label="95 % interval")
+        best = int(np.argmax(mean if SCORES[score] else -mean))
+        star = {"marker": "*", "markersize": 13, "color": "white", "markeredgecolor": MEAN, "linestyle": "none"}
+        axes.plot(x[best], mean[best], label="best mean", zorder=3, **star)  # type: ignore[arg-type]
+        for k, rule in enumerate(rules):
+            own = made[made["rule"] == rule]
+            beside = (k - (len(rules) - 1) / 2) * min(0.12, 0.6 / len(rules))
+            y = [values.loc[line.cut, line.seed] for line in own.itertuples()]
+            axes.plot(
+                own["cut"].to_numpy(dtype=np.float64) + beside,
+                y,
+                linestyle="none",
+                marker=MARKERS[k % len(MARKERS)],
+                markersize=5.5,
+                color=COLOURS[k % len(COLOURS)],
+                markeredgecolor="white",
+                markeredgewidth=0.5,
+                label=rule,
+                zorder=4,
+            )
+        ticks = [f"{cut:.0f}" + (f"\n{last[cut]}" if last[cut] else "\nnothing") for cut in values.index]
+        upright = sum(len(str(name)) + 2 for name in last) > 46
+        axes.set_xticks(x, ticks, rotation=90 if upright else 0, fontsize=small(len(ticks), 8))
+        better = "higher" if SCORES[score] else "lower"
+        axes.set(
+            xlabel=with_notes("layers federated, and the last of them", notes),
+            ylabel=f"validation {score.replace('macro_f1', 'macro F1')} ({better} is better)",
+        )
+        legend(axes)
+    return axes

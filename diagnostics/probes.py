@@ -1,0 +1,344 @@
+"""How well the classes can be told from a layer's features: linear and nearest-neighbour probes, class scatter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+from diagnostics.capture import Data
+from diagnostics.features import (
+    Array,
+    Features,
+    NoValue,
+    collect,
+    constant,
+    folds_of,
+    holdout_of,
+    reduced,
+    standardised,
+)
+from diagnostics.gradients import Subject, Tick, quiet
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.losses import Loss
+from fl_core.rows import Row, row
+
+VARIANTS = ("own", "pooled")
+DISTANCES = ("cosine", "euclidean")
+SAMPLES = 2000
+"""Samples that a probe reads at most: of a client, and of all clients together for the pooled one."""
+
+Classify = Callable[[Array, Array, Array], Array]
+"""(training features, training labels, test features) -> predicted labels"""
+
+
+@dataclass(frozen=True, eq=False)
+class _Hits:
+    """Whether each held-out sample of a client was given its label, [n]; and what is to be said of the fits."""
+
+    right: Array
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One client's features at one layer: to train on, with their folds, and others to test on if they are given."""
+
+    client: str
+    x: Array
+    y: Array
+    fold: Array
+    test: tuple[Array, Array] | None = None
+
+    def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
+        """(x, y) to train on and (x, y) to test on, of each fold."""
+        if self.test is not None:
+            yield self.x, self.y, *self.test
+            return
+        for number in range(folds):
+            held = self.fold == number
+            yield self.x[~held], self.y[~held], self.x[held], self.y[held]
+
+
+def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | None = None, tol: float = 1e-6) -> Array:
+    """Labels [m] that multinomial logistic regression on x [n, d], y [n] gives to test [m, d].
+
+    Features are standardised by the training samples'. The objective is (1/2) ||W||^2 + C sum_n cross-entropy, the
+    intercept free. It does not change under a rotation, so features are reduced to the training samples' span where
+    d > n (``reduce`` None). Training samples of one class give that class to all.
+
+    Warns:
+        ConvergenceWarning: 1000 iterations were not enough.
+    """
+    if len(np.unique(y)) == 1:
+        return np.full(len(test), y[0])
+    x, test = standardised(x, test)
+    if x.shape[1] > len(x) if reduce is None else reduce:
+        x, test = reduced(x, test)
+    return np.asarray(LogisticRegression(C=C, max_iter=1000, tol=tol).fit(x, y).predict(test))
+
+
+def nearest(x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine") -> Array:
+    """The most frequent label among the nearest training samples; of equally frequent ones the lowest."""
+    model = KNeighborsClassifier(min(neighbours, len(x)), metric=distance, algorithm="brute")
+    return np.asarray(model.fit(x.astype(np.float64), y).predict(test.astype(np.float64)))
+
+
+def linear_probe(
+    subjects: Sequence[Subject],
+    layers: Sequence[Layer],
+    *,
+    loss: Loss | None = None,
+    batch: int | None = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    tick: Tick = quiet,
+    test: Mapping[str, Data] | None = None,
+    holdout: float | None = None,
+    folds: int = 5,
+    C: float = 1.0,
+    samples: int = SAMPLES,
+) -> list[Row]:
+    """Accuracy, from 0 to 1, of a logistic regression on each layer's flattened output (Alain and Bengio 2017).
+
+    Higher = a linear classifier tells the classes apart better. Every sample that counts is one the probe was not
+    trained on: of ``test`` if given, else a held-out fraction, else each sample once in cross-validation over folds
+    that are stratified by class; the estimator says which. Variant ``"own"``: each client's probe on its own data.
+    ``"pooled"``: one probe for the features of all clients (each from its own model), its accuracy on each client's
+    samples and, client "", on all of them. The error is the standard deviation of an accuracy of k right in n,
+    sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2); it does not count what the training samples vary.
+
+    Args:
+        test: {client: data} that the probe is tested on; the subjects' data then only train.
+        holdout: fraction of each client's samples to hold out.
+        folds: of the cross-validation; as many as samples where these are fewer.
+        C: inverse strength of the regularisation, see :func:`logistic`.
+        samples: at most so many, drawn with the seed, of each client; equally many of each in the pooled set.
+        loss: not used.
+
+    Raises:
+        UsageError: an option out of its range, a client without test data, data that do not fit.
+    """
+    if not C > 0:
+        raise UsageError(f"C={C}; it must be above 0")
+
+    def classify(x: Array, y: Array, others: Array) -> Array:
+        return logistic(x, y, others, C)
+
+    held = _Held(test, holdout, folds, seed)
+    return _probed("linear_probe", classify, f"logistic regression, C={C:g}", held, subjects, layers, batch, seed,
+                   mode, tick, samples)  # fmt: skip
+
+
+def knn_probe(
+    subjects: Sequence[Subject],
+    layers: Sequence[Layer],
+    *,
+    loss: Loss | None = None,
+    batch: int | None = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    tick: Tick = quiet,
+    test: Mapping[str, Data] | None = None,
+    holdout: float | None = None,
+    folds: int = 5,
+    neighbours: int = 5,
+    distance: str = "cosine",
+    samples: int = SAMPLES,
+) -> list[Row]:
+    """Accuracy, from 0 to 1, of the vote of the nearest neighbours by a layer's flattened output, as it is.
+
+    Higher = neighbours are of one class more often. Variants, samples and error as in :func:`linear_probe`; the
+    estimator names the number of neighbours and the distance.
+
+    Args:
+        neighbours: how many vote; all where there are fewer.
+        distance: ``"cosine"`` or ``"euclidean"``.
+
+    Raises:
+        UsageError: as :func:`linear_probe`.
+    """
+    check_known("distance", distance, DISTANCES)
+    if neighbours < 1:
+        raise UsageError(f"{neighbours} neighbours; at least 1 is needed")
+
+    def classify(x: Array, y: Array, others: Array) -> Array:
+        if constant(np.concatenate([x, others])):
+            raise NoValue("constant over the samples")
+        return nearest(x, y, others, neighbours, distance)
+
+    held = _Held(test, holdout, folds, seed)
+    return _probed("knn_probe", classify, f"{neighbours} nearest, {distance}", held, subjects, layers, batch, seed,
+                   mode, tick, samples)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """Which samples are held out."""
+
+    test: Mapping[str, Data] | None
+    holdout: float | None
+    folds: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.test is not None and self.holdout is not None:
+            raise UsageError("test data and a holdout fraction: give one of the two")
+        if self.holdout is not None and not 0 < self.holdout < 1:
+            raise UsageError(f"holdout={self.holdout}; it is a fraction between 0 and 1")
+        if self.folds < 2:
+            raise UsageError(f"{self.folds} folds; at least 2 are needed")
+
+    def __str__(self) -> str:
+        if self.test is not None:
+            return "given test data"
+        return f"{self.folds} folds" if self.holdout is None else f"holdout {self.holdout:g}"
+
+    def of(self, y: Array) -> Array:
+        """Fold of each sample, see :class:`_Part`."""
+        if self.test is not None:
+            return np.full(len(y), -1)
+        return folds_of(y, self.folds, self.seed) if self.holdout is None else holdout_of(y, self.holdout, self.seed)
+
+
+def _probed(
+    metric: str,
+    classify: Classify,
+    estimator: str,
+    held: _Held,
+    subjects: Sequence[Subject],
+    layers: Sequence[Layer],
+    batch: int | None,
+    seed: int,
+    mode: str,
+    tick: Tick,
+    samples: int,
+) -> list[Row]:
+    """The rows of a probe: each client's own and then the pooled ones, layer by layer."""
+    _check_samples(samples)
+    for subject in subjects if held.test is not None else ():
+        check_known("client with test data", subject.client, held.test or {})
+    paths = sorted({layer.output for layer in layers if layer.used})
+    share = max(samples // max(len(subjects), 1), 1)
+    own: list[dict[str, str | _Hits]] = []
+    kept: dict[str, list[_Part | str]] = {path: [] for path in paths}
+    for subject in subjects:
+        train = collect(subject.model, paths, subject.data, samples=samples, batch=batch, seed=seed, mode=mode)
+        tested = None
+        if held.test is not None:
+            data = held.test[subject.client]
+            tested = collect(subject.model, paths, data, samples=samples, batch=batch, seed=seed, mode=mode)
+        folds, found = held.of(train.y), {}
+        for path in paths:
+            part = _part(subject.client, path, train, tested, folds)
+            found[path] = part if isinstance(part, str) else _hits([part], classify)
+            kept[path].append(part if isinstance(part, str) else _first(part, share, seed))
+        own.append({path: value if isinstance(value, str) else value[0] for path, value in found.items()})
+        tick(subject.client)
+    pooled: dict[str, str | list[_Hits]] = {}
+    for path in paths:
+        faults = [part for part in kept[path] if isinstance(part, str)]
+        pooled[path] = faults[0] if faults else _hits([p for p in kept[path] if isinstance(p, _Part)], classify)
+    common = {"metric": metric, "estimator": f"{estimator}, {held}"}
+    rows = []
+    for layer in layers:
+        together = pooled.get(layer.output, "") if layer.used else ""
+        hits = [_of(own[k].get(layer.output, "") if layer.used else "", layer) for k in range(len(subjects))]
+        rows += [_row(s, layer, "own", h, common) for s, h in zip(subjects, hits, strict=True)]
+        each = [together if isinstance(together, str) else together[k] for k in range(len(subjects))]
+        rows += [_row(s, layer, "pooled", _of(h, layer), common) for s, h in zip(subjects, each, strict=True)]
+        whole = (
+            together
+            if isinstance(together, str)
+            else replace(together[0], right=np.concatenate([h.right for h in together]))
+        )
+        rows.append(_row(None, layer, "pooled", _of(whole, layer), common))
+    return rows
+
+
+def _check_samples(samples: int) -> None:
+    if samples < 2:
+        raise UsageError(f"samples={samples}; a probe needs at least 2")
+
+
+def _part(client: str, path: str, train: Features, tested: Features | None, folds: Array) -> _Part | str:
+    try:
+        test = None if tested is None else (tested.of(path), tested.y)
+        return _Part(client, train.of(path), train.y, folds, test)
+    except NoValue as reason:
+        return f"at client {client!r}: {reason}"
+
+
+def _first(part: _Part, count: int, seed: int) -> _Part:
+    """At most so many of a client's samples, each class in its share, and as many to test on."""
+
+    def few(y: Array) -> Array:
+        fold = folds_of(y, -(-len(y) // count), seed)  # one of so many alike parts
+        return np.flatnonzero(fold == 0)[:count]
+
+    rows = few(part.y)
+    test = part.test
+    if test is not None:
+        others = few(test[1])
+        test = test[0][others], test[1][others]
+    return replace(part, x=part.x[rows], y=part.y[rows], fold=part.fold[rows], test=test)
+
+
+def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
+    """What a probe of all the parts gets right in each of them, or why there is no value."""
+    client = f"at client {parts[0].client!r}: " if len(parts) == 1 else "at all clients: "
+    labels = np.concatenate([part.y for part in parts])
+    if len({part.x.shape[1] for part in parts}) > 1:
+        return client + "features of different widths"
+    if len(labels) < 2 and parts[0].test is None:
+        return client + f"{len(labels)} samples, at least 2 are needed"
+    if len(np.unique(labels)) < 2:
+        return client + "samples of one class"
+    folds = 1 + max(int(part.fold.max()) for part in parts)
+    found: list[list[Array]] = [[] for _ in parts]
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", ConvergenceWarning)
+            for rounds in zip(*(part.rounds(folds) for part in parts), strict=True):
+                x, y, test, wanted = (np.concatenate(arrays) for arrays in zip(*rounds, strict=True))
+                right = classify(x, y, test) == wanted
+                ends = np.cumsum([len(own[3]) for own in rounds])[:-1]
+                for hits, some in zip(found, np.split(right, ends), strict=True):
+                    hits.append(some)
+    except NoValue as reason:
+        return client + str(reason)
+    late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
+    note = f", {late} of {len(found[0])} fits not converged" if late else ""
+    return [_Hits(np.concatenate(hits), note) for hits in found]
+
+
+def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
+    """The hits, or a status that names the layer."""
+    if not layer.used:
+        return "unused in the forward pass"
+    return f"output of layer {layer.name!r} {found}" if isinstance(found, str) else found
+
+
+def _row(subject: Subject | None, layer: Layer, variant: str, hits: str | _Hits, common: Mapping[str, str]) -> Row:
+    where = {"client": subject.client, "n_train": subject.n_train} if subject is not None else {}
+    given: dict[str, Any] = {"layer": layer.name, "variant": variant, **where}
+    if isinstance(hits, str):
+        return row(common["metric"], None, status=hits, n_samples=0, estimator=common["estimator"], **given)
+    numbers: dict[str, Any] = {"stderr": accuracy_error(hits.right), "n_samples": len(hits.right)}
+    return row(
+        common["metric"], float(hits.right.mean()), estimator=common["estimator"] + hits.note, **numbers, **given
+    )
+
+
+def accuracy_error(hits: Array) -> float:
+    """Standard deviation of an accuracy, given which of n samples were right; see :func:`linear_probe`."""
+    n = len(hits)
+    p = (float(hits.sum()) + 1) / (n + 2)
+    return float(np.sqrt(p * (1 - p) / (n + 3)))

@@ -1,0 +1,257 @@
+"""CKA, linear or with a radial kernel, by Gram matrices that are reduced as the features arrive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diagnostics.similarity_probe import LEAST, NoValue, Place, checked, places
+from fl_core.errors import UsageError, check_known
+
+ESTIMATORS = ("full", "minibatch")
+BANDWIDTH = 0.4
+"""Of the radial kernel, as a fraction of the median distance between samples."""
+_CHUNK = 1 << 16  # entries of each Gram matrix that are in float64 at a time
+_PANEL = 64  # rows of a Gram matrix that are computed at a time
+
+
+def linear_cka(x: Tensor, y: Tensor, estimator: str = "full", batch: int | None = None) -> float:
+    """Linear CKA of features x [n, d1] and y [n, d2] of the same n samples; 1 = same, 0 = unrelated.
+
+    ``"full"``: ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) with columns centred (Kornblith et al. 2019, Eq. 5), in
+    [0, 1]; PLayer-FL, Eq. A.3, without its squared denominator. ``"minibatch"``: HSIC_1(X, Y) /
+    sqrt(HSIC_1(X, X) HSIC_1(Y, Y)), each HSIC_1 the unbiased estimator (Song et al. 2012, Eq. 5) averaged over
+    batches of ``batch`` samples (Nguyen et al. 2021, Eq. 3); it may fall below 0. Both are invariant to rotation,
+    isotropic scale and offset of either side. NaN where one side is constant, not finite, or too short.
+
+    Raises:
+        UsageError: numbers of samples that differ, or a ``batch`` below 4 with ``"minibatch"``.
+    """
+    return _cka(x, y, estimator, batch, None)
+
+
+def rbf_cka(
+    x: Tensor, y: Tensor, bandwidth: float = BANDWIDTH, estimator: str = "full", batch: int | None = None
+) -> float:
+    """CKA of x [n, d1] and y [n, d2] with k(a, b) = exp(-||a - b||^2 / (2 s^2)); 1 = same, 0 = unrelated.
+
+    s is ``bandwidth`` times the median distance between two different samples, each side's own (Kornblith et al.
+    2019, section 3; they use 0.2, 0.4 and 0.8); with ``"minibatch"`` of each batch's own samples. Estimators,
+    invariances and NaN as :func:`linear_cka`; NaN also where more than half of the samples' pairs are identical.
+
+    Raises:
+        UsageError: as :func:`linear_cka`, or a bandwidth that is not above 0.
+    """
+    return _cka(x, y, estimator, batch, check_bandwidth(bandwidth))
+
+
+def check_bandwidth(bandwidth: float) -> float:
+    """The bandwidth, if it is above 0 and finite."""
+    if not 0 < bandwidth < math.inf:
+        raise UsageError(f"a bandwidth of {bandwidth} times the median distance; it must be above 0")
+    return bandwidth
+
+
+def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: float | None) -> float:
+    check_known("estimator of CKA", estimator, ESTIMATORS)
+    if len(x) != len(y):
+        raise UsageError(f"features of {len(x)} and of {len(y)} samples; CKA compares the same samples")
+    where = places(len(x), batch or max(len(x), LEAST), estimator == "minibatch")
+    grams = []
+    for side in (x, y):
+        recorder = Recorder(where, estimator, bandwidth=bandwidth)
+        for start, stop in where:
+            recorder.take(start, stop, side[start:stop])
+        summary = recorder.kept()
+        if isinstance(summary, str) or summary.gram is None:
+            return math.nan
+        grams.append(summary.gram.double())
+    a, b = grams
+    return float(a.dot(b) / (a.dot(a) * b.dot(b)).sqrt())  # the same bits for (y, x)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is kept of a model's features: entries of the centred Gram matrix, or the centred features [n, d]."""
+
+    gram: Tensor | None = None
+    features: Tensor | None = None
+
+
+class Recorder:
+    """Reduces features [n, d], given batch by batch, so that HSIC is an inner product of two summaries.
+
+    The first batch's mean is taken off at once: CKA does not depend on an offset, but the digits of a float32 Gram
+    matrix do. The buffer serves one model after the other.
+
+    Args:
+        where: the batches' places.
+        estimator: ``"full"`` or ``"minibatch"``.
+        models: how many models will be compared at this output alone, which allows to keep features instead of a
+            Gram matrix where they are fewer numbers and products; None = always Gram matrices.
+        bandwidth: of the radial kernel; None = linear.
+    """
+
+    def __init__(
+        self, where: Sequence[Place], estimator: str, models: int | None = None, bandwidth: float | None = None
+    ) -> None:
+        self._places, self._estimator, self._models, self._bandwidth = where, estimator, models, bandwidth
+        self._buffer = torch.empty(0)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the model before."""
+        self._taken: set[int] = set()
+        self._grams: dict[int, Tensor] = {}
+        self._reference = torch.empty(0)
+        self._scale = 1.0
+        self.fault = ""
+
+    def take(self, start: int, stop: int, output: Tensor) -> None:
+        """The output for samples ``start`` to ``stop``; a second call for the same samples replaces the first."""
+        if not output.numel():
+            self.fault = "no features"
+            return
+        x = output.reshape(len(output), -1)
+        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        if start == 0:
+            self._reference = x.mean(0)
+        elif 0 not in self._taken:
+            return
+        elif x.shape[1:] != self._reference.shape:
+            self.fault = f"{x.shape[1]} features after {len(self._reference)} in an earlier batch"
+            return
+        whole = self._estimator == "full"
+        size = (self._places[-1][1] if whole else max(e - s for s, e in self._places), x.shape[1])
+        if self._buffer.shape != size or (self._buffer.dtype, self._buffer.device) != (x.dtype, x.device):
+            self._buffer = x.new_empty(size)
+        target = self._buffer[start:stop] if whole else self._buffer[: stop - start]
+        torch.sub(x, self._reference, out=target)
+        if start == 0:
+            peak = float(torch.linalg.vector_norm(target, torch.inf))
+            self._scale = 1.0 if peak == 0 or 1e-8 < peak < 1e8 else 1 / peak  # so that squares fit the type
+        if self._scale != 1.0:
+            target *= self._scale
+        if not whole:
+            self._grams[start] = _gram(target)
+        self._taken.add(start)
+
+    def kept(self) -> Summary | str:
+        """What is kept, or why there is nothing to compare."""
+        try:
+            return self._summary()
+        except NoValue as reason:
+            return str(reason)
+
+    def _summary(self) -> Summary:
+        n = self._places[-1][1] if self._places else 0
+        least = 2 if self._estimator == "full" else LEAST
+        if n < least:
+            raise NoValue(f"{n} samples, at least {least} are needed")
+        if self.fault:
+            raise NoValue(self.fault)
+        if self._taken != {start for start, _ in self._places}:
+            raise NoValue("not computed in every forward pass")
+        if self._estimator == "minibatch":
+            return self._minibatch(n)
+        linear = self._bandwidth is None
+        width = len(self._reference)
+        if linear and self._models is not None and width * (self._models + 1) / 2 < n:
+            x = self._buffer.double()
+            x -= x.mean(0)
+            norm = self._checked(torch.linalg.vector_norm(x).square(), n).sqrt()
+            return Summary(features=x / norm)
+        gram = _centred(_gram(self._buffer))
+        total = self._checked(gram.diagonal().sum(dtype=torch.float64), n)
+        if self._bandwidth is not None:
+            gram = _centred(_radial(gram, self._bandwidth))
+            total = gram.diagonal().sum(dtype=torch.float64)
+        return Summary(gram=gram.div_(total.to(gram.dtype)).reshape(-1))
+
+    def _minibatch(self, n: int) -> Summary:
+        grams = list(self._grams.values())
+        total = self._checked(torch.stack([g.diagonal().sum(dtype=torch.float64) for g in grams]).sum(), n)
+        if self._bandwidth is not None:
+            grams = [_radial(g, self._bandwidth) for g in grams]
+            total = total.new_tensor(n)
+        gram = torch.cat([_u_centred(g.div_(total.to(g.dtype))).reshape(-1) for g in grams])
+        if not bool(gram.any()):
+            raise NoValue("constant within every batch")
+        return Summary(gram=gram)
+
+    def _checked(self, total: Tensor, n: int) -> Tensor:
+        offset = torch.linalg.vector_norm(self._reference, dtype=torch.float64).mul(self._scale).square() * n
+        return checked(total, offset, torch.finfo(self._reference.dtype).eps)
+
+
+def hsic(summaries: Sequence[Summary]) -> Tensor:
+    """Inner products of all pairs, [M, M] in float64, exactly symmetric."""
+    m = len(summaries)
+    features = [s.features for s in summaries if s.features is not None]
+    if features:
+        x = torch.stack(features, 1)  # [n, M, d]
+        h = torch.stack([torch.einsum("nd,nme->dme", x[:, k], x).square().sum((0, 2)) for k in range(m)])
+    else:
+        grams = [s.gram for s in summaries if s.gram is not None]
+        h = torch.zeros(m, m, dtype=torch.float64, device=grams[0].device)
+        for start in range(0, len(grams[0]), _CHUNK):
+            part = torch.stack([gram[start : start + _CHUNK] for gram in grams]).double()
+            h += part @ part.T
+    return h.triu() + h.triu(1).T
+
+
+def _gram(x: Tensor) -> Tensor:
+    """x x^T, of which only the blocks on and above the diagonal are computed; exactly symmetric."""
+    n = len(x)
+    gram = x.new_empty(n, n)
+    for start in range(0, n, _PANEL):
+        stop = min(start + _PANEL, n)
+        gram[start:stop, start:] = x[start:stop] @ x[start:].T
+        gram[stop:, start:stop] = gram[start:stop, stop:].T
+        block = gram[start:stop, start:stop]
+        block.copy_((block + block.T) / 2)
+    return gram
+
+
+def _centred(gram: Tensor) -> Tensor:
+    """Rows and columns made to add up to 0, in place."""
+    means = gram.mean(0, dtype=torch.float64)
+    shift = (means - means.mean() / 2).to(gram.dtype)
+    gram -= shift
+    gram -= shift[:, None]
+    return gram
+
+
+def _radial(gram: Tensor, bandwidth: float) -> Tensor:
+    """The radial kernel's matrix from the linear one, its width a fraction of the median distance."""
+    n = len(gram)
+    squares = gram.diagonal()
+    distances = (squares + squares[:, None] - 2 * gram).clamp_(min=0)
+    apart = distances[~torch.eye(n, dtype=torch.bool, device=gram.device)]
+    median = apart.median()
+    if not bool(median > 0):
+        raise NoValue("identical in more than half of the pairs of samples, so that the median distance is 0")
+    return distances.div_(-2 * bandwidth**2 * median).exp_()
+
+
+def _u_centred(gram: Tensor) -> Tensor:
+    """A Gram matrix [b, b] U-centred, in place, over sqrt(b (b - 3)): inner products of two of them are HSIC_1.
+
+    The form of Szekely and Rizzo 2014 (their U-centring), which Song's estimator equals: the diagonal is left out,
+    and the other entries of each row and column add up to 0.
+    """
+    b = len(gram)
+    before = torch.linalg.vector_norm(gram)
+    gram.fill_diagonal_(0)
+    rows = gram.sum(0, dtype=torch.float64)
+    shift = (rows / (b - 2) - rows.sum() / (2 * (b - 1) * (b - 2))).to(gram.dtype)
+    gram -= shift
+    gram -= shift[:, None]
+    gram.fill_diagonal_(0)
+    if bool(torch.linalg.vector_norm(gram) <= 16 * torch.finfo(gram.dtype).eps * before):
+        gram.zero_()  # nothing but rounding
+    return gram.div_((b * (b - 3)) ** 0.5)

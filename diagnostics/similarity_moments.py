@@ -1,0 +1,289 @@
+"""Similarities that are a function of the cross-products X^T Y of two models' centred features, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from diagnostics.similarity_probe import NoValue, Place, checked
+from fl_core.errors import UsageError
+
+VARIANCE = 0.99
+"""Of the variance that SVCCA keeps."""
+_COLUMNS = 4096  # features that are in float64 at a time
+_ROWS = 1 << 14  # rows that are in float64 at a time
+
+
+# --- what is read from X^T X and X^T Y -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A similarity or distance as value(A^T X^T Y B).
+
+    Attributes:
+        prepare: the map A [d, k] (or a number) of one side, from its X^T X [d, d], its rows and its features' eps.
+        value: the number, from [k, l].
+    """
+
+    prepare: Callable[[Tensor, int, float], Tensor]
+    value: Callable[[Tensor], Tensor]
+
+
+def _unit_trace(own: Tensor, rows: int, eps: float) -> Tensor:
+    return own.trace().rsqrt()
+
+
+def _unit_norm(own: Tensor, rows: int, eps: float) -> Tensor:
+    return torch.linalg.matrix_norm(own).rsqrt()
+
+
+def _whitened(own: Tensor, rows: int, eps: float, *, variance: float | None = None) -> Tensor:
+    """The map to orthonormal columns, of all directions above rounding or of the largest that hold the variance."""
+    values, vectors = torch.linalg.eigh(own)
+    values, vectors = values.flip(0), vectors.flip(1)
+    size = max(rows, len(own))
+    floor = max((size * eps) ** 2, 4 * size * torch.finfo(values.dtype).eps)
+    rank = int((values > floor * values[0]).sum())
+    if variance is not None:
+        share = values[:rank].cumsum(0) / values[:rank].sum()
+        rank = min(rank, 1 + int((share < variance).sum()))
+    if rank >= rows - 1:
+        raise NoValue(f"{rank} directions of {rows} rows fill their space, so that every correlation would be 1")
+    return vectors[:, :rank] * values[:rank].rsqrt()
+
+
+def _angle(product: Tensor) -> Tensor:
+    return torch.linalg.svdvals(product).sum().clamp(max=1).arccos()
+
+
+def _mean_correlation(product: Tensor) -> Tensor:
+    return torch.linalg.svdvals(product).clamp(max=1).mean()
+
+
+LINEAR_CKA = Measure(_unit_norm, lambda product: product.square().sum())
+PROCRUSTES = Measure(_unit_trace, _angle)
+CCA = Measure(_whitened, _mean_correlation)
+
+
+def svcca_measure(variance: float = VARIANCE) -> Measure:
+    """SVCCA that keeps so much of each side's variance.
+
+    Raises:
+        UsageError: not between 0 and 1.
+    """
+    if not 0 < variance <= 1:
+        raise UsageError(f"a kept variance of {variance}; it must be above 0 and at most 1")
+    return Measure(partial(_whitened, variance=variance), _mean_correlation)
+
+
+def procrustes_distance(x: Tensor, y: Tensor) -> float:
+    """Orthogonal Procrustes angle between x [n, d1] and y [n, d2]: 0 = same, pi / 2 = unrelated, in radians.
+
+    arccos(||X^T Y||_* / (||X||_F ||Y||_F)) with columns centred (Williams et al. 2021, without whitening, that
+    is alpha = 1): the angle that is left after the best rotation. Invariant to rotation, isotropic scale and
+    offset of either side, and a metric. NaN where one side is constant, not finite, or has fewer than 2 samples.
+
+    Raises:
+        UsageError: numbers of samples that differ.
+    """
+    return _between(x, y, PROCRUSTES)
+
+
+def mean_cca(x: Tensor, y: Tensor) -> float:
+    """Mean canonical correlation of x [n, d1] and y [n, d2], in [0, 1]; 1 = same up to an invertible linear map.
+
+    The mean over the min(rank x, rank y) correlations (Kornblith et al. 2019, Table 1). The rank leaves out
+    directions below max(n, d) eps of the largest singular value. Unrelated features of rank r have about
+    sqrt(r / n), not 0, and two ranks that add up to n or more force correlations of 1. NaN as
+    :func:`procrustes_distance`, and where one side spans all n - 1 directions, as it does with n - 1 features or
+    more: then every correlation is 1.
+
+    Raises:
+        UsageError: numbers of samples that differ.
+    """
+    return _between(x, y, CCA)
+
+
+def svcca(x: Tensor, y: Tensor, variance: float = VARIANCE) -> float:
+    """:func:`mean_cca` of the fewest principal directions of each side that hold ``variance`` (Raghu et al. 2017).
+
+    Invariant to rotation, isotropic scale and offset, no longer to any linear map.
+
+    Raises:
+        UsageError: numbers of samples that differ, or a variance that is not between 0 and 1.
+    """
+    return _between(x, y, svcca_measure(variance))
+
+
+def _between(x: Tensor, y: Tensor, measure: Measure) -> float:
+    if len(x) != len(y):
+        raise UsageError(f"features of {len(x)} and of {len(y)} samples; the same samples are compared")
+    kept = Kept(2, len(x))
+    for side, features in enumerate((x, y)):
+        kept.take(side, (0, len(x)), features.reshape(len(x), -1))
+        kept.done(side)
+    kept.prepare(measure)
+    return math.nan if kept.faults else float(measure.value(kept.product(0, 1)))
+
+
+# --- how the cross-products come about -------------------------------------------------------------------------
+
+
+class Kept:
+    """Features [n, d] of several models; the samples are the rows.
+
+    Of each model min(n, d) features with the same inner products are kept, n x min(n, d) numbers in float64.
+
+    Attributes:
+        faults: why a model has nothing to compare, by its number.
+        bases: each model's features under the measure's map, [n, k], from :meth:`prepare` on.
+    """
+
+    def __init__(self, sides: int, n: int) -> None:
+        self._sides, self._n = sides, n
+        self._parts: dict[int, dict[int, Tensor]] = {}
+        self._eps: dict[int, float] = {}
+        self.bases: dict[int, Tensor] = {}
+        self.faults: dict[int, str] = {}
+
+    def take(self, side: int, place: Place, x: Tensor) -> None:
+        """A model's features for a batch, [b, d]; the last call for a place counts."""
+        self._parts.setdefault(side, {})[place[0]] = x.clone()
+
+    def done(self, side: int) -> None:
+        """The model has given all that it gives."""
+        if side in self.bases or side in self.faults:
+            return
+        parts = self._parts.pop(side, {})
+        try:
+            self.bases[side] = self._reduced(side, [parts[start] for start in sorted(parts)])
+        except NoValue as reason:
+            self.faults[side] = str(reason)
+
+    def _reduced(self, side: int, parts: list[Tensor]) -> Tensor:
+        if self._n < 2:
+            raise NoValue(f"{self._n} samples, at least 2 are needed")
+        if sum(map(len, parts)) != self._n:
+            raise NoValue("not computed in every forward pass")
+        widths = list(dict.fromkeys(part.shape[1] for part in parts))
+        if len(widths) > 1:
+            raise NoValue(f"{widths[1]} features after {widths[0]} in an earlier batch")
+        if not widths[0]:
+            raise NoValue("no features")
+        x = torch.cat(parts)
+        self._eps[side] = torch.finfo(x.dtype).eps
+        offset = x.mean(0, dtype=torch.float64).square().sum() * self._n
+        if x.shape[1] <= self._n:
+            x = x.double()
+            x = x - x.mean(0)
+            return x / checked(x.square().sum(), offset, self._eps[side]).sqrt()
+        gram = x.new_zeros(self._n, self._n, dtype=torch.float64)
+        for columns in x.split(_COLUMNS, 1):
+            part = columns.double()
+            part = part - part.mean(0)
+            gram.addmm_(part, part.T)
+        total = checked(gram.trace(), offset, self._eps[side])
+        values, vectors = torch.linalg.eigh(gram / total)
+        return vectors * values.clamp(min=0).sqrt()
+
+    def flush(self) -> None:
+        """Every model has given the batch: features stay until the model is done."""
+
+    def prepare(self, measure: Measure) -> None:
+        """Map every model's features as the measure wants; a model that it refuses joins the faults."""
+        for side, x in list(self.bases.items()):
+            try:
+                by = measure.prepare(x.T @ x, self._n, self._eps[side])
+            except NoValue as reason:
+                self.faults[side] = str(reason)
+                del self.bases[side]
+            else:
+                self.bases[side] = x @ by if by.ndim else x * by
+
+    def product(self, a: int, b: int) -> Tensor:
+        """The mapped cross-product of two models, [k, l]."""
+        return self.bases[a].T @ self.bases[b]
+
+
+class Moments:
+    """Cross-products of several models' features over samples x positions as rows; no features are kept.
+
+    All models must give a batch before the next one. Held: for M models with d features (M d)^2 / 2 numbers in
+    float64, and one batch's features of every model.
+
+    Attributes:
+        faults: why a model has nothing to compare, by its number.
+    """
+
+    def __init__(self, sides: int, n: int) -> None:
+        self._sides, self._n = sides, n
+        self._now: dict[int, Tensor] = {}
+        self._samples = dict.fromkeys(range(sides), 0)
+        self._references: dict[int, Tensor] = {}
+        self._products: dict[tuple[int, int], Tensor] = {}
+        self._sums: dict[int, Tensor] = {}
+        self._shape: tuple[int, ...] = ()
+        self._maps: dict[int, Tensor] = {}
+        self._eps: dict[int, float] = {}
+        self.faults: dict[int, str] = {}
+
+    def take(self, side: int, place: Place, x: Tensor) -> None:
+        """A model's features for the batch, [b, p, d]; the last call before :meth:`flush` counts."""
+        self._shape = self._shape or tuple(x.shape[1:])
+        if tuple(x.shape[1:]) != self._shape:
+            self.faults[side] = f"(positions, features) {tuple(x.shape[1:])} where others have {self._shape}"
+        else:
+            self._now[side] = x.flatten(0, 1).clone()
+
+    def flush(self) -> None:
+        """Every model has given the batch: add its cross-products."""
+        now, self._now = self._now, {}
+        rows = max((len(x) for x in now.values()), default=0)
+        for side, x in now.items():
+            self._samples[side] += len(x) // self._shape[0]
+            self._eps[side] = torch.finfo(x.dtype).eps
+            self._references.setdefault(side, x.double().mean(0))
+        for start in range(0, rows, _ROWS):
+            part = {s: x[start : start + _ROWS].double() - self._references[s] for s, x in now.items()}
+            for a, x in part.items():
+                self._sums[a] = self._sums.get(a, 0) + x.sum(0)
+                for b, y in part.items():
+                    if a <= b:
+                        self._products[a, b] = self._products.get((a, b), 0) + x.T @ y
+
+    def done(self, side: int) -> None:
+        """The model has given all that it gives; nothing of it alone is left to do."""
+
+    def prepare(self, measure: Measure) -> None:
+        """Centre the products and find every model's map; a model that has none joins the faults."""
+        rows = self._n * (self._shape[0] if self._shape else 1)
+        for side in range(self._sides):
+            if side in self.faults:
+                continue
+            try:
+                if self._samples[side] != self._n:
+                    raise NoValue("not computed in every forward pass")
+                if rows < 2:
+                    raise NoValue(f"{rows} rows, at least 2 are needed")
+                own = self._centred(side, side, rows)
+                offset = (self._references[side] + self._sums[side] / rows).square().sum() * rows
+                eps = self._eps[side]
+                checked(own.trace(), offset, eps)
+                self._maps[side] = measure.prepare(own, rows, eps)
+            except NoValue as reason:
+                self.faults[side] = str(reason)
+
+    def _centred(self, a: int, b: int, rows: int) -> Tensor:
+        return self._products[a, b] - torch.outer(self._sums[a], self._sums[b]) / rows
+
+    def product(self, a: int, b: int) -> Tensor:
+        """The mapped cross-product of two models, a before b, [k, l]."""
+        product, left, right = self._centred(a, b, self._n * self._shape[0]), self._maps[a], self._maps[b]
+        product = left.T @ product if left.ndim else left * product
+        return product @ right if right.ndim else product * right

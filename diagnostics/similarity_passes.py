@@ -1,0 +1,189 @@
+"""The passes of a probe through all clients' models, each giving the values of all pairs at all layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from diagnostics.gradients import Subject
+from diagnostics.similarity_gram import Recorder, Summary, hsic
+from diagnostics.similarity_moments import PROCRUSTES, Kept, Measure, Moments
+from diagnostics.similarity_probe import NoValue, Place, arranged, by_position, watch
+from diagnostics.similarity_rows import Faults, Request, Spot, Value
+from diagnostics.similarity_shifts import least_angle, unit_maps
+from diagnostics.similarity_torch_cka import compared
+
+
+def _none(a: Spot, b: Spot) -> float | str:
+    return "nothing to compare"
+
+
+def _unseen(request: Request) -> tuple[Faults, Value]:
+    for subject in request.subjects:
+        request.tick(subject.client)
+    return {}, _none
+
+
+def by_grams(request: Request, estimator: str, bandwidth: float | None = None) -> tuple[Faults, Value]:
+    """One client after the other; its features become Gram matrices as they come."""
+    if request.empty:
+        return _unseen(request)
+    models = None if request.across else len(request.subjects)
+    recorders = {path: Recorder(request.where, estimator, models, bandwidth) for path in request.paths}
+    found: dict[Spot, Summary] = {}
+    faults: dict[Spot, str] = {}
+
+    def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
+        try:
+            recorders[path].take(*place, arranged(module, output, place, request.positions))
+        except NoValue as reason:
+            recorders[path].fault = str(reason)
+
+    for client, subject in enumerate(request.subjects):
+        for recorder in recorders.values():
+            recorder.begin()
+        watch(subject, request.x, request.where, request.paths, take, request.seed, request.mode)
+        for path, recorder in recorders.items():
+            kept = recorder.kept()
+            if isinstance(kept, str):
+                faults[path, client] = kept
+            else:
+                found[path, client] = kept
+        request.tick(subject.client)
+    together = [list(found)] if request.across else [[s for s in found if s[0] == path] for path in request.paths]
+    place = {spot: (group, k) for group, spots in enumerate(together) for k, spot in enumerate(spots)}
+    products = [hsic([found[spot] for spot in spots]).cpu() if spots else torch.empty(0, 0) for spots in together]
+
+    def value(a: Spot, b: Spot) -> float:
+        (group, i), (_, j) = place[a], place[b]
+        h = products[group]
+        return float(h[i, j] / (h[i, i] * h[j, j]).sqrt())
+
+    return faults, value
+
+
+def by_package(request: Request) -> tuple[Faults, Value]:
+    """torch-cka, for what has a value by our own pass."""
+    faults, _ = by_grams(request, "minibatch")
+
+    def value(a: Spot, b: Spot) -> float | str:
+        (path_a, left), (path_b, right) = a, b
+        models = request.subjects
+        return compared(models[left], path_a, models[right], path_b, request.x, request.where, request.seed)
+
+    return faults, value
+
+
+def by_products(request: Request, measure: Measure) -> tuple[Faults, Value]:
+    """Cross-products of centred features: of kept ones, or batch by batch over all models where positions are rows."""
+    if request.empty:
+        return _unseen(request)
+    clients, n, rows = len(request.subjects), len(request.x), request.positions == "samples"
+    collected: dict[str, Kept | Moments] = {}
+    faults: dict[Spot, str] = {}
+    client = 0
+
+    def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
+        collector = collected.get(path)
+        try:
+            x = arranged(module, output, place, request.positions)
+            if collector is None:
+                collector = collected[path] = Moments(clients, n) if x.ndim == 3 else Kept(clients, n)
+            if (x.ndim == 3) != isinstance(collector, Moments):
+                raise NoValue("positions in some of its outputs only")
+            collector.take(client, place, x)
+        except NoValue as reason:
+            faults.setdefault((path, client), str(reason))
+
+    for places in [[place] for place in request.where] if rows else [request.where]:
+        for client, subject in enumerate(request.subjects):
+            watch(subject, request.x, places, request.paths, take, request.seed, request.mode)
+            if not rows:
+                for collector in collected.values():
+                    collector.done(client)
+                request.tick(subject.client)
+        if rows:
+            for collector in collected.values():
+                collector.flush()
+    for path in request.paths:
+        collector = collected.setdefault(path, Kept(clients, n))
+        for k in range(clients):
+            collector.done(k)
+        collector.prepare(measure)
+        for k, reason in collector.faults.items():
+            faults.setdefault((path, k), reason)
+    if rows:
+        for subject in request.subjects:
+            request.tick(subject.client)
+
+    def value(a: Spot, b: Spot) -> float:
+        (path_a, left), (path_b, right) = a, b
+        first, second = collected[path_a], collected[path_b]
+        if path_a == path_b:
+            return float(measure.value(first.product(left, right)))
+        assert isinstance(first, Kept)  # other layers are compared with samples as rows only
+        assert isinstance(second, Kept)
+        return float(measure.value(first.bases[left].T @ second.bases[right]))
+
+    return faults, value
+
+
+def by_shifts(request: Request) -> tuple[Faults, Value]:
+    """Procrustes angles the way PLayer-FL's authors measured them, one layer after the other."""
+    if request.empty:
+        return _unseen(request)
+    faults: dict[Spot, str] = {}
+    values: dict[tuple[Spot, Spot], float | str] = {}
+    for path in request.paths:
+        spots = [(path, client) for client in range(len(request.subjects))]
+        maps, plain = {}, Kept(len(spots), len(request.x))
+        for spot, subject in zip(spots, request.subjects, strict=True):
+            try:
+                seen = _seen(request, subject, path)
+                if seen.ndim > 3:
+                    maps[spot] = unit_maps(seen)
+                else:
+                    seen = seen.sum(1) if seen.ndim == 3 else seen
+                    plain.take(spot[1], (0, len(seen)), seen)
+                    plain.done(spot[1])
+            except NoValue as reason:
+                faults[spot] = str(reason)
+            if path == request.paths[-1]:
+                request.tick(subject.client)
+        plain.prepare(PROCRUSTES)
+        faults |= {(path, client): reason for client, reason in plain.faults.items()}
+        sound = [spot for spot in spots if spot not in faults]
+        for k, a in enumerate(sound):
+            for b in sound[k + 1 :]:
+                if a in maps and b in maps and maps[a].shape[:-1] == maps[b].shape[:-1]:
+                    values[a, b] = least_angle(maps[a], maps[b])
+                elif a in maps or b in maps:
+                    values[a, b] = "positions that differ between the two clients"
+                else:
+                    values[a, b] = float(PROCRUSTES.value(plain.product(a[1], b[1])))
+    return faults, lambda a, b: values[a, b]
+
+
+def _seen(request: Request, subject: Subject, path: str) -> Tensor:
+    """What a module puts out for the whole probe, [n, *positions, d]."""
+    parts: dict[Place, Tensor] = {}
+    faults: list[NoValue] = []
+
+    def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
+        try:
+            arranged(module, output, place, "flatten")
+        except NoValue as reason:
+            faults.append(reason)
+        else:
+            x = by_position(module, output).clone()
+            parts[place] = x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+    watch(subject, request.x, request.where, [path], take, request.seed, request.mode)
+    if faults:
+        raise faults[0]
+    if list(parts) != request.where:
+        raise NoValue("not computed in every forward pass")
+    shapes = list(dict.fromkeys(part.shape[1:] for part in parts.values()))
+    if len(shapes) > 1:
+        raise NoValue(f"shape {tuple(shapes[1])} after {tuple(shapes[0])} in an earlier batch")
+    return torch.cat(list(parts.values()))

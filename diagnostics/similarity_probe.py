@@ -1,0 +1,176 @@
+"""The probe: samples that every model sees, and what each model puts out for them, position by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from diagnostics.capture import Batch, Data, Hook, batches, first_tensor, hooked, set_mode
+from diagnostics.gradients import Subject, placed
+from fl_core.errors import UsageError
+from fl_core.seeds import seed_of, torch_seeded
+
+if TYPE_CHECKING:
+    from fl_core.data import FederatedData
+
+PROBE = 512
+"""Samples of a probe set, all clients together."""
+LEAST = 4
+"""Samples that the unbiased HSIC needs."""
+POSITIONS = ("flatten", "samples", "mean")
+"""What becomes of an activation's positions: features of their own, rows beside the samples, or one mean."""
+
+Place = tuple[int, int]
+"""First and last sample (exclusive) of a batch of the probe."""
+Take = Callable[[str, Place, nn.Module, Tensor], None]
+"""Called with the module's path, the samples' place, the module, and what it put out for them."""
+
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
+_ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d)
+
+
+class NoValue(Exception):
+    """Why features have no similarity to anything."""
+
+
+# --- the samples -----------------------------------------------------------------------------------------------
+
+
+def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
+    """The first validation samples of every client, equally many, ``n`` in all: (x [m, ...], y [m]), m <= n.
+
+    Where ``n`` does not divide evenly the first clients give one more; a client with fewer gives all that it has.
+
+    Raises:
+        UsageError: fewer samples than clients.
+    """
+    return shared_probe([(client.validation.x, client.validation.y) for client in data.clients], n)
+
+
+def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
+    """The first samples of each of several data, equally many, ``n`` in all; each data object gives once.
+
+    Raises:
+        UsageError: fewer samples than sources, or samples of different shapes.
+    """
+    distinct = list({id(source): source for source in sources}.values())
+    if n < len(distinct):
+        raise UsageError(f"a probe of {n} samples over {len(distinct)} clients; at least one of each is needed")
+    shares = [n // len(distinct) + (k < n % len(distinct)) for k in range(len(distinct))]
+    return _joined([pair for source, share in zip(distinct, shares, strict=True) for pair in _first(source, share)])
+
+
+def probe_of(subjects: Sequence[Subject], probe: Data | None, samples: int, seed: int) -> Tensor:
+    """The samples that every model is to see, read once: those of ``probe``, else the first of the clients' own."""
+    with torch_seeded(seed_of(seed, "diagnose", "probe")):  # a shuffling loader draws its order
+        if probe is None:
+            return shared_probe([subject.data for subject in subjects], max(samples, len(subjects)))[0]
+        return _joined(list(batches(probe, None)))[0]
+
+
+def places(n: int, batch: int, unbiased: bool = False) -> list[Place]:
+    """Where batches start and stop; for the unbiased HSIC a last one that is too small joins the one before it.
+
+    Raises:
+        UsageError: a batch that is too small for the unbiased HSIC.
+    """
+    if unbiased and batch < LEAST:
+        raise UsageError(f"minibatch CKA over batches of {batch}; the unbiased HSIC needs at least {LEAST} samples")
+    starts = list(range(0, n, batch))
+    if unbiased and len(starts) > 1 and n - starts[-1] < LEAST:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], n], strict=True))
+
+
+def _first(source: Data, count: int) -> Iterator[Batch]:
+    for x, y in batches(source, count):
+        yield x[:count], y[:count]
+        count -= len(x)
+        if count <= 0:
+            return
+
+
+def _joined(pairs: Sequence[Batch]) -> Batch:
+    shapes = sorted({tuple(x.shape[1:]) for x, _ in pairs})
+    if len(shapes) > 1:
+        raise UsageError(f"probe samples of different shapes: {shapes[0]} and {shapes[1]}")
+    x, y = zip(*pairs, strict=True)
+    return torch.cat([part.to(x[0].device) for part in x]), torch.cat([part.to(y[0].device) for part in y])
+
+
+# --- what the models put out -----------------------------------------------------------------------------------
+
+
+def watch(
+    subject: Subject, x: Tensor, where: Sequence[Place], paths: Sequence[str], take: Take, seed: int, mode: str
+) -> None:
+    """Pass the places of the probe x through the subject's model; ``take`` sees what the modules at ``paths`` put out.
+
+    The tensors are the model's own, which a later in-place operation changes: reduce or copy them at once.
+    """
+    place = (0, 0)
+
+    def hook_for(path: str) -> Hook:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None:
+                take(path, place, module, tensor)
+
+        return hook
+
+    hooks = {path: hook_for(path) for path in paths}
+    seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
+    with set_mode(subject.model, mode), seeded, torch.no_grad(), hooked(subject.model, hooks):
+        for place in where:
+            subject.model(placed(subject.model, x[slice(*place)]))
+
+
+def by_position(module: nn.Module, output: Tensor) -> Tensor:
+    """The output as [n, *positions, d], features last; without positions [n, d].
+
+    With three axes the features are the last one (tokens), but the second one after a one-dimensional convolution or
+    batch norm; with more they are the second one (maps), but the last one of a Linear or LayerNorm.
+    """
+    if output.ndim < 3:
+        return output.reshape(len(output), -1)
+    if output.ndim == 3:
+        second = any(isinstance(part, _ONE_DIMENSIONAL) for part in module.modules())
+    else:
+        second = not isinstance(module, _CHANNELS_LAST)
+    return output.movedim(1, -1) if second else output
+
+
+def arranged(module: nn.Module, output: Tensor, place: Place, positions: str) -> Tensor:
+    """The output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] where there are positions.
+
+    Raises:
+        NoValue: the samples do not come first, or there are no features.
+    """
+    count = place[1] - place[0]
+    if output.ndim == 0 or len(output) != count:
+        raise NoValue(f"shape {tuple(output.shape)} for {count} samples, which must come first")
+    if not output.numel():
+        raise NoValue("no features")
+    output = output if output.dtype in (torch.float32, torch.float64) else output.float()
+    if positions == "flatten" or output.ndim < 3:
+        return output.reshape(count, -1)
+    rows = by_position(module, output).flatten(1, -2)
+    return rows if positions == "samples" else rows.mean(1)
+
+
+def checked(total: Tensor, offset: Tensor, eps: float) -> Tensor:
+    """Features' sum of squares around their mean, refused where it is not finite or no more than rounding.
+
+    Args:
+        total: the sum of squares.
+        offset: rows times the squared length of what was taken off each of them.
+        eps: of the features' type.
+    """
+    if not bool(torch.isfinite(total)):
+        raise NoValue("not finite")
+    if not bool(total > 0) or bool(total <= (8 * eps) ** 2 * offset):
+        raise NoValue("constant over the probe")
+    return total

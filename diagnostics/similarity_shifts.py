@@ -1,0 +1,79 @@
+"""The Procrustes angle of maps that may be shifted against each other, as PLayer-FL's authors measured convolutions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from diagnostics.similarity_probe import NoValue, checked
+from fl_core.errors import UsageError
+
+_SAMPLES = 64  # whose spectra are held at a time
+_SHIFTS = 64  # whose singular values are computed at a time
+
+
+def shifted_procrustes(x: Tensor, y: Tensor) -> float:
+    """The least Procrustes angle between maps x [n, *positions, d1] and y [n, *positions, d2] over circular shifts.
+
+    min over s of arccos(||X^T Y_s||_* / (||X||_F ||Y||_F)), in radians, 0 = same: samples x positions are the rows,
+    columns are centred, and Y_s is y rolled by s along its positions (the convolutional form of Williams et al.
+    2021). A minimum over shifts is never above the angle of the maps as they are, so that convolutions come out
+    more alike than layers without positions. NaN as
+    :func:`diagnostics.similarity_moments.procrustes_distance`.
+
+    Raises:
+        UsageError: samples or positions that differ, or no positions.
+    """
+    if x.ndim < 3 or x.shape[:-1] != y.shape[:-1]:
+        raise UsageError(f"maps of shapes {tuple(x.shape)} and {tuple(y.shape)}; the positions must be there and agree")
+    try:
+        return least_angle(unit_maps(x), unit_maps(y))
+    except NoValue:
+        return math.nan
+
+
+def unit_maps(x: Tensor) -> Tensor:
+    """Maps [n, *positions, d] centred over samples and positions and scaled to a unit norm, in their own type.
+
+    Raises:
+        NoValue: fewer than two rows, not finite or constant.
+    """
+    rows = x[..., 0].numel()
+    if rows < 2:
+        raise NoValue(f"{rows} rows, at least 2 are needed")
+    means = x.flatten(0, -2).mean(0, dtype=torch.float64)
+    x = x - means.to(x.dtype)
+    total = torch.linalg.vector_norm(x, dtype=torch.float64).square()
+    checked(total, means.square().sum() * rows, torch.finfo(x.dtype).eps)
+    return x / total.sqrt().to(x.dtype)
+
+
+def least_angle(x: Tensor, y: Tensor) -> float:
+    """:func:`shifted_procrustes` of what :func:`unit_maps` gave.
+
+    The cross-products of all shifts come from one Fourier transform. Shifts are taken in the order of their
+    Frobenius norm f; ||.||_* <= sqrt(rank) f, so those that can no longer win are left out.
+    """
+    axes = tuple(range(1, x.ndim - 1))
+    size = x.shape[1:-1]
+    spectrum: Tensor | None = None
+    for left, right in zip(x.split(_SAMPLES), y.split(_SAMPLES), strict=True):
+        a, b = (torch.fft.rfftn(side.double(), dim=axes) for side in (left, right))
+        a, b = (side.flatten(1, -2).transpose(0, 1) for side in (a, b))  # [frequencies, n, d]
+        part = a.mH @ b
+        spectrum = part if spectrum is None else spectrum + part
+    assert spectrum is not None  # there are samples
+    half = (*size[:-1], size[-1] // 2 + 1)
+    products = torch.fft.irfftn(
+        spectrum.reshape(*half, *spectrum.shape[1:]), s=size, dim=tuple(range(len(size)))
+    ).flatten(0, -3)
+    norms = torch.linalg.matrix_norm(products)
+    order = norms.argsort(descending=True)
+    most, best = math.sqrt(min(products.shape[1:])), 0.0
+    for some in order.split(_SHIFTS):
+        if most * float(norms[some[0]]) <= best:
+            break
+        best = max(best, float(torch.linalg.svdvals(products[some]).sum(1).max()))
+    return math.acos(min(best, 1.0))

@@ -1,0 +1,304 @@
+"""Eigenvalues of each layer's diagonal block of the loss's Hessian: the largest ones, and how all are distributed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
+from torch import Tensor, nn
+
+from diagnostics.capture import Data, batches, set_mode
+from diagnostics.curvature_linear import verdicts
+from diagnostics.curvature_model import (
+    Differentiable,
+    LossNotFinite,
+    curvature,
+    differentiable_once,
+    no_second_derivative,
+    twice_differentiable,
+)
+from diagnostics.curvature_sampled import CUT
+from fl_core.errors import RunError, UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.losses import Loss
+from fl_core.seeds import numpy_generator
+
+DENSE = 40
+"""Parameters up to which a block is written out whole."""
+RESTARTS = 300
+"""Restarts of the Lanczos method, after which an eigenvalue counts as not found."""
+
+Vector = Any  # numpy float64 [n]
+
+
+@dataclass(frozen=True)
+class SpectrumResult:
+    """One layer's largest eigenvalues.
+
+    Attributes:
+        eigenvalues: in descending order; may be negative.
+        errors: for each the norm of its residual H v - lambda v, which no eigenvalue of H is further away than;
+            0.0 where the block was written out.
+        estimator: ``"dense"`` or for instance ``"lanczos(tol=0.001), error = residual"``.
+        n_params, n_samples: parameters of the layer, samples of the data.
+        status: ``"ok"``, or why there are no values.
+    """
+
+    layer: str
+    eigenvalues: tuple[float, ...]
+    errors: tuple[float, ...]
+    estimator: str
+    n_params: int
+    n_samples: int
+    status: str = "ok"
+
+
+@dataclass(frozen=True)
+class Density:
+    """How the eigenvalues of one layer's block are distributed: their density over ``grid``, whose integral is 1.
+
+    Attributes:
+        grid, density: [points]; eigenvalues, and the density smoothed by Gaussians of standard deviation ``width``.
+        nodes, weights: [repeats, steps]; the quadrature that it is made of: weights are shares of the eigenvalues.
+    """
+
+    layer: str
+    grid: Vector
+    density: Vector
+    width: float
+    nodes: Vector
+    weights: Vector
+    n_params: int
+    n_samples: int
+
+
+class NoProduct(Exception):
+    """The block has no Hessian-vector product. A signal that becomes a status."""
+
+
+class BlockHessian:
+    """One layer's block of the mean loss's Hessian as a linear operator on float64 vectors.
+
+    The graph of a single batch is kept between products; several batches are differentiated anew for each.
+    """
+
+    def __init__(self, run: Differentiable, data: Data, names: Sequence[str], batch: int) -> None:
+        self._run, self._data, self._batch = run, data, batch
+        self._block = [run.parameters[name] for name in names]
+        self.size = sum(tensor.numel() for tensor in self._block)
+        self.n_samples = 0
+        self._kept: list[list[Tensor | None]] | None = None
+        if len(list(islice(batches(data, batch), 2))) == 1:
+            self._kept = list(self._gradients())
+
+    def _gradients(self) -> Any:
+        self.n_samples = 0
+        for index, (x, y) in enumerate(batches(self._data, self._batch)):
+            _, losses = self._run.forward(x, y, index)
+            gradients = torch.autograd.grad(losses.sum(), self._block, create_graph=True, allow_unused=True)
+            if index == 0 and any(differentiable_once(gradient) for gradient in gradients):
+                raise NoProduct(CUT)
+            self.n_samples += len(y)
+            yield list(gradients)
+
+    def __call__(self, vector: Vector) -> Vector:
+        """H v.
+
+        Raises:
+            NoProduct: an operation cannot be differentiated twice, or an entry of H v is not finite.
+        """
+        parts = torch.from_numpy(np.asarray(vector, dtype=np.float64).reshape(-1)).split(
+            [t.numel() for t in self._block]
+        )
+        v = [part.to(tensor).reshape(tensor.shape) for part, tensor in zip(parts, self._block, strict=True)]
+        total = torch.zeros(self.size, dtype=torch.float64)
+        for gradients in self._kept or self._gradients():
+            try:
+                product = curvature(gradients, v, self._block)
+            except RuntimeError as error:
+                raise NoProduct(no_second_derivative(error)) from error
+            total += torch.cat([part.reshape(-1) for part in product]).double().cpu()
+        if not bool(torch.isfinite(total).all()):
+            raise NoProduct("a product with the Hessian is not finite")
+        return total.numpy() / self.n_samples
+
+    def dense(self) -> Vector:
+        """The block [n, n], symmetric, float64."""
+        matrix = np.stack([self(unit) for unit in np.eye(self.size)])
+        return (matrix + matrix.T) / 2
+
+
+def hessian_spectrum(
+    model: nn.Module,
+    data: Data,
+    layers: Sequence[Layer],
+    *,
+    loss: Loss,
+    k: int = 3,
+    tol: float = 1e-3,
+    batch: int = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    dtype: torch.dtype | None = None,
+) -> list[SpectrumResult]:
+    """The ``k`` algebraically largest eigenvalues of each layer's block, over weights and biases; fewer if it is small.
+
+    By the implicitly restarted Lanczos method (ARPACK) on Hessian-vector products, as curvlinops does; blocks of up to
+    :data:`DENSE` parameters are written out. Exact products: nothing but the method's own tolerance is approximate.
+
+    Args:
+        tol: relative accuracy at which the Lanczos method stops.
+        batch, seed, mode, dtype, layers, loss: as of :func:`diagnostics.hessian.hessian_trace`; the seed is that of the
+            first Lanczos vector and of dropout. A single batch is faster than several: its graph is kept.
+
+    Raises:
+        UsageError: k below 1, a tolerance that is not above 0, and as in :func:`diagnostics.hessian.hessian_trace`.
+    """
+    if k < 1:
+        raise UsageError(f"{k} eigenvalues; at least 1 is needed")
+    if not tol > 0:
+        raise UsageError(f"a tolerance of {tol}; it must be above 0")
+    run = _run(model, layers, loss, dtype, seed)
+    with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
+        n = sum(len(y) for _, y in batches(data, batch))
+        results = []
+        try:
+            reached = _reached(run, data, batch)
+        except LossNotFinite as error:
+            why = f"the loss is not finite: {run.origin(error, layers)}"
+            return [SpectrumResult(layer.name, (), (), "", _size(run, layer), n, why) for layer in layers]
+        for layer in layers:
+            names = [name for name in layer.parameters if name in reached]
+            status, how = "ok", ""
+            values: tuple[float, ...] = ()
+            errors: tuple[float, ...] = ()
+            try:
+                if names:
+                    values, errors, how = _largest(BlockHessian(run, data, names, batch), k, tol, seed, layer.name)
+                else:
+                    status = "unused in the forward pass" if layer.parameters else "no parameters"
+            except NoProduct as error:
+                status = f"layer {layer.name!r}: {error}"
+            except LossNotFinite as error:
+                status = f"the loss is not finite: {run.origin(error, layers)}"
+            results.append(SpectrumResult(layer.name, values, errors, how, _size(run, layer), n, status))
+        return results
+
+
+def _largest(
+    block: BlockHessian, k: int, tol: float, seed: int, layer: str
+) -> tuple[tuple[float, ...], tuple[float, ...], str]:
+    if block.size <= max(DENSE, k + 1):
+        values = np.linalg.eigvalsh(block.dense())[::-1][:k]
+        return tuple(map(float, values)), (0.0,) * len(values), "dense"
+    start = numpy_generator(seed, "lanczos", layer).standard_normal(block.size)
+    how = f"lanczos(tol={tol:g}), error = residual"
+    if not block(start).any():  # a block of zeros, on which the method has nothing to start from
+        return (0.0,) * k, (0.0,) * k, how
+    operator = LinearOperator((block.size, block.size), matvec=block, dtype=np.float64)
+    try:
+        values, vectors = eigsh(operator, k=k, which="LA", tol=tol, v0=start, maxiter=RESTARTS)
+    except ArpackNoConvergence as error:
+        raise NoProduct(f"the Lanczos method found {len(error.eigenvalues)} of {k} eigenvalues") from error
+    except ArpackError as error:
+        raise NoProduct(f"the Lanczos method failed: {error}") from error
+    order = np.argsort(values)[::-1]
+    errors = [float(np.linalg.norm(block(vectors[:, i]) - values[i] * vectors[:, i])) for i in order]
+    return tuple(float(values[i]) for i in order), tuple(errors), how
+
+
+def spectral_density(
+    model: nn.Module,
+    data: Data,
+    layer: Layer,
+    *,
+    loss: Loss,
+    steps: int = 50,
+    repeats: int = 2,
+    points: int = 400,
+    batch: int = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    dtype: torch.dtype | None = None,
+) -> Density:
+    """The density of one layer's eigenvalues by stochastic Lanczos quadrature (Ghorbani et al., 2019).
+
+    Each of ``repeats`` random starts gives ``steps`` nodes and weights; with as many steps as parameters the nodes are
+    the eigenvalues. All earlier Lanczos vectors are projected out at every step, so that no eigenvalue appears twice.
+
+    Raises:
+        UsageError: fewer than 2 steps or points, no repeats, a layer that does not reach the logits, and as in
+            :func:`diagnostics.hessian.hessian_trace`.
+        RunError: the loss is not finite, or the block has no Hessian-vector product.
+    """
+    for name, number, least in (("steps", steps, 2), ("repeats", repeats, 1), ("points", points, 2)):
+        if number < least:
+            raise UsageError(f"{number} {name}; at least {least} needed")
+    run = _run(model, [layer], loss, dtype, seed)
+    with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
+        try:
+            reached = _reached(run, data, batch)
+            names = [name for name in layer.parameters if name in reached]
+            if not names:
+                raise UsageError(f"layer {layer.name!r} does not reach the logits: it has no Hessian")
+            block = BlockHessian(run, data, names, batch)
+            steps = min(steps, block.size)
+            rng = numpy_generator(seed, "spectral density", layer.name)
+            quadratures = [_lanczos(block, rng.standard_normal(block.size), steps) for _ in range(repeats)]
+        except NoProduct as error:
+            raise RunError(f"layer {layer.name!r}: {error}") from error
+        except LossNotFinite as error:
+            raise RunError(f"the loss is not finite: {run.origin(error, [layer])}") from error
+    nodes, weights = (np.stack(part) for part in zip(*quadratures, strict=True))
+    low, high = float(nodes.min()), float(nodes.max())
+    width = max(high - low, abs(high), np.finfo(np.float64).tiny) / max(steps, 20) / 2
+    grid = np.linspace(low - 5 * width, high + 5 * width, points)
+    bumps = np.exp(-(((grid[:, None, None] - nodes) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
+    density = (bumps * weights).sum((1, 2)) / repeats
+    return Density(layer.name, grid, density, width, nodes, weights, block.size, block.n_samples)
+
+
+def _lanczos(block: BlockHessian, start: Vector, steps: int) -> tuple[Vector, Vector]:
+    """Nodes and weights [steps] of the quadrature; zeros of both where the Krylov space ends early."""
+    basis = np.zeros((steps, block.size))
+    diagonal, beside = np.zeros(steps), np.zeros(steps)
+    v = start / np.linalg.norm(start)
+    done = 0
+    for j in range(steps):
+        basis[j], done = v, j + 1
+        w = block(v)
+        diagonal[j] = w @ v
+        for _ in range(2):  # twice is enough to be orthogonal to rounding
+            w -= basis[:done].T @ (basis[:done] @ w)
+        beside[j] = np.linalg.norm(w)
+        if beside[j] <= 1e-10 * max(abs(diagonal[:done]).max(), beside[:done].max()):
+            break
+        v = w / beside[j]
+    off = beside[: done - 1]
+    values, vectors = np.linalg.eigh(np.diag(diagonal[:done]) + np.diag(off, 1) + np.diag(off, -1))
+    nodes, weights = np.full(steps, values[0]), np.zeros(steps)
+    nodes[:done], weights[:done] = values, vectors[0] ** 2
+    return nodes, weights
+
+
+def _run(model: nn.Module, layers: Sequence[Layer], loss: Loss, dtype: torch.dtype | None, seed: int) -> Differentiable:
+    run = Differentiable(model, loss, dtype, seed)
+    for layer in layers:
+        for name in layer.parameters:
+            check_known("parameter", name, run.parameters)
+    return run
+
+
+def _reached(run: Differentiable, data: Data, batch: int) -> set[str]:
+    x, y = next(iter(batches(data, batch)))
+    return set(verdicts(run.forward(x, y, 0)[0], run.parameters))
+
+
+def _size(run: Differentiable, layer: Layer) -> int:
+    return sum(run.parameters[name].numel() for name in layer.parameters)

@@ -1,0 +1,182 @@
+"""Costs of layers against counts by hand, and what a plan saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from diagnostics import diagnose
+from diagnostics.costs import layer_cost, plan_cost, step_work
+from diagnostics.gradients import Subject
+from fl_core import models, tree
+from fl_core.errors import UsageError
+from fl_core.layers import Layer, layers_of
+from fl_core.plan import LayerPlan
+
+N = 3
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),  # 1x6x6 -> 4x4x4
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+        nn.ReLU(),
+        nn.Linear(5, N),
+    )
+
+
+X = torch.randn(7, 1, 6, 6)
+DATA = (X, torch.zeros(7).long())
+
+
+def table(model: nn.Module, x: Tensor = X, by: str = "block", mode: str = "eval") -> dict[str, dict[str, Any]]:
+    layers = layers_of(model, x[:2], by=by)
+    rows = layer_cost([Subject("a", model, (x, torch.zeros(len(x)).long()), 7)], layers, mode=mode)
+    found: dict[str, dict[str, Any]] = {}
+    for r in rows:
+        found.setdefault(r["layer"], {})[r["variant"]] = r["value"] if r["status"] == "ok" else r["status"]
+    return found
+
+
+def test_counts_by_hand() -> None:
+    found = table(net())
+    assert {name: own["parameters"] for name, own in found.items()} == {"0": 36 + 4 + 8, "4": 325, "6": 18}
+    # the running mean and variance are sent too; the count of batches is no weight and is not
+    assert {name: own["bytes"] for name, own in found.items()} == {"0": 48 * 4 + 8 * 4, "4": 1300, "6": 72}
+    forward = {"0": 2 * 16 * 4 * 9, "4": 2 * 64 * 5, "6": 2 * 5 * N}
+    assert {name: own["forward_flops"] for name, own in found.items()} == forward
+    # a matrix product for the weights and one for the input, which the first layer does not need
+    backward = {"0": forward["0"], "4": 2 * forward["4"], "6": 2 * forward["6"]}
+    assert {name: own["backward_flops"] for name, own in found.items()} == backward
+    # layer 0 keeps its input, the convolution's output and the rectified one; 4 only what it puts out
+    assert {name: own["activation_bytes"] for name, own in found.items()} == {"0": 4 * (36 + 64 + 64), "4": 20, "6": 0}
+
+
+class Residual(nn.Module):
+    """Work outside every layer's module, a bypass, a fused recurrent layer, a tied weight and a module never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, batch_first=True)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.mix, self.head, self.spare = nn.Linear(6, 6), nn.Linear(6, N), nn.Linear(9, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.lstm(x)[0]
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        h = self.mix(h) + h @ self.mix.weight
+        h = h @ h.mT @ h
+        return self.head(h.mean(1))
+
+
+def resnet() -> tuple[nn.Module, Tensor]:
+    return models.build("resnet18", (3, 32, 32), 5), torch.randn(4, 3, 32, 32)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("by", ["block", "module"])
+@pytest.mark.parametrize("kind", ["plain", "residual"])
+def test_the_layers_sum_to_the_whole(kind: str, by: str, mode: str) -> None:
+    model, x = (net(), X) if kind == "plain" else (Residual(), torch.randn(4, 5, 4))
+    layers = layers_of(model, x[:2], by=by)
+    model.train(mode == "train")
+    work = step_work(model, x[:2], layers, mode=mode)
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        with FlopCounterMode(display=False) as forward:
+            out = model(x[:2])
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()
+    assert sum(work.forward_flops.values()) == forward.get_total_flops() > 0
+    assert sum(work.backward_flops.values()) == backward.get_total_flops() > 0
+    assert set(work.forward_flops) == set(work.backward_flops) <= {layer.name for layer in layers if layer.used}
+
+
+def test_work_belongs_to_the_layer_that_runs_or_ran_last() -> None:
+    found = table(Residual(), torch.randn(4, 5, 4))
+    gates = 2 * 4 * 6 * (4 + 6) * 5
+    assert found["lstm"]["forward_flops"] == gates
+    assert found["mix"]["forward_flops"] == 2 * (2 * 5 * 6 * 6) + 2 * (2 * 5 * 5 * 6)
+    assert found["mix"]["backward_flops"] == 2 * found["mix"]["forward_flops"]
+    assert found["head"]["forward_flops"] == 2 * 6 * N
+    assert found["spare"]["parameters"] == 90
+    assert {found["spare"][v] for v in ("forward_flops", "backward_flops", "activation_bytes")} == {
+        "unused in the forward pass"
+    }
+
+
+class Outer(nn.Module):
+    """A module that works with a tensor of its own after a module inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.own = nn.Linear(4, 6), nn.Parameter(torch.ones(6, N))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) @ self.own
+
+
+def test_a_layer_goes_on_after_a_module_inside_it() -> None:
+    model = nn.Sequential(Outer())
+    layers = (Layer("inner", ("0.inner.weight", "0.inner.bias")), Layer("outer", ("0.own",)))
+    work = step_work(model, torch.randn(2, 4), layers)
+    assert work.forward_flops == {"inner": 2 * 2 * 4 * 6, "outer": 2 * 2 * 6 * N}
+    assert work.backward_flops == {"inner": 2 * 2 * 4 * 6, "outer": 2 * 2 * 2 * 6 * N}
+
+
+def test_frozen_layers_cost_as_if_they_trained_and_one_sample_is_enough() -> None:
+    model, frozen = net(), net()
+    for p in frozen[0].parameters():
+        p.requires_grad_(False)
+    assert table(frozen) == table(model) == table(model, X[:1])
+    assert [p.requires_grad for p in frozen[0].parameters()] == [False, False]
+    train = table(model, X[:1], mode="train")
+    assert train["0"]["forward_flops"] == table(model)["0"]["forward_flops"]
+
+
+def test_some_layers_cost_what_they_cost_among_all() -> None:
+    every, some = (diagnose(net(), DATA, "layer_cost", layers=layers, progress=False).frame for layers in (None, ["6"]))
+    assert some["value"].tolist() == every.loc[every["layer"] == "6", "value"].tolist()
+    assert set(every["unit"]) == {"", "byte", "FLOP"}
+
+
+def test_a_plan_sends_its_body_and_saves_its_head() -> None:
+    data = {"a": DATA, "b": DATA}
+    report = diagnose(net(), data, "layer_cost", progress=False)
+    plan = LayerPlan.prefix(report.layers, 1)
+    found = plan_cost(plan, report.frame)
+    sent = tree.n_bytes(tree.pick(tree.of(net()), plan.body_tensors))  # as a run counts what it sends
+    every = tree.n_bytes(tree.of(net()))
+    assert (found["bytes_up"], found["bytes_down"], found["bytes_all"]) == (sent, sent, every)
+    assert found["bytes_saved"] == every - sent
+    assert found["saved"] == pytest.approx(1 - sent / every)
+    assert (found["layers"], found["layers_shared"]) == (3, 1)
+    assert (found["parameters"], found["parameters_shared"]) == (391, 48)
+    assert found["training_flops_shared"] == 2304
+    assert found["training_flops"] == 2304 + 1920 + 90
+    assert plan_cost(LayerPlan.everything(report.layers), report.frame)["saved"] == 0
+    by_hand = {name: {"parameters": 1.0, "bytes": 4.0} for name in plan.names}
+    assert plan_cost(plan, by_hand)["bytes_saved"] == 8
+    assert "training_flops" not in plan_cost(plan, by_hand)
+
+
+def test_costs_that_do_not_fit_a_plan_are_named() -> None:
+    report = diagnose(net(), DATA, ["layer_cost", "weight_magnitude"], progress=False)
+    plan = LayerPlan((Layer("other", ("w",)),), ())
+    with pytest.raises(UsageError, match="layer with costs 'other'"):
+        plan_cost(plan, report.frame)
+    with pytest.raises(UsageError, match="measure it first"):
+        plan_cost(plan, report.frame[report.frame["metric"] == "weight_magnitude"])
+    with pytest.raises(UsageError, match="lack bytes"):
+        plan_cost(plan, {"other": {"parameters": 1.0}})
+    double = report.frame.copy()
+    double.loc[len(double)] = {**double[double["variant"] == "bytes"].iloc[0].to_dict(), "value": 5.0}
+    with pytest.raises(UsageError, match="two costs of layer '0'"):
+        plan_cost(LayerPlan.prefix(report.layers, 1), double)

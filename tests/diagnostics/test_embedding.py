@@ -1,0 +1,207 @@
+"""Clients' features in a plane: what is pooled, the same picture every time, the numbers beside it, what is drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from torch import Tensor, nn
+
+from diagnostics import plots
+from diagnostics.drawing import COLOURS, MARKERS
+from diagnostics.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
+from fl_core.errors import UsageError
+
+mpl.use("agg")
+C = 3
+
+
+def net(seed: int = 0, width: int = 5) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, C))
+
+
+def pair(n: int = 30, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % C
+    return 0.2 * torch.randn(n, 4, generator=g) + 3.0 * nn.functional.one_hot(y, 4), y
+
+
+def parted(n: int = 60, d: int = 8, gap: float = 20.0) -> Pool:
+    """Three classes far apart, two clients that do not differ."""
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % C
+    x = rng.normal(size=(n, d)) + gap * np.eye(C, d)[y]
+    clients = np.array(["a", "b"], dtype=object)[(np.arange(n) // C) % 2]
+    return Pool(x, np.array(list("pqr"), dtype=object)[y], clients, np.arange(n))
+
+
+# --- pooling ---------------------------------------------------------------------------------------------------
+
+
+def test_the_pool_holds_each_client_s_features_by_its_own_model() -> None:
+    models, data = {"a": net(0), "b": net(1)}, {"b": pair(20, 1), "a": pair(30, 0)}
+    found = pool(models, data, "0", classes=["p", "q", "r"])
+    expected = torch.cat([models[c][0](data[c][0]) for c in "ab"]).detach().numpy()
+    np.testing.assert_allclose(found.x, expected, atol=1e-6)
+    assert found.clients.tolist() == ["a"] * 30 + ["b"] * 20
+    assert found.classes.tolist() == ["pqr"[k] for c in "ab" for k in data[c][1]]
+    assert found.sample.tolist() == [*range(30), *range(20)]
+    last = pool(models, data)
+    expected = torch.cat([models[c][:2](data[c][0]) for c in "ab"]).detach().numpy()
+    np.testing.assert_allclose(last.x, expected, atol=1e-6)  # by default what the classifier takes in
+    few = pool(models, data, samples=12)
+    assert [few.clients.tolist().count(c) for c in "ab"] == [6, 6]
+    shared = pool(models["a"], data, "0")
+    assert shared.clients.tolist() == ["b"] * 20 + ["a"] * 30  # as the data stand
+    np.testing.assert_allclose(shared.x[:20], models["a"][0](data["b"][0]).detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"layer": "1"}, "unknown layer '1'"),
+        ({"models": {"c": net()}}, "unknown client with data 'c'"),
+        ({"classes": ["p"]}, "1 names of classes, but there is a label 2"),
+        ({"at": "inside"}, "unknown side"),
+        ({"models": {}}, "no models"),
+    ],
+)
+def test_bad_requests_are_named(how: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        pool(**{"models": {"a": net()}, "data": {"a": pair()}, "layer": "0", **how})  # type: ignore[arg-type]
+
+
+# --- the picture's places --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "d"), [(60, 8), (60, 90), (120, 4)])
+def test_the_same_features_give_the_same_places_whatever_torch_and_numpy_have_drawn(n: int, d: int) -> None:
+    first = embed(parted(n, d), iterations=300)
+    torch.manual_seed(9)
+    np.random.seed(9)
+    pd.testing.assert_frame_equal(embed(parted(n, d), iterations=300), first)
+    assert tuple(first.columns) == COLUMNS
+    assert np.isfinite(first[["x", "y"]].to_numpy()).all()
+
+
+def test_neighbours_in_space_are_neighbours_in_the_picture() -> None:
+    pooled = parted()
+    frame = embed(pooled)
+    places = frame[["x", "y"]].to_numpy()
+    apart = np.linalg.norm(places[:, None] - places, axis=2) + np.diag(np.full(len(places), np.inf))
+    assert (frame["class"].to_numpy()[apart.argmin(1)] == frame["class"].to_numpy()).all()
+    middle = centroids(frame)
+    assert middle["n"].tolist() == [10] * 6
+    own = frame[(frame["client"] == "b") & (frame["class"] == "q")]
+    row = middle[(middle["client"] == "b") & (middle["class"] == "q")].iloc[0]
+    assert (row["x"], row["y"]) == pytest.approx((own["x"].mean(), own["y"].mean()))
+
+
+def test_a_rotation_of_wide_features_keeps_all_distances_and_so_the_neighbours() -> None:
+    pooled = parted(40, 90)
+    turn, _ = np.linalg.qr(np.random.default_rng(3).normal(size=(90, 90)))
+    turned = Pool(pooled.x @ turn, pooled.classes, pooled.clients, pooled.sample)
+    assert scores(turned) == pytest.approx(scores(pooled))
+
+
+def test_perplexity_shrinks_for_few_samples_and_too_few_are_refused() -> None:
+    assert embed(parted(13), iterations=250).attrs["perplexity"] == 4
+    assert embed(parted(120), iterations=250, perplexity=7).attrs["perplexity"] == 7
+    with pytest.raises(UsageError, match="3 samples; at least 4"):
+        embed(parted(3))
+    flat = parted(12)
+    with pytest.raises(UsageError, match="do not vary"):
+        embed(Pool(np.ones_like(flat.x), flat.classes, flat.clients, flat.sample))
+    line = Pool(flat.x[:, :1], flat.classes, flat.clients, flat.sample)
+    assert np.isfinite(embed(line, iterations=250)[["x", "y"]].to_numpy()).all()
+
+
+def test_the_scores_tell_what_stands_apart() -> None:
+    found = scores(parted())
+    assert found["silhouette_class"] > 0.7
+    assert found["purity_class"] == 1
+    assert abs(found["silhouette_client"]) < 0.1
+    assert 0.35 < found["purity_client"] < 0.65
+    alone = parted()
+    alone.clients[:] = "a"
+    assert np.isnan(scores(alone)["silhouette_client"])
+    assert np.isnan(scores(alone)["purity_client"])
+
+
+# --- what is drawn ---------------------------------------------------------------------------------------------
+
+
+def drawn(ax: Any) -> dict[tuple[float, float], str]:
+    """Colour of every sample, by place."""
+    found = {}
+    for part in ax.collections:
+        for (x, y), colour in zip(part.get_offsets(), part.get_facecolors(), strict=True):
+            found[round(float(x), 6), round(float(y), 6)] = to_hex(colour)
+    return found
+
+
+def test_colour_is_class_marker_is_client_and_centres_are_large() -> None:
+    frame = embed(parted(), iterations=250)
+    ax = plots.tsne(frame)
+    colours = drawn(ax)
+    by_class = dict(zip("pqr", COLOURS, strict=False))
+    for place in frame.itertuples():
+        assert colours[round(place.x, 6), round(place.y, 6)] == by_class[place[2]]
+    for place in centroids(frame).itertuples():
+        assert colours[round(place.x, 6), round(place.y, 6)] == by_class[place[2]]
+    assert sum(len(part.get_offsets()) for part in ax.collections) == 60 + 6
+    assert sum(len(part.get_offsets()) for part in plots.tsne(frame, centres=False).collections) == 60
+    keys = {
+        text.get_text(): line
+        for text, line in zip(ax.get_legend().get_texts(), ax.get_legend().legend_handles, strict=True)
+    }
+    assert [name for name in keys if len(name) == 1] == ["p", "q", "r", "a", "b"]
+    assert [keys[name].get_marker() for name in "ab"] == list(MARKERS[:2])
+    assert "60 samples, t-SNE, perplexity 19.7" in ax.get_xlabel()
+    plt.close("all")
+
+
+def test_panels_share_colours_and_markers_and_take_given_axes() -> None:
+    data = {"a": pair(30), "b": pair(30, 1)}
+    frames = {"before": tsne(net(), data, "0", iterations=250), "after": tsne(net(), data, "2", iterations=250)}
+    frames["after"] = frames["after"][frames["after"]["class"] != "0"]
+    axes = plots.tsne_panels(frames)
+    assert [ax.get_title() for ax in axes] == ["before", "after"]
+    shown = [set(drawn(ax).values()) for ax in axes]
+    assert shown == [set(COLOURS[:3]), set(COLOURS[1:3])]
+    assert [ax.get_legend() is None for ax in axes] == [True, False]
+    _, own = plt.subplots(1, 3)
+    assert plots.tsne_panels(frames, list(own)) == list(own[:2])
+    assert not own[2].collections
+    with pytest.raises(UsageError, match="1 axes for 2 frames"):
+        plots.tsne_panels(frames, [own[0]])
+    plt.close("all")
+
+
+def test_many_classes_and_clients_are_still_told_or_said_to_be_alike() -> None:
+    n = 300
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=n), "y": rng.normal(size=n), "sample": np.arange(n)})
+    frame["class"] = (np.arange(n) % 25).astype(str)
+    frame["client"] = [f"client_{k % 14}" for k in range(n)]
+    ax = plots.tsne(frame)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "and 5 more" in names
+    assert "14, drawn alike" in names
+    assert len(set(drawn(ax).values())) == 25
+    assert names[1:4] == ["0", "1", "2"]
+    ax.figure.canvas.draw()
+    with pytest.raises(UsageError, match="no samples"):
+        plots.tsne(frame[:0])
+    with pytest.raises(UsageError, match="unknown column of the frame 'client'"):
+        plots.tsne(frame.drop(columns="client"))
+    with pytest.raises(UsageError, match="no features to draw"):
+        plots.tsne_panels({})
+    plt.close("all")

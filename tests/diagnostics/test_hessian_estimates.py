@@ -1,0 +1,363 @@
+"""Sampled Hessian traces: their means against dense blocks, their stated errors against repeats, other packages."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from diagnostics import diagnose
+from diagnostics.curvature_draws import draw_of
+from diagnostics.curvature_released import _direction, nuclear_norm
+from diagnostics.hessian import TraceResult, hessian_trace, released_norm
+from fl_core.errors import UsageError
+from fl_core.layers import Layer, layers_of
+from fl_core.losses import Loss, build
+from fl_core.seeds import torch_generator
+
+CE, FOCAL = build("cross_entropy"), build("player_focal")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def pair(*shape: int, classes: int = 3, tokens: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(7)
+    x = torch.randint(tokens, shape, generator=g) if tokens else torch.randn(*shape, generator=g, dtype=torch.float64)
+    return x, torch.randint(classes, shape[:1], generator=g)
+
+
+def mlp(activation: type[nn.Module] = nn.ReLU, classes: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), activation(), nn.Linear(6, 5), activation(), nn.Linear(5, classes)).double()
+
+
+def images(activation: type[nn.Module] = nn.GELU) -> nn.Module:
+    """A long output grid, then a short one: both kinds of draws; grouped; a normalisation between."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 2, padding=1),
+        nn.GroupNorm(2, 4),
+        activation(),
+        nn.Conv2d(4, 4, 3, stride=2, groups=2),
+        activation(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    ).double()
+
+
+class Tokens(nn.Module):
+    """Embedding with a padding row, layer norm, products over few and over many tokens, softmax attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(5, 3, padding_idx=0), nn.LayerNorm(3)
+        self.mix, self.wide, self.head = nn.Linear(3, 3), nn.Linear(3, 8), nn.Linear(8, 3)
+        self.double()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.norm(self.embed(tokens))
+        x = (self.mix(x) @ x.mT).softmax(-1) @ x
+        return self.head(F.gelu(self.wide(x)).mean(1))
+
+
+def loose(model: nn.Module) -> list[Layer]:
+    names = [name for name, _ in model.named_parameters()]
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    return [Layer(o, tuple(n for n in names if n.rpartition(".")[0] == o), output=o) for o in owners]
+
+
+def block(model: nn.Module, data: tuple[Tensor, Tensor], names: tuple[str, ...], loss: Loss = CE) -> Tensor:
+    """The dense Hessian block of the mean loss in the named parameters together."""
+    x, y = data
+    own = {n: p.detach() for n, p in model.named_parameters()}
+    flat = torch.cat([own[n].reshape(-1) for n in names])
+
+    def of(vector: Tensor) -> Tensor:
+        parts = vector.split([own[n].numel() for n in names])
+        new = {n: part.reshape(own[n].shape) for n, part in zip(names, parts, strict=True)}
+        return loss(functional_call(model, {**own, **new}, (x,)), y)
+
+    return torch.autograd.functional.hessian(of, flat)
+
+
+def measure(model: nn.Module, data: object, layers: list[Layer] | None = None, **how: object) -> dict[str, TraceResult]:
+    results = hessian_trace(model, data, layers or loose(model), **{"loss": CE, "batch": 4, **how})  # type: ignore[arg-type]
+    return {result.layer: result for result in results}
+
+
+# --- signs in the logits ---------------------------------------------------------------------------------------
+
+
+def repeats(model: nn.Module, data: object, times: int, **how: object) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    runs = [measure(model, data, seed=seed, batch=1000, estimator="fast", **how) for seed in range(times)]
+    return {
+        name: (np.array([r[name].trace for r in runs]), np.array([r[name].stderr for r in runs])) for name in runs[0]
+    }
+
+
+@pytest.mark.parametrize("loss", [CE, FOCAL], ids=["cross_entropy", "player_focal"])
+@pytest.mark.parametrize("probes", [1, 2])
+def test_fast_is_unbiased_and_its_error_is_what_it_says(loss: Loss, probes: int) -> None:
+    model, data = mlp(classes=5), pair(150, 4, classes=5)
+    with torch.no_grad():
+        model.get_parameter("4.weight").mul_(4)  # some samples confidently wrong: the focal loss is indefinite there
+    truth, times = measure(model, data, loss=loss), 150
+    for name, (values, errors) in repeats(model, data, times, loss=loss, probes=probes).items():
+        if loss is FOCAL and name == "4":
+            assert (
+                np.ptp(values) < 1e-12
+            )  # eigenvectors stay orthogonal through the last layer: nothing is left to chance
+            continue
+        exact = truth[name].trace
+        spread = values.std(ddof=1)
+        assert abs(values.mean() - exact) <= 4 * spread / math.sqrt(times) + 1e-12
+        covered = np.mean(np.abs(values - exact) <= 1.96 * errors)
+        if probes == 1:
+            assert np.sqrt(np.mean(errors**2)) >= 0.95 * spread
+            assert covered >= 0.95
+        else:
+            assert np.sqrt(np.mean(errors**2)) == pytest.approx(spread, rel=0.2)
+            assert 0.95 - 4 * 0.0178 <= covered <= 1.0  # 0.0178: the standard error of a share over 150 repeats
+
+
+def test_fast_says_what_it_is() -> None:
+    one, two = (measure(mlp(), pair(20, 4), estimator="fast", probes=p)["0"] for p in (None, 2))
+    assert (one.estimator, two.estimator) == ("rademacher(probes=1), bound", "rademacher(probes=2)")
+    assert one.note == two.note == "as asked"
+    bent = measure(mlp(nn.GELU), pair(20, 4), estimator="fast")
+    assert bent["0"].estimator == "activation(probes=8)"  # not the one probe of the fast estimate
+    assert "Gelu" in bent["0"].note
+    assert bent["4"].estimator == "rademacher(probes=1), bound"
+
+
+def test_fast_is_exact_for_two_classes() -> None:
+    x, y = pair(12, 4, classes=2)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    exact, fast = measure(model, (x, y)), measure(model, (x, y), estimator="fast")
+    for name, result in fast.items():
+        assert result.trace == pytest.approx(exact[name].trace, rel=1e-12)
+        assert result.stderr == 0
+
+
+# --- draws in the space of the outputs -------------------------------------------------------------------------
+
+SMOOTH: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]] = {
+    "mlp": (lambda: mlp(nn.GELU), pair(9, 4)),
+    "silu in place": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.SiLU(inplace=True), nn.Linear(6, 3)).double(),
+        pair(9, 4),
+    ),
+    "images": (images, pair(9, 2, 5, 5)),
+    "tokens, many": (Tokens, pair(9, 6, tokens=5)),
+    "tokens, few": (Tokens, pair(9, 2, tokens=5)),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("loss", [CE, FOCAL], ids=["cross_entropy", "player_focal"])
+def test_activation_against_dense_blocks(name: str, loss: Loss) -> None:
+    build_model, data = SMOOTH[name]
+    model = build_model()
+    for layer in loose(model):
+        result = measure(model, data, [layer], loss=loss, estimator="activation", probes=150, batch=5)[layer.name]
+        assert result.estimator == "activation(probes=150)"
+        truth = float(block(model, data, layer.parameters, loss).trace())
+        assert abs(result.trace - truth) <= 4 * result.stderr
+        assert result.stderr <= 0.2 * abs(truth) + 0.1
+
+
+MODULES: dict[str, tuple[nn.Module, Tensor]] = {
+    "linear": (nn.Linear(3, 2), torch.randn(3, 3)),
+    "few tokens": (nn.Linear(4, 2), torch.randn(3, 2, 4)),
+    "many tokens": (nn.Linear(2, 2), torch.randn(3, 2, 2, 2)),
+    "long grid": (nn.Conv2d(1, 2, 2), torch.randn(3, 1, 4, 4)),
+    "short grid": (nn.Conv2d(4, 4, 2, groups=2, stride=2), torch.randn(3, 4, 4, 4)),
+    "layer norm": (nn.LayerNorm(3), torch.randn(3, 2, 3)),
+    "group norm": (nn.GroupNorm(1, 2), torch.randn(3, 2, 3)),
+    "batch norm": (nn.BatchNorm1d(2).eval(), torch.randn(3, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("which", [("weight", "bias"), ("weight",), ("bias",)])
+def test_draws_have_the_covariance_of_the_jacobian(name: str, which: tuple[str, ...]) -> None:
+    module, a = MODULES[name]
+    module, a = module.double(), a.double()
+    size = module(a)[0].numel()
+    truth = torch.zeros(len(a), size, size, dtype=torch.float64)
+    own = {k: p.detach() for k, p in module.named_parameters()}
+    for n in range(len(a)):
+        for k in which:
+            jacobian = torch.autograd.functional.jacobian(
+                lambda p, k=k, n=n: functional_call(module, {**own, k: p}, (a[n : n + 1],)).reshape(-1), own[k]
+            ).reshape(size, -1)
+            truth[n] += jacobian @ jacobian.T
+    draw, generator = draw_of(module, a, "weight" in which, "bias" in which), torch.Generator().manual_seed(1)
+    times = 3000
+    u = torch.stack([draw(generator).reshape(len(a), size) for _ in range(times)])
+    assert u.shape == (times, len(a), size)
+    found = torch.einsum("tni,tnj->nij", u, u) / times
+    error = (found - truth).abs() / truth.diagonal(dim1=1, dim2=2).amax().clamp_min(1e-9)
+    assert float(error.max()) <= 6 * math.sqrt(2 / times)
+    assert float((u.mean(0) ** 2).max()) <= 30 * float(truth.max()) / times
+
+
+def test_activation_needs_fewer_probes_than_weights() -> None:
+    model, data = images(), pair(40, 2, 5, 5)
+    ours = measure(model, data, estimator="activation", probes=20, batch=40)
+    weights = measure(model, data, estimator="hutchinson", probes=20, batch=40)
+    assert all(ours[name].stderr < weights[name].stderr for name in ours)
+
+
+def test_activation_where_samples_mix_has_no_value() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.GELU(), nn.Linear(5, 3)).double()
+    results = measure(model, pair(8, 4), mode="train", estimator="activation")
+    assert "batch normalisation in train mode" in results["0"].status
+    assert results["1"].status == results["3"].status == "ok"
+    auto = measure(model, pair(8, 4), mode="train")
+    assert auto["0"].estimator == "hutchinson(probes=32)"
+    assert auto["1"].estimator == "activation(probes=8)"
+    assert measure(model, pair(8, 4))["0"].estimator == "activation(probes=8)"
+    alone = measure(mlp(nn.GELU), pair(1, 4))["0"]
+    assert alone.estimator == "hutchinson(probes=32)"
+    assert "one sample alone" in alone.note
+
+
+def test_rows_say_why_they_are_not_exact() -> None:
+    x, y = pair(8, 4)
+    frame = diagnose(mlp(nn.GELU).float(), (x.float(), y), "hessian_trace", progress=False).frame
+    said = dict(zip(frame["layer"], frame["estimator"], strict=True))
+    why = "0.weight: Gelu on the way to the logits is not piecewise linear in it"
+    assert said["0"] == f"activation(probes=8); not exact: {why}"
+    assert said["4"] == "exact"
+
+
+# --- other packages --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["pyhessian", "curvlinops"])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_other_packages_agree(backend: str, activation: type[nn.Module]) -> None:
+    model, data = mlp(activation), pair(10, 4)
+    probes = 150 if backend == "pyhessian" else 25
+    results = measure(model, data, backend=backend, probes=probes, batch=6)
+    for layer in loose(model):
+        result = results[layer.name]
+        truth = float(block(model, data, layer.parameters).trace())
+        assert result.estimator == f"{backend}(probes={probes})"
+        assert abs(result.trace - truth) <= 4 * result.stderr
+        assert result.stderr > 0
+
+
+def test_pyhessian_does_not_stop_early_on_a_negative_trace() -> None:
+    """Its own rule would stop after two probes."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        for name, value in (("0.weight", 1.0), ("0.bias", -0.5), ("2.weight", 0.0), ("2.bias", 0.0)):
+            model.get_parameter(name).fill_(value)
+        model.get_parameter("2.weight")[0] = 1.0
+    data = (torch.full((4, 1), 1.0, dtype=torch.float64), torch.ones(4, dtype=torch.int64))
+    layer = Layer("0", ("0.weight", "0.bias"))
+    truth = float(block(model, data, layer.parameters).trace())
+    assert truth < 0
+    result = measure(model, data, [layer], backend="pyhessian", probes=400)["0"]
+    assert abs(result.trace - truth) <= 4 * result.stderr
+    assert 0 < result.stderr < 0.1 * abs(truth)
+
+
+@pytest.mark.parametrize("backend", ["pyhessian", "curvlinops"])
+def test_what_other_packages_cannot_do_is_refused(backend: str) -> None:
+    with pytest.raises(UsageError, match="in eval mode only"):
+        measure(mlp(), pair(4, 4), backend=backend, mode="train")
+    with pytest.raises(UsageError, match="weight-space probes only"):
+        measure(mlp(), pair(4, 4), backend=backend, estimator="exact")
+    with pytest.raises(UsageError, match="did you mean 'pyhessian'"):
+        measure(mlp(), pair(4, 4), backend="pyhesian")
+    unused = nn.Sequential(mlp(), nn.Identity())
+    unused[1].extra = nn.Linear(2, 2)
+    results = measure(unused.double(), pair(4, 4), backend=backend, probes=2)
+    assert results["1.extra"].status == "unused in the forward pass"
+    assert results["0.0"].status == "ok"
+
+
+def test_pyhessian_s_reference_cycle_is_broken() -> None:
+    model, data = mlp().train(), pair(6, 4)
+    model.get_parameter("0.bias").grad = torch.ones(6, dtype=torch.float64)
+
+    def alive() -> int:
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    measure(model, data, backend="pyhessian", probes=2)
+    gc.collect()
+    before = alive()
+    for _ in range(3):
+        measure(model, data, backend="pyhessian", probes=2)
+    gc.collect()
+    assert alive() == before
+    assert model.training
+    assert model.get_parameter("0.bias").grad.tolist() == [1.0] * 6  # type: ignore[union-attr]
+
+
+# --- the released code's quantity ------------------------------------------------------------------------------
+
+
+def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:
+    model, data = images(), pair(9, 2, 5, 5)
+    layers = loose(model)
+    (result,) = released_norm(model, data, layers[2:3], loss=CE, batch=4, seed=3)
+    assert result.estimator == "nuclear norm of H v(probes=1)"
+    assert math.isnan(result.stderr)
+    assert result.n_params == 72
+    weight = model.get_parameter("3.weight").detach()
+    v = _direction(weight, torch_generator(3, "released probe", "3.weight"))
+    assert float(v.norm()) == pytest.approx(1)
+    product = (block(model, data, ("3.weight",)) @ v.reshape(-1)).reshape(weight.shape)
+    norms = [np.linalg.svd(product[:, i].reshape(4, 9).numpy(), compute_uv=False).sum() for i in range(2)]
+    assert result.trace == pytest.approx(np.mean(norms), rel=1e-10)
+    averaged = released_norm(model, data, layers, loss=CE, probes=5)
+    assert all(r.trace >= 0 and r.stderr > 0 for r in averaged)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (4, 2, 3, 3)])
+def test_nuclear_norms(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    columns = x.reshape(len(x), -1)[:, :, None].transpose(1, 2) if x.ndim < 3 else None
+    expected = (
+        np.linalg.svd(columns.reshape(len(x), -1).numpy(), compute_uv=False).sum()
+        if columns is not None
+        else np.mean([np.linalg.svd(x[:, i].reshape(4, 9).numpy(), compute_uv=False).sum() for i in range(2)])
+    )
+    assert nuclear_norm(x) == pytest.approx(expected)
+    assert math.isnan(nuclear_norm(x * math.nan))
+
+
+def test_released_rows_are_labelled() -> None:
+    x, y = pair(8, 4)
+    options = {"hessian_trace": {"variant": "released"}}
+    report = diagnose(mlp().float(), (x.float(), y), "hessian_trace", progress=False, options=options)
+    assert set(report.frame["variant"]) == {"released"}
+    assert set(report.frame["estimator"]) == {"nuclear norm of H v(probes=1)"}
+    assert report.frame["stderr"].isna().all()
+    assert report.plot("hessian_trace") is not None
+    for bad in ({"variant": "realeased"}, {"variant": "released", "estimator": "exact"}):
+        with pytest.raises(UsageError, match=r"did you mean 'released'|no estimator"):
+            diagnose(mlp().float(), (x.float(), y), "hessian_trace", progress=False, options={"hessian_trace": bad})
+
+
+def test_layers_of_several_modules() -> None:
+    model, data = images(), pair(9, 2, 5, 5)
+    layers = layers_of(model, data[0][:2], by="block")
+    results = measure(model, data, list(layers), probes=300)
+    assert len(layers) == 3
+    for layer in layers:
+        truth = float(block(model, data, layer.parameters).trace())
+        result = results[layer.name]
+        assert abs(result.trace - truth) <= (4 * result.stderr or 1e-10 * abs(truth))

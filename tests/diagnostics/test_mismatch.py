@@ -1,0 +1,212 @@
+"""Origin, Probe and Match accuracy: what each trains, from where it starts, and what they say of a known mismatch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diagnostics import mismatch, plots
+from diagnostics.mismatch import classifier_input, match_accuracy, origin_accuracy, probe_accuracy
+from diagnostics.probes import logistic
+from fl_core.errors import NonFiniteError, UsageError
+from fl_core.seeds import seed_of, torch_generator, torch_seeded
+
+mpl.use("agg")
+D, C = 6, 3
+
+
+def data(n: int = 90, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Three classes along three directions."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % C
+    return 0.3 * torch.randn(n, D, generator=g) + 2.0 * nn.functional.one_hot(y, D), y
+
+
+def wrong_head() -> nn.Linear:
+    """Right but for the order of its classes."""
+    head = nn.Linear(D, C)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(C, D).roll(1, 0))
+        head.bias.zero_()
+    return head
+
+
+def reference(
+    first: nn.Module, last: nn.Module, train: Any, lr: float, batch: int, epochs: int, seed: int
+) -> nn.Module:
+    """Plain SGD with momentum, written out."""
+    new, velocity = copy.deepcopy(first), {}
+    for epoch in range(epochs):
+        order = torch.randperm(len(train[1]), generator=torch_generator(seed, "probe", epoch))
+        for start in range(0, len(order), batch):
+            some = order[start : start + batch]
+            loss = nn.functional.cross_entropy(last(new(train[0][some])), train[1][some])
+            grads = torch.autograd.grad(loss, list(new.parameters()))
+            with torch.no_grad():
+                for k, (p, g) in enumerate(zip(new.parameters(), grads, strict=True)):
+                    velocity[k] = 0.9 * velocity[k] + g if k in velocity else g
+                    p -= lr * velocity[k]
+    return new
+
+
+# --- the three -------------------------------------------------------------------------------------------------
+
+
+def test_a_mismatched_classifier_is_wrong_as_it_is_and_right_after_a_map_or_when_new() -> None:
+    train, test, head = data(), data(60, 1), wrong_head()
+    before = copy.deepcopy(head.state_dict())
+    assert origin_accuracy(*test, head) == 0.0
+    assert probe_accuracy(train, test, C).accuracy == 1.0
+    assert match_accuracy(train, test, head).accuracy == 1.0
+    assert all(torch.equal(head.state_dict()[name], before[name]) for name in before)
+    assert all(p.requires_grad and p.grad is None for p in head.parameters())
+
+
+def test_the_map_starts_as_the_identity() -> None:
+    train, test, head = data(), data(60, 1), nn.Linear(D, C)
+    outcome = match_accuracy(train, test, head, lr=0.0, epochs=1)
+    assert outcome.accuracy == origin_accuracy(*test, head)
+    assert torch.equal(outcome.module.weight, torch.eye(D))  # type: ignore[union-attr]
+
+
+def test_training_is_sgd_with_momentum_in_a_drawn_order() -> None:
+    train, test, head = data(50), data(60, 1), wrong_head()
+    how = {"batch": 20, "epochs": 3, "seed": 4}
+    with torch_seeded(seed_of(4, "probe", "init")):
+        fresh = nn.Linear(D, C)
+    expected = reference(fresh, nn.Identity(), train, 0.1, 20, 3, 4)
+    found = probe_accuracy(train, test, C, **how)
+    for a, b in zip(found.module.parameters(), expected.parameters(), strict=True):  # type: ignore[union-attr]
+        torch.testing.assert_close(a, b)
+    same = nn.Linear(D, D)
+    nn.init.eye_(same.weight)
+    nn.init.zeros_(same.bias)
+    expected = reference(same, head, train, 0.01, 20, 3, 4)
+    moved = match_accuracy(train, test, head, **how)
+    for a, b in zip(moved.module.parameters(), expected.parameters(), strict=True):  # type: ignore[union-attr]
+        torch.testing.assert_close(a, b)
+    assert found.accuracy == found.right.double().mean()
+    assert found.best >= found.accuracy
+
+
+def test_the_last_epoch_counts_and_the_best_stands_beside_it() -> None:
+    (x, y), (others, labels) = data(), data(60, 1)
+    train, test = (x + torch.randn(x.shape, generator=torch.Generator().manual_seed(2)), y), (others, labels)
+    curve = [probe_accuracy(train, test, C, epochs=k, lr=3.0, batch=7).accuracy for k in range(1, 6)]
+    worse = 1 + next(k for k in range(1, 5) if curve[k] < max(curve[:k]))
+    curve = curve[:worse]
+    outcome = probe_accuracy(train, test, C, epochs=worse, lr=3.0, batch=7)
+    assert outcome.accuracy == curve[-1] < outcome.best
+    assert outcome.best == max(curve)
+
+
+def test_the_same_seed_gives_the_same_and_another_another_start() -> None:
+    train, test = data(), data(60, 1)
+    a, b, c = (probe_accuracy(train, test, C, epochs=1, seed=s).module for s in (0, 0, 1))
+    assert torch.equal(a.weight, b.weight)  # type: ignore[union-attr]
+    assert not torch.equal(a.weight, c.weight)  # type: ignore[union-attr]
+
+
+def test_the_other_solver_is_the_regularised_optimum() -> None:
+    train, test = data(), data(60, 1)
+    outcome = probe_accuracy(train, test, C, solver="lbfgs")
+    right = logistic(train[0].numpy(), train[1].numpy(), test[0].numpy()) == test[1].numpy()
+    assert outcome.right.tolist() == right.tolist()
+
+
+def test_probe_and_match_agree_where_the_features_are_wider_than_the_classes() -> None:
+    torch.manual_seed(0)
+    y = torch.arange(400) % C
+    x = torch.randn(400, D) + 1.5 * nn.functional.one_hot(y, D)
+    train, test, head = (x[:200], y[:200]), (x[200:], y[200:]), wrong_head()
+    probe, match = probe_accuracy(train, test, C).accuracy, match_accuracy(train, test, head).accuracy
+    assert abs(probe - match) < 0.05
+    assert origin_accuracy(*test, head) < probe - 0.3
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: probe_accuracy(data(), data(), 2), "do not fit 2 classes"),
+        (lambda: match_accuracy(data(), (data()[0], data()[1] + 9), wrong_head()), "do not fit 3 classes"),
+        (lambda: probe_accuracy(data(), (data()[0][:, :4], data()[1]), C), "6 features to train on and 4 to test on"),
+        (lambda: probe_accuracy((data()[0][None], data()[1]), data(), C), r"\[n, d\] and \[n\] are needed"),
+        (lambda: probe_accuracy(data(), data(), C, epochs=0), "must be at least 1"),
+        (lambda: probe_accuracy(data(), data(), C, solver="sdg"), "did you mean 'sgd'"),
+    ],
+)
+def test_what_does_not_fit_is_named(call: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call()
+
+
+def test_a_training_that_diverges_is_no_value() -> None:
+    with pytest.raises(NonFiniteError):
+        probe_accuracy((1e30 * data()[0], data()[1]), data(), C)
+
+
+# --- models ----------------------------------------------------------------------------------------------------
+
+
+def model(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(D, 12), nn.BatchNorm1d(12), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(12, C))
+
+
+def test_the_classifier_s_input_is_taken_in_eval_mode_and_leaves_no_trace() -> None:
+    net = model(0).train()
+    before = copy.deepcopy(net.state_dict())
+    x, y = data(20)
+    features, labels = classifier_input(net, "4", (x, y), batch=7)
+    assert net.training
+    assert not net[4]._forward_pre_hooks
+    assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
+    torch.testing.assert_close(features, net.eval()[:4](x).detach())
+    assert torch.equal(labels, y)
+    with pytest.raises(UsageError, match="unknown module '5'"):
+        classifier_input(net, "5", (x, y))
+
+
+def test_every_client_gets_its_three_rows_and_the_mean_is_the_published_number() -> None:
+    models = {"a": model(0), "b": model(1)}
+    train, test = {"a": data(60, 2), "b": data(50, 3)}, {"a": data(30, 4), "b": data(40, 5)}
+    frame = mismatch.mismatch(models, train, test, epochs=30)
+    assert frame[["client", "metric"]].to_records(index=False).tolist() == [
+        (client, kind) for client in "ab" for kind in mismatch.KINDS
+    ]
+    assert set(frame["layer"]) == {"4"}
+    assert set(frame["status"]) == {"ok"}
+    value = frame.set_index(["client", "metric"])["value"]
+    for client in "ab":
+        net, (x, y) = models[client].eval(), test[client]
+        assert value[client, "origin_accuracy"] == (net(x).argmax(1) == y).double().mean()
+        fitted, tested = (classifier_input(net, "4", own[client]) for own in (train, test))
+        assert value[client, "probe_accuracy"] == probe_accuracy(fitted, tested, C, epochs=30).accuracy
+        assert value[client, "match_accuracy"] == match_accuracy(fitted, tested, net[4], epochs=30).accuracy
+    means = mismatch.summary(frame)
+    assert means["probe_accuracy"] == pytest.approx((value["a", "probe_accuracy"] + value["b", "probe_accuracy"]) / 2)
+    assert frame.loc[frame["client"] == "b", ["n_train", "n_samples"]].drop_duplicates().values.tolist() == [[50, 40]]
+    with pytest.raises(UsageError, match="unknown client with test data 'b'"):
+        mismatch.mismatch(models, train, {"a": test["a"]})
+
+
+def test_a_client_whose_training_diverges_is_named_and_drawn_as_missing() -> None:
+    models, own = {"a": model(0), "b": model(1)}, {"a": data(60, 2), "b": data(60, 3)}
+    frame = mismatch.mismatch(models, own, own, epochs=5, probe={"lr": 3e38, "momentum": 0.99})
+    gone = frame[frame["metric"] == "probe_accuracy"]
+    assert gone["value"].isna().all()
+    assert all(status.startswith("client ") for status in gone["status"])
+    assert np.isnan(mismatch.summary(frame)["probe_accuracy"])
+    assert mismatch.summary(frame)["origin_accuracy"] >= 0
+    ax = plots.mismatch(frame)
+    assert "× probe_accuracy" in ax.get_xlabel()
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b", "mean"]
+    ax.figure.canvas.draw()
+    with pytest.raises(UsageError, match="unknown metric 'match_accuracy'"):
+        plots.mismatch(frame[frame["metric"] != "match_accuracy"])

@@ -1,0 +1,221 @@
+"""Per-sample gradient noise against a loop over single samples in float64, by every way of computing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from diagnostics.gradient_statistics import GradVariance, grad_variance
+from diagnostics.gradients import Subject, measure
+from diagnostics.noise import COUPLED, GradNoise, grad_noise
+from diagnostics.sensitivity import Sensitivity
+from fl_core import losses
+from fl_core.errors import UsageError
+from fl_core.layers import Layer, layers_of
+from fl_core.rows import Row
+
+CE = losses.build("cross_entropy")
+N, C = 11, 3
+
+
+def conv_net() -> nn.Module:
+    return nn.Sequential(
+        nn.ReLU(inplace=True),  # on the input itself
+        nn.Conv2d(1, 4, 3, padding=1, groups=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 4, 2, stride=2, groups=2),
+        nn.GroupNorm(2, 4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.LayerNorm(5),
+        nn.GELU(),
+        nn.Linear(5, C),
+    )
+
+
+class Attending(nn.Module):
+    """Tokens, an embedding used beside a tied output, attention with a formula for none of its own tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(7, 4, padding_idx=0), nn.LayerNorm(4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.twice, self.head = nn.Linear(4, 4), nn.Linear(4, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.table(x))
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        h = self.twice(torch.tanh(self.twice(h))).mean(1)
+        return self.head(h) + (h @ self.head.weight.T) ** 2  # the weight is used outside its module too
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def pictures(n: int = N) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(n, 1, 4, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
+
+
+def tokens(n: int = N) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(2)
+    return torch.randint(7, (n, 5), generator=g), torch.randint(C, (n,), generator=g)
+
+
+def sequences(n: int = N) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(3)
+    return torch.randn(n, 6, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
+
+
+def built(kind: Any) -> Any:
+    torch.manual_seed(0)
+    model = kind().double()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            nn.init.normal_(module.weight)
+    return model
+
+
+def reference(model: nn.Module, layer: Layer, data: tuple[Tensor, Tensor], tensors: str, loss: losses.Loss) -> float:
+    """tr S of the gradients of single samples."""
+    params = dict(model.named_parameters())
+    own = [params[name] for name in (layer.weights if tensors == "weights" else layer.parameters)]
+    model.eval()
+    vectors = []
+    for x, y in zip(*data, strict=True):
+        value = loss.per_sample(model(x[None].clone()), y[None]).sum()
+        grads = torch.autograd.grad(value, own, allow_unused=True)
+        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(own, grads, strict=True)]
+        vectors.append(torch.cat([g.reshape(-1) for g in filled]))
+    return float(torch.stack(vectors).var(0).sum())
+
+
+def by_layer(rows: Sequence[Row], variant: str = "trace") -> dict[str, Row]:
+    return {r["layer"]: r for r in rows if r["variant"] == variant}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("estimator", ["auto", "single", "vmap"])
+@pytest.mark.parametrize("batch", [1, 4, 100])
+@pytest.mark.parametrize("tensors", ["weights", "all"])
+@pytest.mark.parametrize(("kind", "data"), [(conv_net, pictures), (Attending, tokens), (Recurrent, sequences)])
+def test_noise_is_the_trace_of_the_covariance(kind: Any, data: Any, tensors: str, batch: int, estimator: str) -> None:
+    model, loss = built(kind), losses.build("player_focal", gamma=1.5) if batch == 4 else CE
+    layers = layers_of(model, data()[0][:2], by="module")
+    found = grad_noise(
+        [Subject("a", model, data(), N)], layers, loss=loss, batch=batch, tensors=tensors, estimator=estimator
+    )
+    for layer in layers:
+        made = by_layer(found)[layer.name]
+        assert made["status"] == "ok", layer.name
+        expected = reference(model, layer, data(), tensors, loss)
+        assert made["value"] == pytest.approx(expected, rel=1e-8, abs=1e-14), layer.name
+        assert by_layer(found, "per_parameter")[layer.name]["value"] == made["value"] / made["n_params"]
+        assert made["n_samples"] == N
+
+
+def test_the_estimator_says_how() -> None:
+    ways = {}
+    for kind, data in ((conv_net, pictures), (Attending, tokens), (Recurrent, sequences)):
+        model = built(kind)
+        layers = layers_of(model, data()[0][:2], by="module")
+        found = by_layer(grad_noise([Subject("a", model, data(), N)], layers, loss=CE))
+        ways |= {(kind.__name__, name): made["estimator"] for name, made in found.items()}
+    assert {way for (kind, _), way in ways.items() if kind == "conv_net"} == {"ghost"}
+    assert ways["Attending", "table"] == ways["Attending", "norm"] == "ghost"
+    assert ways["Attending", "attention"] == ways["Attending", "twice"] == ways["Attending", "head"] == "single"
+    assert (ways["Recurrent", "lstm"], ways["Recurrent", "head"]) == ("single", "ghost")
+
+
+def test_vmap_is_used_where_asked_for_and_falls_back_where_it_cannot() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if float(x.detach().sum()) > 0 else super().forward(x) * 2
+
+    torch.manual_seed(0)
+    data = (torch.randn(6, 4).double(), torch.randint(C, (6,)))
+    for model, way in ((nn.Sequential(nn.Linear(4, C)), "vmap"), (nn.Sequential(Branching(4, C)), "single")):
+        layers = layers_of(model.double(), data[0][:2])
+        (made,) = by_layer(
+            grad_noise([Subject("a", model, data, 6)], layers, loss=CE, estimator="vmap", batch=1)
+        ).values()
+        assert made["estimator"] == way
+        assert made["value"] == pytest.approx(reference(model, layers[0], data, "weights", CE), rel=1e-10)
+
+
+def test_ghost_alone_says_where_it_has_no_formula() -> None:
+    model = built(Recurrent)
+    layers = layers_of(model, sequences()[0][:2])
+    found = by_layer(grad_noise([Subject("a", model, sequences(), N)], layers, loss=CE, estimator="ghost"))
+    assert found["head"]["status"] == "ok"
+    assert "no formula for per-sample gradients" in found["lstm"]["status"]
+    assert "lstm" in found["lstm"]["status"]
+
+
+def test_coupled_samples_have_no_gradients_of_their_own() -> None:
+    model = built(conv_net)
+    layers = layers_of(model, pictures()[0][:2], by="module")
+    found = by_layer(grad_noise([Subject("a", model, pictures(), N)], layers, loss=CE, mode="train"))
+    assert found["1"]["status"] == COUPLED  # before the batch normalisation
+    assert {found[name]["status"] for name in ("2", "4", "8", "11")} == {"ok"}
+
+
+def test_equal_samples_have_no_noise_and_one_sample_has_no_covariance() -> None:
+    model, (x, y) = built(conv_net), pictures()
+    layers = layers_of(model, x[:2])
+    same = grad_noise([Subject("a", model, (x[:1].repeat(5, 1, 1, 1), y[:1].repeat(5)), 5)], layers, loss=CE, batch=2)
+    assert all(0 <= made["value"] < 1e-12 for made in same)
+    one = grad_noise([Subject("a", model, (x[:1], y[:1]), 1)], layers, loss=CE)
+    assert {made["status"] for made in one} == {"a covariance needs at least two samples"}
+
+
+def test_noise_shares_the_pass_and_changes_nothing_for_the_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.LSTM(6, 3, batch_first=True)).double()
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x.unsqueeze(1))[0][:, 0]
+
+    whole = Last()
+    data = (torch.randn(9, 4).double(), torch.randint(C, (9,)))
+    layers = layers_of(whole, data[0][:2])
+    loader = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True)
+    subjects, how = [Subject("a", whole, loader, 9)], {"loss": CE, "mode": "train", "seed": 4}
+    metrics: list[Any] = [GradVariance(), GradNoise(), Sensitivity()]
+    together = measure(subjects, layers, metrics, **how)
+    assert "single" in {r["estimator"] for r in together}  # forward passes of its own, with masks of their own
+    assert together[: len(layers)] == grad_variance(subjects, layers, **how)
+    assert [r for r in together if r["metric"] == "grad_noise"] == grad_noise(subjects, layers, **how)
+
+
+def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
+    model = built(conv_net)
+    layers = layers_of(model, pictures()[0][:2])
+    with torch.no_grad():
+        model[8].weight[0, 0] = torch.nan
+    found = grad_noise([Subject("a", model, pictures(), N)], layers, loss=CE)
+    assert {made["status"] for made in found} == {"the loss of client 'a' is not finite"}
+    with pytest.raises(UsageError, match="did you mean 'ghost'"):
+        grad_noise([], layers, loss=CE, estimator="gost")
+    with pytest.raises(UsageError, match="choice of tensors"):
+        grad_noise([], layers, loss=CE, tensors="some")

@@ -1,0 +1,283 @@
+"""Regret: sums written out on made-up scores, and real runs whose scores, choices and files are looked up again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+from scipy.stats import t
+
+from diagnostics import cli, plots, select
+from diagnostics.regret import RANDOM, REFERENCES, Regret, regret
+from fl_core import rows, store
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+
+mpl.use("Agg")
+HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=2)
+VALIDATION = {0: [0.2, 0.5, 0.8, 0.6], 1: [0.3, 0.7, 0.5, 0.1]}
+TEST = {0: [0.9, 0.5, 0.3, 0.4], 1: [0.2, 0.6, 0.7, 0.1]}
+DECISIONS = [("near", 0, 1, "ok"), ("near", 1, 1, "ok"), ("far", 0, None, "a value is 0"), ("far", 1, 2, "ok")]
+
+
+def made(score="macro_f1", validation=None, decisions=DECISIONS):
+    scores = pd.DataFrame(
+        [
+            {"seed": s, "cut": k, "last": f"l{k}" if k else "", "validation": v, "test": TEST[s][k]}
+            for s, values in (validation or VALIDATION).items()
+            for k, v in enumerate(values)
+        ]
+    )
+    return Regret(score, ("l1", "l2", "l3"), scores, pd.DataFrame(decisions, columns=["rule", "seed", "cut", "status"]))
+
+
+def choice(result, rule, seed):
+    found = result.choices[(result.choices["rule"] == rule) & (result.choices["seed"] == seed)]
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------
+
+
+def test_regret_by_hand():
+    result = made()
+    near = choice(result, "near", 0)
+    assert (near["cut"], near["best"], near["validation"], near["test"]) == (1, 2, 0.5, 0.5)
+    assert near["regret"] == pytest.approx(0.8 - 0.5)
+    assert near["over_random"] == pytest.approx(0.5 - (0.5 + 0.8) / 2)
+    assert near["test_regret"] == pytest.approx(0.3 - 0.5)
+    assert choice(result, "near", 1)["regret"] == 0
+    assert choice(result, RANDOM, 0)["validation"] == pytest.approx(0.65)
+    assert choice(result, RANDOM, 0)["regret"] == pytest.approx(0.15)
+    assert choice(result, RANDOM, 1)["over_random"] == pytest.approx(0)
+    assert [choice(result, name, 1)["validation"] for name in REFERENCES[:3]] == [0.3, 0.5, 0.1]
+
+
+def test_the_table_is_the_mean_over_the_seeds_that_decided():
+    table = made().table.set_index("rule")
+    assert list(table.index) == ["near", "far", *REFERENCES]
+    values = np.array([0.3, 0.0])
+    half = t.ppf(0.975, 1) * values.std(ddof=1) / math.sqrt(2)
+    near = table.loc["near"]
+    assert (near["seeds"], near["cuts"]) == (2, "1 1")
+    assert near[["regret", "regret_low", "regret_high"]].tolist() == pytest.approx([0.15, 0.15 - half, 0.15 + half])
+    assert near["test"] == pytest.approx((0.5 + 0.6) / 2)
+    far = table.loc["far"]
+    assert (far["seeds"], far["cuts"]) == (1, "2")
+    assert far["regret"] == pytest.approx(0.2)
+    assert math.isnan(far["regret_low"])
+    nowhere = made(decisions=[("far", s, None, "a value is 0") for s in (0, 1)])
+    assert math.isnan(nowhere.table.set_index("rule").loc["far", "regret"])
+    assert "far does not decide with seed 1: a value is 0" in nowhere.text()
+
+
+def test_of_a_loss_the_lowest_is_best():
+    result = made("loss")
+    assert choice(result, "near", 0)["best"] == 0
+    assert choice(result, "near", 0)["regret"] == pytest.approx(0.5 - 0.2)
+    assert choice(result, "near", 0)["over_random"] == pytest.approx(0.65 - 0.5)
+    assert choice(result, "near", 1)["regret"] == pytest.approx(0.7 - 0.1)
+    assert (result.choices["regret"].dropna() >= 0).all()
+
+
+def test_the_test_split_chooses_nothing():
+    """The best cut is that of the validation split, wherever the test scores are highest."""
+    assert [choice(made(), "near", seed)["best"] for seed in (0, 1)] == [2, 1]
+    assert max(range(4), key=TEST[0].__getitem__) == 0
+
+
+def test_every_cut_is_needed():
+    with pytest.raises(UsageError, match="all cuts from 0 to 3"):
+        made(validation={0: [0.1, 0.2, 0.3]})
+
+
+def test_text():
+    text = made().text()
+    assert "best in validation: 2 (seed 0), 1 (seed 1)" in text
+    assert "layers: 1 l1, 2 l2, 3 l3" in text
+    assert "far does not decide with seed 0: a value is 0" in text
+    assert next(line for line in text.splitlines() if line.strip().startswith("near")).split()[:5] == [
+        *("near", "2", "1", "1", "60.0")
+    ]
+
+
+# --- real runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("regret") / "out"
+    return out, regret(HEART, ("sensitivity_ratio", "cka=largest_jump"), (0, 1), out, progress=False)
+
+
+def test_scores_are_those_of_the_runs(trained):
+    out, result = trained
+    assert len(result.scores) == 5 * 2
+    assert result.layers == ("fc1", "fc2", "fc3", "fc4")
+    for line in result.scores.itertuples():
+        run = store.Run(out / "cuts" / str(line.cut) / "runs" / f"fedper-{line.seed}")
+        assert run.rounds[-1] == 2
+        _, table = run.rows()
+        for split in ("validation", "test"):
+            own = table[(table["split"] == split) & (table["metric"] == "macro_f1") & (table["round"] == 2)]
+            own = own[own["model"] == "personal"]
+            expected = sum(own["value"] * own["n_train"]) / own["n_train"].sum()
+            assert getattr(line, split) == pytest.approx(expected, rel=1e-12)
+
+
+def test_every_cut_shares_its_prefix(trained):
+    out, result = trained
+    for cut in range(5):
+        _, table = store.Run(out / "cuts" / str(cut) / "runs" / "fedper-0").rows()
+        sent = table[(table["metric"] == "bytes_up") & (table["client"] != "")]["value"]
+        assert (sent.max() > 0) == (cut > 0)
+        assert result.scores.set_index(["seed", "cut"]).loc[(0, cut), "last"] == ("", "fc1", "fc2", "fc3", "fc4")[cut]
+
+
+def test_rules_decide_on_what_was_measured(trained):
+    out, result = trained
+    for seed in (0, 1):
+        path = out / "measured" / f"{seed}.jsonl"
+        assert choice(result, "sensitivity_ratio", seed)["cut"] == select.select(path).cut
+        expected = select.select(path, "largest_jump", metric="cka").cut
+        assert choice(result, "cka=largest_jump", seed)["cut"] == expected
+        assert rows.read(path)[0]["seed"] == seed
+
+
+def test_files(trained):
+    out, result = trained
+    stored = pd.read_csv(out / "regret.csv")
+    assert stored["regret"].tolist() == pytest.approx(result.choices["regret"].tolist())
+    assert pd.read_csv(out / "scores.csv")["validation"].tolist() == pytest.approx(result.scores["validation"].tolist())
+    assert pd.read_csv(out / "table.csv")["rule"].tolist() == result.table["rule"].tolist()
+    assert not list(out.rglob("*.part"))
+
+
+def test_other_rules_train_nothing_anew_and_other_settings_are_refused(trained):
+    out, result = trained
+
+    def made_when():
+        return {path: path.stat().st_mtime_ns for path in (out / "cuts").rglob("manifest.json")}
+
+    before = made_when()
+    assert len(before) == 10
+    again = regret(HEART, ("change_point",), (0, 1), out, progress=False)
+    assert made_when() == before
+    pd.testing.assert_frame_equal(again.scores, result.scores)
+    with pytest.raises(UsageError, match="was run with lr"):
+        regret(replace(HEART, lr=0.5), ("change_point",), (0,), out, progress=False)
+
+
+def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
+    from diagnostics import compare
+    from fl_core import runner
+
+    real, calls = runner.run, []
+
+    def stopping(*args, **kwargs):
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(compare.runner, "run", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
+    monkeypatch.setattr(compare.runner, "run", lambda *a, **k: calls.append(a) or real(*a, **k))
+    result = regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
+    assert len(calls) == 10
+    pd.testing.assert_frame_equal(result.scores, trained[1].scores)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({}, {"rules": ["largest_jmp"]}, "did you mean 'largest_jump'"),
+        ({}, {"rules": ["manual"]}, "decides by itself 'manual'"),
+        ({}, {"rules": ["budget_bytes"]}, "decides by itself 'budget_bytes'"),
+        ({}, {"rules": ["kca=largest_jump"]}, "unknown metric 'kca': did you mean 'cka'"),
+        ({}, {"rules": ["cka=vote"]}, "it is named alone"),
+        ({}, {"rules": ["vote", "vote"]}, "the rule vote is named twice"),
+        ({}, {"seeds": [1, 1]}, "the seed 1 is named twice"),
+        ({}, {"seeds": []}, "at least one seed"),
+        ({}, {"rules": []}, "at least one rule"),
+        ({}, {"score": "f1"}, "unknown score 'f1'"),
+        ({"algorithm": "fedavg"}, {}, "fedavg takes no plan; these do: "),
+        ({"plan": "auto"}, {}, "leave the plan out"),
+    ],
+)
+def test_what_is_refused_before_any_work(tmp_path, config, options, message):
+    with pytest.raises(UsageError, match=message):
+        regret(replace(HEART, **config), **{"rules": ["vote"], "seeds": [0], "out": tmp_path / "out", **options})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused(trained):
+    with pytest.raises(UsageError, match="is a run"):
+        regret(HEART, ("vote",), (0,), trained[0] / "cuts" / "1" / "runs" / "fedper-0")
+
+
+def test_command_line(trained, tmp_path, monkeypatch, capsys):
+    out, result = trained
+    monkeypatch.chdir(tmp_path)
+    rules = ("sensitivity_ratio", "cka=largest_jump")
+    cli.main(["regret", "--dataset", "heart", "--rounds", "2", "--seeds", "2", "--rules", *rules, "--out", str(out)])
+    said = capsys.readouterr().out
+    assert result.text() in said
+    assert (out / "regret.png").stat().st_size > 10_000
+    measured = str(out / "measured" / "0.jsonl")
+    cli.main(
+        ["select", measured, "--rule", "vote", "--metrics", "cka=change_point", "federation_sensitivity", "--explain"]
+    )
+    said = capsys.readouterr().out
+    assert "Last shared layer by each metric:\n  cka " in said
+    assert "resamples of the clients" in said
+    cli.main(["select", measured, "--rule", "budget_bytes", "--budget", "6500"])
+    assert "budget_bytes: 2 of 4 layers are federated" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"])
+    assert "fedavg takes no plan" in capsys.readouterr().err
+
+
+# --- the picture -----------------------------------------------------------------------------------------------
+
+
+def test_picture_marks_each_choice_on_its_seeds_line():
+    result = made()
+    ax = plots.regret(result.scores, result.decisions)
+    marked = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
+    assert marked["near"].get_ydata() == pytest.approx([0.5, 0.7])
+    assert np.round(marked["near"].get_xdata()).tolist() == [1, 1]
+    assert marked["far"].get_ydata() == pytest.approx([0.5])
+    assert set(marked["near"].get_xdata()).isdisjoint(marked["far"].get_xdata())
+    assert (marked["best mean"].get_xdata()[0], marked["best mean"].get_ydata()[0]) == (2, pytest.approx(0.65))
+    assert marked["mean of 2 seeds"].get_ydata() == pytest.approx([0.25, 0.6, 0.65, 0.35])
+    assert "1 of 4 decisions could not be made" in ax.get_xlabel()
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0\nnothing", "1\nl1", "2\nl2", "3\nl3"]
+    plt.close("all")
+
+
+def test_picture_of_a_loss_and_of_one_seed():
+    result = made("loss", {0: VALIDATION[0]}, [("near", 0, 1, "ok")])
+    ax = plots.regret(result.scores, result.decisions, "loss")
+    marked = {line.get_label(): line for line in ax.lines}
+    assert marked["best mean"].get_xdata()[0] == 0
+    assert "lower is better" in ax.get_ylabel()
+    assert not ax.collections
+    plt.close("all")
+
+
+def test_picture_refuses_what_it_cannot_show():
+    result = made()
+    with pytest.raises(UsageError, match="every seed needs a score of every cut"):
+        plots.regret(result.scores.iloc[1:], result.decisions)
+    with pytest.raises(UsageError, match="near cuts at 9 with seed 0"):
+        plots.regret(result.scores, result.decisions.assign(cut=9))
+    with pytest.raises(UsageError, match="'validation'"):
+        plots.regret(result.scores.drop(columns="validation"), result.decisions)

@@ -1,0 +1,233 @@
+"""The rules against their definitions by brute force, and the bootstrap against every resample written out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.stats import binom, norm
+
+from diagnostics.curve import curve_of
+from diagnostics.rules import (
+    RULES,
+    Opinion,
+    agreement,
+    change_gains,
+    change_point,
+    largest_jump,
+    longest_prefix,
+    median_cut,
+    sensitivity_ratio,
+    stability,
+)
+from fl_core.layers import Layer
+from fl_core.rows import frame, row
+
+curves = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=8)
+
+
+# --- a change of level -----------------------------------------------------------------------------------------
+
+
+def squared_error(part):
+    mean = math.fsum(part) / len(part)
+    return math.fsum((y - mean) ** 2 for y in part)
+
+
+@given(curves)
+def test_gain_is_the_squared_error_that_a_second_level_saves(values):
+    y = [math.log(value) for value in values]
+    for k, gain in enumerate(change_gains(values), 1):
+        saved = squared_error(y) - squared_error(y[:k]) - squared_error(y[k:])
+        rises = math.fsum(y[k:]) / (len(y) - k) > math.fsum(y[:k]) / k
+        assert abs(gain) == pytest.approx(saved, abs=1e-9)
+        assert abs(gain) < 1e-9 or (gain > 0) == rises
+
+
+@given(curves, st.floats(1.0, 4.0))
+def test_change_point_by_its_definition(values, threshold):
+    """The rising two-level fit of least error plus penalty, or one level, which is cheaper without a penalty."""
+    y = [math.log(value) for value in values]
+    penalty = math.log(threshold) ** 2 / 2
+    costs = {len(y): squared_error(y)}
+    for k in range(1, len(y)):
+        if sum(y[k:]) / (len(y) - k) > sum(y[:k]) / k:
+            costs[k] = squared_error(y[:k]) + squared_error(y[k:]) + penalty
+    ranked = sorted(costs.values())
+    assume(len(ranked) == 1 or ranked[1] - ranked[0] > 1e-9)
+    best = min(costs, key=costs.__getitem__)
+    assert change_point(values, threshold) == min(best, len(y) - 1)
+    assert bool(RULES["change_point"].lacks(values, threshold)) == (best == len(y))
+
+
+@given(curves, st.floats(0.5, 3.0), st.floats(0.0, 2.0), st.floats(1e-3, 1e3))
+def test_change_point_shares_no_less_at_a_higher_threshold_and_sees_no_scale(values, threshold, more, scale):
+    assert change_point(values, threshold) <= change_point(values, threshold + more)
+    gains = np.sort(np.append(change_gains(values), math.log(max(threshold, 1)) ** 2 / 2))
+    assume(np.diff(gains).min() > 1e-9)
+    assert change_point([value * scale for value in values], threshold) == change_point(values, threshold)
+
+
+@pytest.mark.parametrize(
+    ("values", "ratio", "change"),
+    [
+        ([1, 1, 1, 1.15, 1.37, 1.37, 1.37], 6, 4),  # a rise that two steps share
+        ([1, 1.3, 1, 1, 1, 3, 3], 1, 5),  # one layer that stands out
+        ([1, 1.1], 1, 1),
+        ([3, 2, 1], 2, 2),  # falls
+        ([5, 5, 5, 5], 3, 3),
+        ([17, 17, 17], 2, 2),
+        ([1, 1.01, 1.02, 1.03], 3, 3),
+        ([9, 9, 1, 1, 1], 4, 4),
+    ],
+)
+def test_change_point_beside_the_ratio_rule(values, ratio, change):
+    assert (sensitivity_ratio(values, 1.2), change_point(values, 1.2)) == (ratio, change)
+
+
+def test_a_flat_curve_has_no_rise_however_low_the_threshold():
+    """Not even one of the size of a rounding error."""
+    assert change_point([17.0, 17.0, 17.0], 1.0) == 2
+    assert RULES["change_point"].lacks([17.0, 17.0, 17.0], 0.5)
+
+
+def test_a_step_by_the_threshold_between_two_layers_is_what_a_change_must_be_worth():
+    for t in (1.2, 2.0):
+        assert change_gains([1.0, t])[0] == pytest.approx(math.log(t) ** 2 / 2)
+        assert change_point([1, t * 0.999, t * 0.999], t) == 1  # three layers gain more than two
+        assert change_point([1, 1, math.sqrt(t)], t) == 2
+
+
+@given(curves, st.floats(0.5, 3.0))
+def test_a_ratio_that_is_lacking_is_said(values, threshold):
+    above = any(after / before > threshold for before, after in pairwise(values))
+    assert bool(RULES["sensitivity_ratio"].lacks(values, threshold)) != above
+
+
+# --- several opinions, budgets ---------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=9))
+def test_median_is_the_majority_where_there_is_one(cuts):
+    chosen = median_cut(cuts)
+    assert chosen in cuts
+    name, count = Counter(cuts).most_common(1)[0]
+    assert chosen == name or 2 * count <= len(cuts)
+    assert sum(cut < chosen for cut in cuts) <= len(cuts) / 2 >= sum(cut > chosen for cut in cuts)
+    assert agreement(dict(enumerate(cuts)), chosen) == cuts.count(chosen) / len(cuts)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 300))
+def test_longest_prefix_by_its_definition(costs, budget):
+    fitting = [k for k in range(len(costs) + 1) if sum(costs[:k]) <= budget]
+    assert longest_prefix(costs, budget) == max(fitting)
+
+
+# --- resamples -------------------------------------------------------------------------------------------------
+
+LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3", "l4"))
+N = 4000
+
+
+def curve(clients, stderr=None, weights=None):
+    found = [
+        row("m", v, client=c, layer=layer.name, n_train=(weights or {}).get(c, 1), stderr=(stderr or {}).get(c))
+        for c, values in clients.items()
+        for layer, v in zip(LAYERS, values, strict=True)
+    ]
+    return curve_of(LAYERS, frame(found), "m")
+
+
+def pair_curve(pairs):
+    found = [
+        row("m", 1 - v, client=a, client_b=b, layer=layer.name)
+        for (a, b), values in pairs.items()
+        for layer, v in zip(LAYERS, values, strict=True)
+    ]
+    return curve_of(LAYERS, frame(found), "m")
+
+
+def likely(share, probability):
+    """Whether a share of N draws may come of this probability (within one in a million)."""
+    low, high = binom.interval(1 - 1e-6, N, probability)
+    return low <= round(share * N) <= high
+
+
+def shares(clients, decide):
+    """Probability of each decision over all equally likely draws of the clients."""
+    found = Counter(decide(draw) for draw in product(clients, repeat=len(clients)))
+    return {cut: count / len(clients) ** len(clients) for cut, count in found.items()}
+
+
+def test_resamples_of_clients_against_all_draws():
+    clients = {"a": [1.0, 1.1, 1.2, 4.0], "b": [1.0, 1.5, 2.0, 3.0], "c": [1.0, 1.0, 1.9, 3.5]}
+    weights = {"a": 10, "b": 30, "c": 5}
+
+    def decide(draw):
+        v = np.average([clients[c] for c in draw], axis=0, weights=[weights[c] for c in draw])
+        return sensitivity_ratio(v.tolist(), 1.3)
+
+    expected = shares(clients, decide)
+    assert len(expected) == 3
+    found = stability([Opinion(curve(clients, weights=weights), sensitivity_ratio, 1.3)], 1, seed=5, resamples=N)
+    assert (found["status"], found["of"], found["undecided"]) == ("ok", "clients", 0)
+    assert set(found["cuts"]) == {LAYERS[cut - 1].name for cut in expected}
+    for cut, probability in expected.items():
+        assert likely(found["cuts"][LAYERS[cut - 1].name], probability)
+    assert found["agreement"] == found["cuts"]["l1"]
+
+
+def test_resamples_of_pairs_against_all_draws():
+    pairs = {("a", "b"): [0.1, 0.5, 0.6, 0.7], ("a", "c"): [0.1, 0.1, 0.6, 0.7], ("b", "c"): [0.1, 0.12, 0.13, 0.7]}
+
+    def decide(draw):
+        held = [pairs.get((a, b), pairs.get((b, a))) for k, a in enumerate(draw) for b in draw[k + 1 :] if a != b]
+        return largest_jump(np.mean(held, axis=0).tolist()) if held else None
+
+    expected = shares("abc", decide)
+    assert expected[None] == 1 / 9
+    found = stability([Opinion(pair_curve(pairs), largest_jump, 1.2)], 1, seed=0, resamples=N)
+    assert likely(found["undecided"], 1 / 9)
+    for cut, probability in expected.items():
+        assert cut is None or likely(found["cuts"][LAYERS[cut - 1].name], probability)
+
+
+def test_resamples_of_measurement_errors():
+    one = curve({"a": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
+    found = stability([Opinion(one, sensitivity_ratio, 1.25)], 2, seed=0, resamples=N)
+    # S2 > 1.25 S1, both with a standard error of 0.05
+    probability = norm.sf((1.25 - 1.2) / (0.05 * math.hypot(1, 1.25)))
+    assert found["of"] == "measurement errors"
+    assert likely(found["cuts"]["l1"], probability)
+    assert found["agreement"] == found["cuts"]["l2"]
+    both = curve({"a": [1.0, 1.2, 5.0, 25.0], "b": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
+    assert stability([Opinion(both, sensitivity_ratio, 1.25)], 2, 0)["of"] == "clients and measurement errors"
+
+
+def test_resamples_below_zero_have_no_decision():
+    one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 1.0})
+    found = stability([Opinion(one, largest_jump, 1.2)], 1, seed=0, resamples=N)
+    positive = math.prod(norm.cdf(v) for v in (1, 2, 3, 4))
+    assert likely(found["undecided"], 1 - positive)
+    assert sum(found["cuts"].values()) + found["undecided"] == pytest.approx(1)
+
+
+def test_nothing_to_resample_and_the_same_again():
+    one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 0.0})
+    assert stability([Opinion(one, largest_jump, 1.2)], 1, 0) == {
+        "status": "one client and no measurement errors: nothing to resample"
+    }
+    two = [Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), sensitivity_ratio, 1.2)]
+    assert stability(two, 1, 7) == stability(two, 1, 7)
+    assert stability(two, 1, 7)["cuts"] != stability(two, 1, 8)["cuts"]
+
+
+def test_several_curves_are_resampled_by_the_same_clients():
+    """Two copies of a curve vote as one does: drawn apart, the lower median would cut earlier more often."""
+    single = Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), sensitivity_ratio, 1.2)
+    assert stability([single] * 3, 1, 3) == stability([single], 1, 3)
