@@ -100,7 +100,9 @@ class Resume(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verify(Command):
-    """Check every covered byte of a run against its digest (all but timing.jsonl and rows after the last checkpoint).
+    """Check every covered byte of a run against its digest.
+
+    Not covered are timing.jsonl and the rows after the last checkpoint.
 
     Examples:
         fedlayers verify runs/playerfl

@@ -193,7 +193,7 @@ def jobs_of(
             each = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
             job = (each, plans.get(name)) if name in obey else (replace(each, plan=None), None)
             jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", *job))
-            task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, data=data)
+            task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
             data = task.data
             if out is not None:
                 _check_stored(jobs[-1].path, task)
@@ -238,7 +238,7 @@ def compare(
                 job.config,
                 job.path,
                 instruments=instruments,
-                data=held[job.config.seed],
+                loaded=held[job.config.seed],
                 plan=job.plan,
                 command=command,
                 progress=False,

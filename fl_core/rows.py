@@ -96,7 +96,16 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         UsageError: there is no such file, or it is not a rows file.
         CorruptError: a line in it is damaged.
     """
-    path = Path(path)
+    header, lines = _opened(Path(path))
+    return header, frame(lines)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header of a rows file alone; errors as of :func:`read`."""
+    return _opened(Path(path))[0]
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
         raise UsageError(f"no rows file at {path}")
     lines = _lines(path)
@@ -105,7 +114,7 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         raise UsageError(f"{path} is not a rows file: its first line has no schema")
     if header["schema"] != SCHEMA:
         raise UsageError(f"{path} has schema {header['schema']}; this version reads {SCHEMA}")
-    return header, frame(lines)
+    return header, lines
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-import json
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -38,6 +37,7 @@ def run(
     *,
     instruments: Instruments | None = None,
     data: FederatedData | None = None,
+    loaded: FederatedData | None = None,
     model: nn.Module | None = None,
     plan: LayerPlan | None = None,
     command: str = "",
@@ -45,11 +45,15 @@ def run(
 ) -> Engine:
     """Run to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
+    Args:
+        data, loaded, model, plan: as of :func:`fl_core.task.assemble`.
+        command: what was typed, for the record.
+
     Raises:
         UsageError: before anything is written.
         NonFiniteError, RunError: during the run; the directory keeps its last checkpoint.
     """
-    task = assemble(config, data=data, model=model, plan=plan)
+    task = assemble(config, data=data, loaded=loaded, model=model, plan=plan)
     instruments = instruments or Instruments()
     _check_decision(task, instruments)
     _check_device(task.config.device)
@@ -154,8 +158,7 @@ def _check_device(name: str) -> None:
 
 def _check_same_start(task: Task, path: Path, weights: bool) -> None:
     """Refuse to go on with other data or another model than the run began with, as the rows' header names them."""
-    with (path / "rows.jsonl").open(encoding="utf-8") as file:
-        began = json.loads(file.readline())
+    began = rows.read_header(path / "rows.jsonl")
     now = task.header("")
     if began["data"] != now["data"]:
         raise UsageError(f"{path} began with other data; pass the same data to go on")

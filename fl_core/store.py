@@ -294,14 +294,24 @@ class Writer:
         plan = self.run._plan()
         if plan is not None:
             write_json(self.path / "plan.json", plan)  # only a copy
-        referenced = {e["blob"] for which in rounds for e in self.run.manifest(which)["states"].values()}
-        for blob in (self.path / "blobs").glob("*.safetensors"):
-            if blob.stem not in referenced:  # of a checkpoint that was never finished
-                blob.unlink()
+        self._sweep(rounds)
         with (self.path / "rows.jsonl").open("r+b") as file:
             self._count(file.read(entry["bytes"]))
             file.truncate(entry["bytes"])
         return rounds[-1] if rounds else 0
+
+    def _sweep(self, rounds: Iterable[int]) -> None:
+        """Remove the blobs of a checkpoint that was never finished."""
+        try:
+            manifests = [self.run.manifest(which) for which in rounds]
+        except CorruptError:  # of an earlier checkpoint, which resuming does not need: what it names is not known
+            return
+        if not {m["previous"] for m in manifests} <= {None, *rounds}:  # nor what a missing one named
+            return
+        referenced = {entry["blob"] for m in manifests for entry in m["states"].values()}
+        for blob in (self.path / "blobs").glob("*.safetensors"):
+            if blob.stem not in referenced:
+                blob.unlink()
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
         """Append rows and hand them to the operating system."""

@@ -55,6 +55,7 @@ def assemble(
     config: RunConfig,
     *,
     data: FederatedData | None = None,
+    loaded: FederatedData | None = None,
     model: nn.Module | None = None,
     partition: Partition | None = None,
     plan: LayerPlan | None = None,
@@ -63,6 +64,7 @@ def assemble(
 
     Args:
         data, model: your own objects in place of those that the configuration names.
+        loaded: the configuration's own data, if they are at hand already.
         partition: a stored partition, used in place of a new draw.
         plan: a plan in place of the file that the configuration names.
 
@@ -76,6 +78,7 @@ def assemble(
     if (config.plan is not None or plan is not None) and not kind.splits:
         obey = sorted(name for name, algorithm in registry().items() if algorithm.splits)
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
+    data = data or loaded
     if data is None:
         kept = ("samples", "data_root", "download", "client_column", "label_column")
         drawn = ("clients", "partition", "alpha", "classes_per_client", "seed") if partition is None else ()

@@ -241,7 +241,7 @@ def test_values_are_read_as_json_where_they_are(given, value):
 
 def test_run_verify_and_resume_of_a_finished_run(fedlayers, finished_runs):
     shutil.copytree(finished_runs / "playerfl", "again")  # a relative path from here on
-    assert "every byte is as it was written" in fedlayers("verify", "again")
+    assert "every covered byte is as it was written" in fedlayers("verify", "again")
     before = Path("again/rows.jsonl").read_bytes()
     out = fedlayers("resume", "again")
     assert "2 rounds of playerfl" in out
@@ -305,7 +305,12 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
     model = ("--model", "own_model_of_a_test:network", "--set-model", "width=4", "--bn", "local")
     out = own_data("run", "--dataset", "own.npz", *model, *SMALL, "--out", "mine")
     assert all(name in out for name in ("many", "one_class", "few"))
-    own_data("diagnose", "mine", "--metrics", "federation_sensitivity", "--out", "rows.jsonl")
+    measure = ("diagnose", "mine", "--metrics", "federation_sensitivity", "--out", "rows.jsonl")
+    assert "names code as its model" in own_data.refused(
+        *measure
+    )  # a run from elsewhere must not choose what is called
+    assert "names code as its model" in own_data.refused("resume", "mine", "--model-code", "own_model_of_a_test:other")
+    own_data(*measure, "--model-code", "own_model_of_a_test:network")
     own_data("select", "rows.jsonl")
     plan = LayerPlan.load("plan.json")
     assert len(plan.layers) == 2

@@ -270,7 +270,7 @@ def test_options_reach_an_importable_model():
         ("heart_mlp", IMAGE, {}, "takes tables"),
         ("fmnist_cnn", IMAGE, {"sizes": [3]}, "takes no options"),
         ("mlp", TABLE, {"size": [3]}, "did you mean 'sizes'"),
-        ("mlp", TABLE, {"sizes": 64}, "list of hidden widths"),
+        ("mlp", TABLE, {"sizes": 0}, "list of hidden widths"),
         ("mlp", TABLE, {"sizes": [64, 0]}, "integer above 0"),
         ("mlp", TABLE, {"sizes": [64.0]}, "integer above 0"),
         ("mlp", TABLE, {"shape": (3,)}, "unknown option"),
