@@ -1,0 +1,106 @@
+"""What a model's author decided is respected: frozen tensors, running statistics, declared groups, unused layers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diagnostics.measure import instruments
+from fl_core import models, runner
+from fl_core.errors import UsageError
+from fl_core.layers import layers_of
+from fl_core.plan import LayerPlan
+from tests.conftest import CONFIG, TOY, network
+
+
+class Net(nn.Module):
+    """A convolution with its own running statistics, a frozen layer, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, affine=True, track_running_stats=True)
+        self.frozen, self.head = nn.Linear(32, 6), nn.Linear(6, 3)
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.frozen(self.norm(self.conv(x)).relu().flatten(1)).relu())
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "ditto", "fedrep", "fedper"])
+def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
+    model = Net()
+    config = replace(CONFIG, algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9)
+    engine = runner.run(config, data=TOY, model=model, instruments=instruments(), progress=False)
+    for client in range(len(TOY.clients)):
+        for tree in engine.models(client).values():
+            assert torch.equal(tree["frozen.weight"], model.frozen.weight)
+            assert not torch.equal(tree["head.weight"], model.head.weight)
+
+
+@pytest.mark.parametrize("shared", [("conv",), ("frozen", "head")])
+def test_statistics_of_a_layer_that_does_not_train_stand_still(shared: tuple[str, ...]) -> None:
+    """FedBABU trains the body only: an instance normalisation in the head keeps its running mean."""
+    model = Net()
+    plan = LayerPlan(layers_of(model, models.example(TOY.shape)), shared)
+    config = replace(CONFIG, algorithm="fedbabu", options={"finetune_epochs": 0})
+    engine = runner.run(config, data=TOY, model=model, plan=plan, progress=False)
+    moved = not torch.equal(engine.models(0)["global"]["norm.running_mean"], model.norm.running_mean)
+    assert moved == ("conv" in shared)
+
+
+def test_a_declared_group_must_be_a_module() -> None:
+    model = network("plain")
+    model.layer_groups = ("fc1", "fc22")  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="did you mean 'fc2'"):
+        layers_of(model, models.example(TOY.shape))
+    with pytest.raises(UsageError, match="by='block'"):
+        layers_of(network("plain"), models.example(TOY.shape), by="module", groups=("fc1",))
+
+
+@pytest.mark.parametrize(("algorithm", "shared"), [("playerfl_minus", 1), ("playerfl_plus", 2)])
+def test_an_unused_layer_is_no_layer_to_shift_to(algorithm: str, shared: int) -> None:
+    """Three layers train: one more than two of them would be all, so plus stays at two."""
+    model = network("unused")
+    plan = LayerPlan.prefix(layers_of(model, models.example(TOY.shape)), 2)
+    engine = runner.run(replace(CONFIG, algorithm=algorithm), data=TOY, model=model, plan=plan, progress=False)
+    assert engine.algorithm.plan is not None
+    assert engine.algorithm.plan.shared == engine.algorithm.plan.trainable[:shared]
+
+
+@pytest.mark.parametrize(
+    ("changes", "depth", "said"),
+    [
+        ({"algorithm": "playerfl"}, 1, "playerfl needs 2 layers to choose between; the model has 1"),
+        ({"algorithm": "fedper", "plan": "auto"}, 1, "fedper needs 2 layers"),
+        ({"algorithm": "playerfl_random"}, 2, "playerfl_random needs 3 layers"),
+        ({"algorithm": "playerfl", "epochs": 0}, 3, "epochs must be at least 1"),
+        ({"algorithm": "playerfl", "rule": "manual"}, 3, "unknown rule 'manual'"),
+    ],
+)
+def test_a_decision_that_cannot_be_made_is_refused_first(
+    changes: dict[str, object], depth: int, said: str, tmp_path: Path
+) -> None:
+    sizes = [36, *([6] * (depth - 1)), 3]
+    model = nn.Sequential(nn.Flatten(), *(layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())))
+    with pytest.raises(UsageError, match=said):
+        runner.run(replace(CONFIG, **changes), tmp_path / "run", data=TOY, model=model, instruments=instruments())
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_working_folder_comes_after_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "safetensors.py").write_text("raise SystemExit('shadowed')\n")
+    (tmp_path / "model_of_this_test.py").write_text(
+        "from torch import nn\n\ndef make(shape, n_classes):\n"
+        "    import safetensors.torch\n    return nn.Sequential(nn.Flatten(), nn.Linear(36, n_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "safetensors"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert isinstance(models.build("model_of_this_test:make", TOY.shape, 3), nn.Sequential)
