@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from diagnostics.capture import batches, first_tensor, set_mode
-from diagnostics.curvature_linear import nodes
+from diagnostics.curvature.linear import nodes
 from diagnostics.gradients import Subject, Tick, placed, quiet
 from fl_core import tree
 from fl_core.errors import UsageError, check_known, listing

@@ -25,13 +25,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from diagnostics import curvature_backends
 from diagnostics.capture import Data, batches, set_mode
-from diagnostics.curvature_backends import BACKENDS
-from diagnostics.curvature_exact import Verdict, decide, exact_traces
-from diagnostics.curvature_model import Differentiable, LossNotFinite, twice_differentiable
-from diagnostics.curvature_released import released
-from diagnostics.curvature_sampled import output_traces, sign_traces, weight_traces
+from diagnostics.curvature import backends
+from diagnostics.curvature.backends import BACKENDS
+from diagnostics.curvature.exact import Verdict, decide, exact_traces
+from diagnostics.curvature.model import Differentiable, LossNotFinite, twice_differentiable
+from diagnostics.curvature.released import released
+from diagnostics.curvature.sampled import output_traces, sign_traces, weight_traces
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
@@ -121,7 +121,7 @@ def hessian_trace(
     """
     check_known("estimator", estimator, ESTIMATORS)
     check_known("backend", backend, BACKENDS)
-    curvature_backends.check(backend, estimator, mode)
+    backends.check(backend, estimator, mode)
     least = 1 if estimator == "fast" else 2
     if probes is not None and probes < least:
         raise UsageError(f"{probes} probes; at least {least} needed{'' if least == 1 else ' for a standard error'}")
@@ -143,7 +143,7 @@ def released_norm(
 ) -> list[TraceResult]:
     """The nuclear norm that PLayer-FL's released code has in the trace's place, in a result's field ``trace``.
 
-    Of the layers' weights without biases; see :func:`diagnostics.curvature_released.released`. Arguments and errors are
+    Of the layers' weights without biases; see :func:`diagnostics.curvature.released.released`. Arguments and errors are
     those of :func:`hessian_trace`.
     """
     if probes is not None and probes < 1:
@@ -257,7 +257,7 @@ def _results(
                 statuses |= failures
             else:
                 for name, block in group.items():
-                    value, stderr, status = curvature_backends.trace(how, run, data, name, block, batch, probes)
+                    value, stderr, status = backends.trace(how, run, data, name, block, batch, probes)
                     values[name], statuses[name] = (value, stderr), status
     except LossNotFinite as error:
         statuses = {layer.name: f"the loss is not finite: {run.origin(error, layers)}" for layer in layers}

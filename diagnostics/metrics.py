@@ -9,7 +9,6 @@ from typing import Any
 
 from diagnostics import (
     costs,
-    curvature_rows,
     gradient_similarity,
     gradient_statistics,
     noise,
@@ -19,6 +18,7 @@ from diagnostics import (
     similarity,
     weights,
 )
+from diagnostics.curvature.rows import hessian_rows, spectrum_rows
 from diagnostics.gradients import GradientMetric
 from fl_core.rows import Row
 
@@ -83,7 +83,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "hessian_trace",
-            curvature_rows.hessian_rows,
+            hessian_rows,
             "trace of a layer's block of the loss's Hessian, exact where the network allows it",
             "higher = the loss curves more upwards in the layer's weights",
             ("per_parameter", "absolute", "released"),
@@ -233,7 +233,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "hessian_spectrum",
-            curvature_rows.spectrum_rows,
+            spectrum_rows,
             "largest eigenvalues of a layer's block of the loss's Hessian",
             "higher = the loss curves more upwards along the sharpest direction of the layer's weights",
             ("top1", "top2", "top3"),

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
 from diagnostics.capture import Hook, hooked
-from diagnostics.curvature_norms import norms_of, supported
+from diagnostics.curvature.norms import norms_of, supported
 from diagnostics.gradients import TENSORS, Reading, Subject, Tick, logits, measure, quiet, tensors_of, unread
 from fl_core.errors import check_known
 from fl_core.layers import Layer

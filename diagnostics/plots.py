@@ -21,7 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from diagnostics.drawing import (
+from diagnostics.metrics import METRICS
+from diagnostics.pictures.drawing import (
     COLOURS,
     MEAN,
     MOST,
@@ -40,10 +41,9 @@ from diagnostics.drawing import (
     weighted_mean,
     with_notes,
 )
-from diagnostics.metrics import METRICS
-from diagnostics.plots_features import mismatch, tsne, tsne_panels
-from diagnostics.plots_regret import regret
-from diagnostics.plots_runs import clients, comparison, learning, partition
+from diagnostics.pictures.features import mismatch, tsne, tsne_panels
+from diagnostics.pictures.regret import regret
+from diagnostics.pictures.runs import clients, comparison, learning, partition
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.plan import LayerPlan
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diagnostics import similarity_moments as moments
 from diagnostics.capture import Data
 from diagnostics.gradients import Subject, Tick, quiet
-from diagnostics.similarity_gram import BANDWIDTH, ESTIMATORS, check_bandwidth, linear_cka
-from diagnostics.similarity_passes import by_grams, by_package, by_products, by_shifts
-from diagnostics.similarity_probe import POSITIONS, PROBE, probe_set, shared_probe
-from diagnostics.similarity_rows import Request
+from diagnostics.representation import moments as moments
+from diagnostics.representation.gram import BANDWIDTH, ESTIMATORS, check_bandwidth, linear_cka
+from diagnostics.representation.passes import by_grams, by_package, by_products, by_shifts
+from diagnostics.representation.probe import POSITIONS, PROBE, probe_set, shared_probe
+from diagnostics.representation.rows import Request
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
@@ -53,10 +53,10 @@ def cka(
 ) -> list[Row]:
     """One row a layer and pair of clients (in the order given): linear CKA, 1 = same.
 
-    See :func:`diagnostics.similarity_gram.linear_cka`. Every model sees the same samples in the same order: a loader
-    is read once, so it may shuffle. A module that one forward pass calls several times is represented by its last
-    call. Kept per model and layer: n x n numbers (``"minibatch"``: n x batch), or the features where those are fewer:
-    d (M + 1) / 2 < n for M models; with ``positions="samples"`` M d^2 / 2.
+    See :func:`diagnostics.representation.gram.linear_cka`. Every model sees the same samples in the same order: a
+    loader is read once, so it may shuffle. A module that one forward pass calls several times is represented by its
+    last call. Kept per model and layer: n x n numbers (``"minibatch"``: n x batch), or the features where those are
+    fewer: d (M + 1) / 2 < n for M models; with ``positions="samples"`` M d^2 / 2.
 
     Args:
         batch: samples per forward pass; with ``"minibatch"`` also samples per HSIC.
@@ -112,7 +112,7 @@ def rbf_cka(
     positions: str = "flatten",
     against: str | Sequence[str] = (),
 ) -> list[Row]:
-    """As :func:`cka` with a radial kernel, see :func:`diagnostics.similarity_gram.rbf_cka`; 1 = same.
+    """As :func:`cka` with a radial kernel, see :func:`diagnostics.representation.gram.rbf_cka`; 1 = same.
 
     Args:
         bandwidth: of the kernel, as a fraction of the median distance between samples; stands in the estimator.
@@ -146,12 +146,12 @@ def procrustes(
 ) -> list[Row]:
     """As :func:`cka`, the orthogonal Procrustes angle in radians: 0 = same up to a rotation, pi / 2 = unrelated.
 
-    See :func:`diagnostics.similarity_moments.procrustes_distance`. Kept per model and layer: n x min(n, d) numbers.
+    See :func:`diagnostics.representation.moments.procrustes_distance`. Kept per model and layer: n x min(n, d) numbers.
 
     Args:
         positions: as in :func:`cka`, or ``"released"``, which is what PLayer-FL's authors computed under the name of
             sample similarity: of convolutions the least angle over all circular shifts of one side's maps, samples
-            x positions being the rows (:func:`diagnostics.similarity_shifts.shifted_procrustes`), of token
+            x positions being the rows (:func:`diagnostics.representation.shifts.shifted_procrustes`), of token
             sequences the angle of the sums over tokens (padding included; theirs was masked), else the
             plain angle. Their figures added 0.5 to layers after convolutions; this does not. It holds the
             maps of one layer of all models, and passes the probe once a layer.
@@ -183,7 +183,7 @@ def cca(
 ) -> list[Row]:
     """As :func:`cka`, the mean canonical correlation in [0, 1]; 1 = same up to a linear map.
 
-    See :func:`diagnostics.similarity_moments.mean_cca`. A layer with as many features as samples has no value: use
+    See :func:`diagnostics.representation.moments.mean_cca`. A layer with as many features as samples has no value: use
     more samples, ``positions="samples"`` or ``"mean"``, or :func:`svcca`.
 
     Raises:
@@ -210,7 +210,7 @@ def svcca(
 ) -> list[Row]:
     """As :func:`cca` on the principal directions that hold ``variance`` of each side, which the estimator states.
 
-    See :func:`diagnostics.similarity_moments.svcca`.
+    See :func:`diagnostics.representation.moments.svcca`.
 
     Raises:
         UsageError: as :func:`cka`, or a variance that is not between 0 and 1.

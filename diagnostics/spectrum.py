@@ -14,8 +14,8 @@ from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator
 from torch import Tensor, nn
 
 from diagnostics.capture import Data, batches, set_mode
-from diagnostics.curvature_linear import verdicts
-from diagnostics.curvature_model import (
+from diagnostics.curvature.linear import verdicts
+from diagnostics.curvature.model import (
     Differentiable,
     LossNotFinite,
     curvature,
@@ -23,7 +23,7 @@ from diagnostics.curvature_model import (
     no_second_derivative,
     twice_differentiable,
 )
-from diagnostics.curvature_sampled import CUT
+from diagnostics.curvature.sampled import CUT
 from fl_core.errors import RunError, UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from diagnostics import measure, plots, select
 from diagnostics.compare import LEGEND, Comparison, Plans, compare, jobs_of, pretty
 from diagnostics.metrics import METRICS
-from diagnostics.page import Page
+from diagnostics.pictures.page import Page
 from diagnostics.report import Report
 from fl_core import __version__, runner
 from fl_core.config import RunConfig, resolved

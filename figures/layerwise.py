@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from diagnostics import measure, select
 from diagnostics.diagnose import diagnose
-from diagnostics.drawing import both_ways, name_ticks, set_scale, weighted_mean
+from diagnostics.pictures.drawing import both_ways, name_ticks, set_scale, weighted_mean
 from figures import items
 from figures.items import Finding
 from fl_core import runner

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from diagnostics import select
-from diagnostics.drawing import COLOURS, name_ticks, set_scale, style
+from diagnostics.pictures.drawing import COLOURS, name_ticks, set_scale, style
 from diagnostics.similarity import probe_set
 from figures import items
 from figures.items import Drawing, Finding, Item

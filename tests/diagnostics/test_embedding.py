@@ -14,8 +14,8 @@ from matplotlib.colors import to_hex
 from torch import Tensor, nn
 
 from diagnostics import plots
-from diagnostics.drawing import COLOURS, MARKERS
 from diagnostics.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
+from diagnostics.pictures.drawing import COLOURS, MARKERS
 from fl_core.errors import UsageError
 
 mpl.use("agg")

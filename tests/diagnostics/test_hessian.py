@@ -17,8 +17,9 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics import curvature_exact, curvature_linear
-from diagnostics.curvature_norms import norms_of
+from diagnostics.curvature import exact as curvature_exact
+from diagnostics.curvature import linear as curvature_linear
+from diagnostics.curvature.norms import norms_of
 from diagnostics.hessian import TraceResult, hessian_trace
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
@@ -313,7 +314,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("large", [True, False])
 def test_convolutions(name: str, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not large:  # every intermediate is too large to keep
-        monkeypatch.setattr("diagnostics.curvature_norms.LARGEST", 40)
+        monkeypatch.setattr("diagnostics.curvature.norms.LARGEST", 40)
     conv = CONVOLUTIONS[name].double()
     side = {"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6))
     x = torch.randn(5, 4, *side)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from diagnostics import diagnose
-from diagnostics.curvature_draws import draw_of
-from diagnostics.curvature_released import _direction, nuclear_norm
+from diagnostics.curvature.draws import draw_of
+from diagnostics.curvature.released import _direction, nuclear_norm
 from diagnostics.hessian import TraceResult, hessian_trace, released_norm
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of

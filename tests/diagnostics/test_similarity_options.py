@@ -16,10 +16,10 @@ from diagnostics import METRICS, Report, diagnose, plots
 from diagnostics import similarity as metrics
 from diagnostics.curve import curve_of
 from diagnostics.gradients import Subject
-from diagnostics.similarity_gram import rbf_cka
-from diagnostics.similarity_moments import mean_cca, procrustes_distance, svcca
-from diagnostics.similarity_probe import by_position
-from diagnostics.similarity_shifts import shifted_procrustes
+from diagnostics.representation.gram import rbf_cka
+from diagnostics.representation.moments import mean_cca, procrustes_distance, svcca
+from diagnostics.representation.probe import by_position
+from diagnostics.representation.shifts import shifted_procrustes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgb
 
-from diagnostics.drawing import (
+from diagnostics.pictures.drawing import (
     COLOURS,
     DASHES,
     MARKERS,

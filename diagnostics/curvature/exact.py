@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagnostics import curvature_linear
 from diagnostics.capture import Batch, Data, batches
-from diagnostics.curvature_model import Differentiable, curvature, no_second_derivative, rademacher
-from diagnostics.curvature_norms import supported
-from diagnostics.curvature_taps import Tap, owner, squares, tapped, usable
+from diagnostics.curvature import linear
+from diagnostics.curvature.model import Differentiable, curvature, no_second_derivative, rademacher
+from diagnostics.curvature.norms import supported
+from diagnostics.curvature.taps import Tap, owner, squares, tapped, usable
 from fl_core.layers import Layer
 from fl_core.losses import CrossEntropy, Loss
 from fl_core.seeds import torch_generator
@@ -47,7 +47,7 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     paths = [path for path in dict.fromkeys(map(owner, names)) if supported(modules[path])]
     with tapped(run.model, paths, len(x), passes=1) as taps:
         logits, _ = run.forward(x, y, 0)
-    graph = curvature_linear.verdicts(logits, run.parameters)
+    graph = linear.verdicts(logits, run.parameters)
 
     names = [name for name in names if name in graph]
 
@@ -59,7 +59,7 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     found = {path: tap for path, tap in taps.items() if tap is not None}
     apart = _check_formulas(run, logits, [name for name in names if not unknown(name)], found)
     bent = {name: f"{name}: {graph[name]}" if graph[name] else unknown(name) for name in names}
-    tied = curvature_linear.entangled(logits, run.parameters)
+    tied = linear.entangled(logits, run.parameters)
     mixed = {name: f"{name}: {tied[name]}" if name in tied else unknown(name) or apart.get(name, "") for name in names}
 
     def first_obstacle(layer: Layer, why: Mapping[str, str]) -> str:

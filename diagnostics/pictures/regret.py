@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
+from diagnostics.pictures.drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
 from fl_core.errors import UsageError, check_known
 from fl_core.evaluate import SCORES
 from fl_core.statistics import mean_interval

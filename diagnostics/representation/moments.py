@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diagnostics.similarity_probe import NoValue, Place, checked
+from diagnostics.representation.probe import NoValue, Place, checked
 from fl_core.errors import UsageError
 
 VARIANCE = 0.99

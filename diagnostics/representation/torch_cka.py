@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diagnostics.gradients import Subject
-from diagnostics.similarity_probe import Place, watch
+from diagnostics.representation.probe import Place, watch
 
 
 class _Batches(list[tuple[Tensor]]):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from diagnostics.capture import Data, batches
-from diagnostics.curvature_model import Differentiable, curvature, differentiable_once, no_second_derivative
-from diagnostics.curvature_sampled import CUT, Estimates
+from diagnostics.curvature.model import Differentiable, curvature, differentiable_once, no_second_derivative
+from diagnostics.curvature.sampled import CUT, Estimates
 from fl_core.seeds import torch_generator
 
 

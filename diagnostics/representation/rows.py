@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diagnostics.capture import Data
 from diagnostics.gradients import Subject, Tick
-from diagnostics.similarity_probe import LEAST, POSITIONS, Place, places, probe_of
+from diagnostics.representation.probe import LEAST, POSITIONS, Place, places, probe_of
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from diagnostics.capture import Data, batches
-from diagnostics.curvature_draws import draw_of
-from diagnostics.curvature_exact import factors
-from diagnostics.curvature_model import (
+from diagnostics.curvature.draws import draw_of
+from diagnostics.curvature.exact import factors
+from diagnostics.curvature.model import (
     Differentiable,
     curvature,
     differentiable_once,
     no_second_derivative,
     rademacher,
 )
-from diagnostics.curvature_taps import Tap, owner, squares, tapped, usable
+from diagnostics.curvature.taps import Tap, owner, squares, tapped, usable
 from fl_core.seeds import torch_generator
 
 Estimates = dict[str, tuple[float, float]]
@@ -94,7 +94,7 @@ def output_traces(
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters, so that the block of the mean loss is
     1/N sum_n A_n^T H_n A_n with H_n the Hessian of sample n's loss in z_n, whatever follows. Its trace is estimated by
-    u_n^T H_n u_n with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature_draws`); H_n u_n of all samples
+    u_n^T H_n u_n with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.draws`); H_n u_n of all samples
     is one Hessian-vector product. Each module of a layer has a product of its own: nothing of other blocks enters.
 
     Returns:

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.curvature_model import rademacher
-from diagnostics.curvature_norms import LARGEST, normalised, patches_of
+from diagnostics.curvature.model import rademacher
+from diagnostics.curvature.norms import LARGEST, normalised, patches_of
 
 Draw = Callable[[torch.Generator], Tensor]
 """A new draw u, shaped as the module's output."""
 
 
 def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
-    """Draws for one call of ``module``, of a kind in :func:`diagnostics.curvature_norms.supported`, on ``a`` [n, ...].
+    """Draws for one call of ``module``, of a kind in :func:`diagnostics.curvature.norms.supported`, on ``a`` [n, ...].
 
     Args:
         weight, bias: which of the module's parameters are perturbed.

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from diagnostics.gradients import Subject
-from diagnostics.similarity_gram import Recorder, Summary, hsic
-from diagnostics.similarity_moments import PROCRUSTES, Kept, Measure, Moments
-from diagnostics.similarity_probe import NoValue, Place, arranged, by_position, watch
-from diagnostics.similarity_rows import Faults, Request, Spot, Value
-from diagnostics.similarity_shifts import least_angle, unit_maps
-from diagnostics.similarity_torch_cka import compared
+from diagnostics.representation.gram import Recorder, Summary, hsic
+from diagnostics.representation.moments import PROCRUSTES, Kept, Measure, Moments
+from diagnostics.representation.probe import NoValue, Place, arranged, by_position, watch
+from diagnostics.representation.rows import Faults, Request, Spot, Value
+from diagnostics.representation.shifts import least_angle, unit_maps
+from diagnostics.representation.torch_cka import compared
 
 
 def _none(a: Spot, b: Spot) -> float | str:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from diagnostics.capture import Batch, Data, batches
-from diagnostics.curvature_model import Differentiable, rademacher
+from diagnostics.curvature.model import Differentiable, rademacher
 from fl_core.errors import UsageError
 from fl_core.losses import Loss
 from fl_core.seeds import seed_of, torch_generator

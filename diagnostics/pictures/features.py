@@ -15,8 +15,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from diagnostics.drawing import COLOURS, MARKERS, MOST, canvas, missing, style, with_notes
 from diagnostics.embedding import COLUMNS, centroids
+from diagnostics.pictures.drawing import COLOURS, MARKERS, MOST, canvas, missing, style, with_notes
 from fl_core.errors import UsageError, check_known
 
 SHOWN = 20

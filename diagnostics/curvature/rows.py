@@ -39,7 +39,7 @@ def hessian_rows(
 
     Both are signed; PLayer-FL, Eq. A.2, divided by the number of parameters as its section 5.1 says. The options are
     those of :func:`diagnostics.hessian.hessian_trace`. With ``variant="released"``, one row instead: the nuclear norm
-    that the authors' released code computes (:func:`diagnostics.curvature_released.released`), which is no trace.
+    that the authors' released code computes (:func:`diagnostics.curvature.released.released`), which is no trace.
 
     Raises:
         UsageError: an unknown option, or one that the variant does not have.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagnostics.similarity_probe import LEAST, NoValue, Place, checked, places
+from diagnostics.representation.probe import LEAST, NoValue, Place, checked, places
 from fl_core.errors import UsageError, check_known
 
 ESTIMATORS = ("full", "minibatch")

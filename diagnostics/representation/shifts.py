@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from diagnostics.similarity_probe import NoValue, checked
+from diagnostics.representation.probe import NoValue, checked
 from fl_core.errors import UsageError
 
 _SAMPLES = 64  # whose spectra are held at a time
@@ -21,7 +21,7 @@ def shifted_procrustes(x: Tensor, y: Tensor) -> float:
     columns are centred, and Y_s is y rolled by s along its positions (the convolutional form of Williams et al.
     2021). A minimum over shifts is never above the angle of the maps as they are, so that convolutions come out
     more alike than layers without positions. NaN as
-    :func:`diagnostics.similarity_moments.procrustes_distance`.
+    :func:`diagnostics.representation.moments.procrustes_distance`.
 
     Raises:
         UsageError: samples or positions that differ, or no positions.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from diagnostics.capture import Hook, hooked
-from diagnostics.curvature_norms import Norms, norms_of
+from diagnostics.curvature.norms import Norms, norms_of
 from fl_core.errors import UsageError
 
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diagnostics.capture import activations
-from diagnostics.curvature_linear import nodes
+from diagnostics.curvature.linear import nodes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.losses import Loss

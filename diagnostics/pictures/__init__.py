@@ -1,0 +1,1 @@
+"""Drawing: the common style, and the pictures of runs, features and regret behind ``diagnostics.plots``."""

@@ -1,0 +1,1 @@
+"""How representations are compared: the measures, their one pass over a probe, and the rows they give."""
