@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -416,7 +417,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UsageError as error:
         _leave(2, str(error))
     try:
-        command.main(shlex.join(["fedlayers", *given]))
+        with warnings.catch_warnings():
+            warnings.showwarning = _note
+            command.main(shlex.join(["fedlayers", *given]))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -454,6 +457,10 @@ def _brief(kind: type[Command]) -> Any:
 
     command.__doc__ = (inspect.getdoc(kind) or "").partition("\n")[0]
     return command
+
+
+def _note(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"fedlayers: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _leave(code: int, reason: str) -> NoReturn:

@@ -6,6 +6,7 @@ import copy
 import importlib.metadata
 import platform
 import subprocess
+import warnings
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -49,6 +50,9 @@ def run(
         data, loaded, model, plan: as of :func:`fl_core.task.assemble`.
         command: what was typed, for the record.
 
+    Warns:
+        UserWarning: a client has a single class, or less than a batch of samples.
+
     Raises:
         UsageError: before anything is written.
         NonFiniteError, RunError: during the run; the directory keeps its last checkpoint.
@@ -57,9 +61,12 @@ def run(
     instruments = instruments or Instruments()
     _check_decision(task, instruments)
     _check_device(task.config.device)
+    if out is not None:
+        store.check_free(Path(out))
+    for note in task.notes():
+        warnings.warn(note, stacklevel=2)
     if out is None:
         return _execute(task, instruments, None, progress)
-    store.check_free(Path(out))
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()

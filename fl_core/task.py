@@ -37,6 +37,19 @@ class Task:
         """The configured algorithm under a plan."""
         return find(self.config.algorithm)(self.problem, plan, self.config.options)
 
+    def notes(self) -> list[str]:
+        """What is no error but good to know: clients with a single class, or with less than a batch."""
+        found = []
+        for client in self.data.clients:
+            n, batch = len(client.train), int(self.config.batch or 1)
+            if len(client.train.y.unique()) < 2:
+                found.append(
+                    f"client {client.name!r} has training samples of one class only"
+                )
+            if n < batch:
+                found.append(f"client {client.name!r} has {n} training samples, less than a batch of {batch}")
+        return found
+
     def header(self, command: str) -> dict[str, Any]:
         """The first line of every rows file that comes from this task."""
         return {

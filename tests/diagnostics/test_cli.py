@@ -320,6 +320,15 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
     assert "the plan was made for another model; only in the plan: " in said
 
 
+def test_clients_with_one_class_or_less_than_a_batch_are_named_and_trained(own_data):
+    own_data("run", "--dataset", "own.npz", "--model", "mlp", *SMALL, "--batch", "16", "--out", "noted")
+    notes = [line for line in own_data.err.splitlines() if line.startswith("fedlayers: note: ")]
+    assert any("client 'one_class' has training samples of one class only" in note for note in notes)
+    assert any("client 'few' has 4 training samples, less than a batch of 16" in note for note in notes)
+    assert not any("'many'" in note for note in notes)
+    assert "one_class" in own_data.out
+
+
 def test_nan_in_the_data_is_refused_with_its_place(own_data):
     said = own_data.refused("run", "--dataset", "with_nan.npz")
     assert "array 'x', row 3" in said
