@@ -418,7 +418,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _leave(2, str(error))
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _note
+            warnings.showwarning = _Notes()
             command.main(shlex.join(["fedlayers", *given]))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
@@ -459,8 +459,17 @@ def _brief(kind: type[Command]) -> Any:
     return command
 
 
-def _note(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"fedlayers: note: {' '.join(str(message).split())}", file=sys.stderr)
+class _Notes:
+    """Shows each warning once, in a line."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in self.seen:
+            self.seen.add(text)
+            print(f"fedlayers: note: {text}", file=sys.stderr)
 
 
 def _leave(code: int, reason: str) -> NoReturn:

@@ -43,9 +43,7 @@ class Task:
         for client in self.data.clients:
             n, batch = len(client.train), int(self.config.batch or 1)
             if len(client.train.y.unique()) < 2:
-                found.append(
-                    f"client {client.name!r} has training samples of one class only"
-                )
+                found.append(f"client {client.name!r} has training samples of one class only")
             if n < batch:
                 found.append(f"client {client.name!r} has {n} training samples, less than a batch of {batch}")
         return found
