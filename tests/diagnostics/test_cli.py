@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diagnostics import arguments, cli
+from diagnostics import cli
+from diagnostics.commands import arguments
 from fl_core import rows, store
 from fl_core.config import RunConfig
 from fl_core.plan import LayerPlan

@@ -1,0 +1,138 @@
+"""Commands from models to rows to a plan: diagnose, select."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from diagnostics.commands import arguments
+from diagnostics.commands.arguments import SetLoss, SetModel, configured, option
+from diagnostics.commands.base import Command, ModelCode
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, check_known
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnose(Command):
+    """Measure every layer on every client.
+
+    Either the models of a run are measured, or those of a dataset and a model after every client's first
+    local training, one epoch unless --epochs says more.
+    The rows are what fedlayers select reads.
+
+    Examples:
+        fedlayers diagnose runs/playerfl --round last --model local
+        fedlayers diagnose --dataset heart --model heart_mlp --out rows.jsonl
+        fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
+    """
+
+    dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
+    out: Annotated[Path, option("Where the rows go.", "FILE")] = Path("rows.jsonl")
+    metrics: Annotated[tuple[str, ...], option("Registry names; default the four that decide.", "NAME [NAME ...]")] = ()
+    round: Annotated[str, option("Of a run: a round with a checkpoint, or last.", "N|last")] = "last"
+    model: Annotated[
+        str | None, option("Of a run: local, personal or global (default local). Of a dataset: a model's name.")
+    ] = None
+    model_code: ModelCode = None
+    dataset: Annotated[str | None, option("Registered name, or the path of your own data.")] = None
+    config: Annotated[
+        RunConfig,
+        arguments.flags(
+            without=(
+                *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
+                *("checkpoint_every", *arguments.GROUPS["algorithm"]),
+            )
+        ),
+    ]
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
+
+    def main(self, line: str) -> None:
+        from diagnostics import measure
+        from diagnostics.metrics import DEFAULT, METRICS
+        from fl_core import runner
+
+        if (self.dir is None) == (self.dataset is None):
+            raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
+        arguments.check_output(self.out)
+        metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
+        for name in metrics:
+            check_known("metric", name, METRICS)
+        if self.dir is not None:
+            self._check_of_run()
+            round = self.round if self.round == "last" else int(self.round)
+            which, code = self.model or "local", self.model_code
+            report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, command=line)
+        else:
+            if self.round != "last":
+                raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
+            config = configured(self.config, (), self.set_model, self.set_loss)
+            config = dataclasses.replace(config, dataset=str(self.dataset), model=self.model)
+            report = measure.of_task(runner.assemble(config), metrics, command=line)
+        report.write(self.out)
+        print(report)
+        for metric in metrics:
+            for variant in measure.shown_variants(report, metric):
+                table = report.values(metric, variant).to_string(float_format="{:.4g}".format)
+                print(f"\n{metric}, {variant} ({METRICS[metric].direction})\n{table}")
+        if report.header["absent"]:
+            print(f"\nwithout a model in this round: {', '.join(report.header['absent'])}")
+        print(f"\nrows: {self.out}")
+
+    def _check_of_run(self) -> None:
+        if self.round != "last" and not self.round.isdigit():
+            raise UsageError(f"--round takes a number or last, not {self.round!r}")
+        given = [f.name for f in dataclasses.fields(RunConfig) if getattr(self.config, f.name) != f.default]
+        given = [name for name in given if name not in ("options", "model_options")]
+        given += [name for name in ("set_model", "set_loss") if getattr(self, name)]
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Select(Command):
+    """Turn measured rows into a plan: the layers to federate, and why.
+
+    Examples:
+        fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2
+        fedlayers select rows.jsonl --rule vote --metrics federation_sensitivity cka=largest_jump --explain
+        fedlayers select rows.jsonl --rule budget_bytes --budget 40000
+        fedlayers select rows.jsonl --rule manual --layers conv1,conv2 --out plan.json
+    """
+
+    rows: Annotated[Positional[Path], option("What fedlayers diagnose wrote.", "ROWS")]
+    rule: Annotated[str, option("Registry name: fedlayers list rules.")] = "sensitivity_ratio"
+    metric: Annotated[str | None, option("Whose values are read; default federation_sensitivity.")] = None
+    variant: Annotated[str | None, option("Of the metric; default what was seen in training, where it was.")] = None
+    threshold: Annotated[float, option("Of sensitivity_ratio and change_point.")] = 1.2
+    metrics: Annotated[
+        tuple[str, ...], option("For the rule vote: who votes.", "METRIC[=RULE] [METRIC[=RULE] ...]")
+    ] = ()
+    budget: Annotated[float | None, option("For the budget rules: bytes up a client and round, or FLOPs a sample.")] = (
+        None
+    )
+    layers: Annotated[str | None, option("For the rule manual: names separated by commas.")] = None
+    explain: Annotated[bool, option("Also show every client's curve, how sure the decision is, and its costs.")] = False
+    out: Annotated[Path, option("Where the plan goes.", "FILE")] = Path("plan.json")
+
+    def main(self, line: str) -> None:
+        from diagnostics import select
+
+        arguments.check_output(self.out)
+        plan = select.select(
+            self.rows,
+            self.rule,
+            metric=self.metric,
+            variant=self.variant,
+            threshold=self.threshold,
+            layers=self.layers,
+            metrics=self.metrics or None,
+            budget=self.budget,
+            costs=True,
+        )
+        plan.save(self.out)
+        print(select.explain(plan, full=self.explain))
+        print(f"\nplan: {self.out}")
