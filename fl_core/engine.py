@@ -21,7 +21,7 @@ from fl_core.layers import Layer
 from fl_core.local import Observer, Phase
 from fl_core.plan import LayerPlan
 from fl_core.rows import Row, row
-from fl_core.site import OPTIMIZER_TREE, FinishJob, Result, ScoreJob, Site, TrainJob
+from fl_core.site import FinishJob, Result, ScoreJob, Site, TrainJob
 from fl_core.store import Checkpoint, Writer
 from fl_core.tree import Tree
 
@@ -351,4 +351,4 @@ class Engine:
         self._seconds[name] += time.perf_counter() - began
 
 
-__all__ = ["OPTIMIZER_TREE", "Decide", "Engine", "Instruments", "Schedule", "sampled_clients"]
+__all__ = ["Decide", "Engine", "Instruments", "Schedule", "sampled_clients"]

@@ -82,10 +82,20 @@ class Workers:
             self._send(link, ("use", algorithm))
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in the jobs' order; a free worker takes the next job."""
-        queue = iter(jobs)
-        idle = deque(self._links)
+        """Results in the jobs' order; a free worker takes the next job.
+
+        However it ends, also by an error or because the caller wants no more, no worker is left with an answer that
+        nobody takes.
+        """
         busy: dict[Connection, int] = {}
+        try:
+            yield from self._results(iter(jobs), busy)
+        finally:
+            for link in busy:
+                self._receive(link)
+
+    def _results(self, queue: Iterator[Job], busy: dict[Connection, int]) -> Iterator[Result]:
+        idle = deque(self._links)
         done: dict[int, Any] = {}
         sent = given = 0
         exhausted = False
@@ -103,14 +113,14 @@ class Workers:
                 kind, value = done.pop(given)
                 given += 1
                 if kind == "error":
-                    self._drain(busy)
                     raise value
                 yield _unflat(value)
             if exhausted and not busy:
                 return
-            for ready in wait(list(busy)):
+            for ready in wait(list(busy)) if busy else ():  # nobody is busy when a slow job held the others back
                 link = next(link for link in busy if link is ready)
-                done[busy.pop(link)] = self._receive(link)
+                position = busy.pop(link)
+                done[position] = self._receive(link)
                 idle.append(link)
 
     def close(self) -> None:
@@ -122,10 +132,6 @@ class Workers:
             if process.is_alive():
                 process.kill()
                 process.join()
-
-    def _drain(self, busy: dict[Connection, int]) -> None:
-        for link in busy:
-            self._receive(link)
 
     def _send(self, link: Connection, message: Any) -> None:
         try:

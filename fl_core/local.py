@@ -119,12 +119,14 @@ class Context:
     criterion: Loss
     forward: Callable[[Mapping[str, Tensor], Tensor], Tensor]
     reference: Tree  # what the client received, on the training device
+    finishing: bool = False  # fine-tuning after that many rounds, instead of training in the next
     observed: dict[str, Any] = field(default_factory=dict)
     work: dict[str, float] = field(default_factory=dict)  # steps, samples and mean loss, by "phase/quantity"
 
     def where(self, phase: str) -> str:
         """The place, for an error message."""
-        return f"{self.algorithm}, round {self.round + 1}, client {self.client_name!r}, phase {phase!r}"
+        when = f"after round {self.round}" if self.finishing else f"round {self.round + 1}"
+        return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
 
 
 class Workspace:
@@ -161,7 +163,7 @@ class Workspace:
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
         """Training mode in which exactly these tensors move; yields the trained parameters, sorted."""
         flags = {name: param.requires_grad for name, param in self.params.items()}
-        chosen = sorted(name for name in names if flags.get(name))  # what the model's author froze stays frozen
+        chosen = {name for name in names if flags.get(name)}  # what the model's author froze stays frozen
         try:
             self.model.train()
             for module, own in self.norms:
@@ -169,7 +171,7 @@ class Workspace:
             for name, param in self.params.items():
                 param.requires_grad_(name in chosen)
                 param.grad = None
-            yield chosen
+            yield sorted(chosen)
         finally:
             for name, param in self.params.items():
                 param.requires_grad_(flags[name])

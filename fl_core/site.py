@@ -123,7 +123,7 @@ class Site:
 
     def _finish(self, job: FinishJob) -> Result:
         algorithm = self._algorithm()
-        ctx = self._context(algorithm, job.client, job.index, job.tree)
+        ctx = self._context(algorithm, job.client, job.index, job.tree, finishing=True)
         tree = job.tree
         for phase in algorithm.finish(job.client):
             tree, _ = self._phase(algorithm, phase, tree, ctx, {})
@@ -136,7 +136,9 @@ class Site:
         split = self.data.clients[ctx.client].train
         return train(self.workspace, algorithm, phase, source, split, self.training, ctx, observers, optimizer)
 
-    def _context(self, algorithm: Algorithm, client: int, index: int, reference: Tree) -> Context:
+    def _context(
+        self, algorithm: Algorithm, client: int, index: int, reference: Tree, finishing: bool = False
+    ) -> Context:
         device = self.workspace.device
         return Context(
             algorithm=algorithm.name,
@@ -147,6 +149,7 @@ class Site:
             criterion=self.criterion,
             forward=self.workspace.forward,
             reference={name: tensor.to(device) for name, tensor in reference.items()},
+            finishing=finishing,
         )
 
     def _scores(

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_core import runner, tree
+from fl_core import executors, runner, tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.errors import NonFiniteError, RunError
@@ -295,3 +295,46 @@ def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
 def test_rows_from_workers_hold_plain_numbers() -> None:
     found: list[Row] = play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), rounds=1).rows
     assert {type(r["value"]) for r in found} == {float}
+
+
+class Link:
+    """The parent's end of a worker that answers every job with its client's number."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def send(self, message: Any) -> None:
+        self.asked.append(message[1].client)
+
+    def recv(self) -> Any:
+        return "ok", Result(self.asked.pop(0))
+
+
+def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:
+    """Workers without processes, of which the first answers only when no other is busy."""
+    workers = Workers.__new__(Workers)
+    workers._links = [Link() for _ in range(count)]  # type: ignore[misc]
+
+    def wait(links: list[Any]) -> list[Any]:
+        assert links, "waits for nobody, for ever"
+        return [next((link for link in links if link is not workers._links[0]), links[0])]
+
+    monkeypatch.setattr(executors, "wait", wait)
+    return workers
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("jobs", [0, 1, 7, 8, 9, 12, 13, 50])
+def test_one_slow_worker_holds_nothing_up_for_ever(monkeypatch: pytest.MonkeyPatch, count: int, jobs: int) -> None:
+    """The others may run ahead only so far; when the slow one answers, all go on."""
+    given = hand_driven(monkeypatch, count).run(ScoreJob(k, {}, ()) for k in range(jobs))
+    assert [result.client for result in given] == list(range(jobs))
+
+
+@pytest.mark.parametrize("taken", range(1, 20))
+def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    workers = hand_driven(monkeypatch, 3)
+    results = workers.run(ScoreJob(k, {}, ()) for k in range(40))
+    assert [next(results).client for _ in range(taken)] == list(range(taken))
+    results.close()  # type: ignore[attr-defined]
+    assert not any(link.asked for link in workers._links)  # type: ignore[attr-defined]

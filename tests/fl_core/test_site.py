@@ -134,3 +134,11 @@ def test_fine_tuning_ignores_the_kept_optimiser() -> None:
         assert found is not None
         results.append(tree.digest(found))
     assert results[0] == results[1]
+
+
+def test_an_error_in_fine_tuning_says_after_which_round() -> None:
+    """There is no round after the last one to name."""
+    site, start = ready(algorithm="local_adaptation")
+    start["fc1.weight"][0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"local_adaptation, after round 3, client 'a', phase 'finetune'.*'fc1'"):
+        site.run(FinishJob(0, 3, start))
