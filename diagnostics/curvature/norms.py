@@ -6,7 +6,9 @@ sum_t delta_nt a_nt^T. Its squared Frobenius norm is computed from delta and a, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ Norms = Callable[[Tensor], dict[str, Tensor]]
 
 LARGEST = 1 << 25
 """Elements of the largest intermediate that is kept for a module; beyond it, work goes over the samples in pieces."""
+ADD = 4
+"""Time of an addition that goes through memory, in multiplications of a matrix product (measured on a CPU)."""
 
 
 def norms_of(module: nn.Module, a: Tensor, passes: int) -> Norms | None:
@@ -46,7 +50,14 @@ def _linear(module: Any, a: Tensor, passes: int) -> Norms:
 
         return plain
     tokens = a.reshape(n, 1, -1, size).transpose(2, 3)
-    product = _outer_norm(lambda rows: tokens[rows], tuple(tokens.shape), module.out_features, passes)
+    length = tokens.shape[-1]
+    product = _outer_norm(
+        lambda rows: tokens[rows],
+        tuple(tokens.shape),
+        module.out_features,
+        passes,
+        Grams(lambda rows: tokens[rows].mT @ tokens[rows], length * length * size, length * length),
+    )
 
     def with_tokens(delta: Tensor) -> dict[str, Tensor]:
         delta = delta.reshape(n, -1, module.out_features)
@@ -59,9 +70,11 @@ def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
     groups = module.groups
     if a.ndim != len(module.kernel_size) + 2:
         return None  # a single sample without a batch dimension
-    n, (patches, _) = len(a), patches_of(module, a)
+    n, (patches, grid) = len(a), patches_of(module, a)
     one = patches(slice(0, 1)).shape
-    product = _outer_norm(patches, (n, *one[1:]), module.out_channels // groups, passes)
+    product = _outer_norm(
+        patches, (n, *one[1:]), module.out_channels // groups, passes, grams_of_patches(module, a, patches, grid)
+    )
 
     def conv(delta: Tensor) -> dict[str, Tensor]:
         delta = delta.reshape(n, module.out_channels, -1)
@@ -76,9 +89,7 @@ def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
 def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple[int, ...]]:
     """A convolution's input patches, [n, groups, i, L] for a slice of the samples, and the shape of its output grid."""
     spatial = len(module.kernel_size)
-    # the module's own padding, also "same" and the circular, reflecting and replicating ones
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
+    a = _padded(module, a)
 
     def windows_of(rows: slice) -> Tensor:
         windows = a[rows]
@@ -96,29 +107,87 @@ def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple
     return patches, tuple(windows_of(slice(0, 1)).shape[2 : 2 + spatial])
 
 
+def _padded(module: Any, a: Tensor) -> Tensor:
+    """With the module's own padding, also "same" and the circular, reflecting and replicating ones."""
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
+
+
+@dataclass(frozen=True)
+class Grams:
+    """A way to the Gram matrices u^T u.
+
+    Attributes:
+        of: a slice of the samples to [n, g, L, L].
+        work: multiplications a sample and group.
+        room: elements of its largest intermediate, a sample and group.
+    """
+
+    of: Callable[[slice], Tensor]
+    work: float
+    room: int
+
+
+def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor], grid: tuple[int, ...]) -> Grams:
+    """Gram matrices of a convolution's patches: their own, or by_pixels up from the Gram matrix of the pixels.
+
+    Patches p and q have the inner product sum_o <a_(p+o), a_(q+o)> over the kernel's offsets o. With K offsets, the
+    pixels' matrix takes 1 / K of the multiplications a pair; the sum over o goes along one dimension at a time.
+    """
+    a, groups = _padded(module, a), module.groups
+    sides, length = tuple(a.shape[2:]), math.prod(grid)
+    channels, pixels = module.in_channels // groups, math.prod(sides)
+
+    def by_pixels(rows: slice) -> Tensor:
+        flat = a[rows].reshape(-1, channels, pixels)
+        sums = (flat.mT @ flat).reshape(-1, *sides, *sides)
+        for dim, (side, kernel) in enumerate(zip(grid, module.kernel_size, strict=True)):
+            step, reach = module.stride[dim], (side - 1) * module.stride[dim] + 1
+            place: list[slice] = [slice(None)] * sums.ndim
+            total: Tensor | None = None
+            for offset in range(0, kernel * module.dilation[dim], module.dilation[dim]):
+                place[1 + dim] = place[1 + len(grid) + dim] = slice(offset, offset + reach, step)
+                part = sums[tuple(place)]
+                total = part.clone() if total is None else total.add_(part)
+            sums = sums if total is None else total
+        return sums.reshape(-1, groups, length, length)
+
+    adds, left = 0, list(sides)
+    for dim, side in enumerate(grid):
+        left[dim] = side
+        adds += module.kernel_size[dim] * math.prod(left) ** 2
+
+    def by_patches(rows: slice) -> Tensor:
+        u = patches(rows)
+        return u.mT @ u
+
+    plain = Grams(by_patches, length**2 * module.weight[0].numel(), module.weight[0].numel() * length)
+    other = Grams(by_pixels, pixels**2 * channels + ADD * adds, pixels**2)
+    return other if other.work < plain.work else plain
+
+
 def _outer_norm(
-    patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, passes: int
+    patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, passes: int, grams: Grams
 ) -> Callable[[Tensor], Tensor]:
     """delta [n, g, out, L] to ||delta u^T||_F^2 per sample, with u = patches(rows) [n, g, i, L].
 
     Either the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
     """
     n, groups, inner, length = shape
-    everything = slice(0, n)
-    gram = length * length * (out + 1 + inner / passes)
-    if gram < 1.25 * out * inner * length and n * groups * length * length <= LARGEST:
-        u = patches(everything)
-        grams = u.mT @ u
-        return lambda delta: ((delta.mT @ delta) * grams).sum((1, 2, 3))
-    kept = patches(everything) if n * groups * inner * length <= LARGEST else None
+    work = length * length * (out + 1) + grams.work / passes
+    if work < 1.25 * out * inner * length and n * groups * length * length <= LARGEST:
+        piece = max(1, LARGEST // (8 * groups * grams.room))
+        kept = torch.cat([grams.of(slice(start, start + piece)) for start in range(0, n, piece)])
+        return lambda delta: ((delta.mT @ delta) * kept).sum((1, 2, 3))
+    u_kept = patches(slice(0, n)) if n * groups * inner * length <= LARGEST else None
     piece = max(1, LARGEST // (groups * inner * max(length, out)))
 
     def direct(delta: Tensor) -> Tensor:
         squares = []
         for start in range(0, n, piece):
             rows = slice(start, start + piece)
-            u = patches(rows) if kept is None else kept[rows]
-            squares.append(torch.linalg.vector_norm((delta[rows] @ u.mT).flatten(1), dim=1).square())
+            u = patches(rows) if u_kept is None else u_kept[rows]
+            squares.append((u @ delta[rows].mT).square().sum((1, 2, 3)))
         return torch.cat(squares)
 
     return direct

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.curvature import exact as curvature_exact
 from diagnostics.curvature import linear as curvature_linear
-from diagnostics.curvature.norms import norms_of
+from diagnostics.curvature.norms import grams_of_patches, norms_of, patches_of
 from diagnostics.hessian import TraceResult, hessian_trace
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
@@ -321,6 +321,19 @@ def test_convolutions(name: str, large: bool, monkeypatch: pytest.MonkeyPatch) -
     width = conv(x).flatten(1).shape[1]
     model = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(width, 3))
     check_exact(model, (x, torch.tensor([0, 1, 2, 0, 1])))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("pixels", [True, False])
+def test_gram_matrices_of_patches(name: str, pixels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diagnostics.curvature.norms.ADD", -1e9 if pixels else 1e9)  # which way costs less
+    conv = CONVOLUTIONS[name].double()
+    a = torch.randn(5, 4, *{"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6)), dtype=torch.float64)
+    patches, grid = patches_of(conv, a)
+    grams = grams_of_patches(conv, a, patches, grid)
+    assert ("pixels" in grams.of.__qualname__) == pixels
+    for rows in (slice(0, 5), slice(2, 4)):
+        torch.testing.assert_close(grams.of(rows), patches(rows).mT @ patches(rows))
 
 
 @settings(max_examples=25, deadline=None)
