@@ -123,9 +123,27 @@ def watch(
 
     hooks = {path: hook_for(path) for path in paths}
     seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
-    with set_mode(subject.model, mode), seeded, torch.no_grad(), hooked(subject.model, hooks):
-        for place in where:
-            subject.model(placed(subject.model, x[slice(*place)]))
+    with set_mode(subject.model, mode), seeded, torch.no_grad():
+        layout = _layout(subject.model, x) if mode == "eval" else torch.preserve_format
+        with hooked(subject.model, hooks):
+            for place in where:
+                subject.model(placed(subject.model, x[slice(*place)].to(memory_format=layout)))
+
+
+def _layout(model: nn.Module, x: Tensor) -> torch.memory_format:
+    """How images lie in memory: with their channels last on a CPU, where pooling is then several times as fast.
+
+    Not where the model takes a ``view`` of a map, which has another order then and no view.
+    """
+    if x.ndim != 4 or x.device.type != "cpu" or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return torch.preserve_format
+    try:
+        model(placed(model, x[:1].to(memory_format=torch.channels_last)))
+    except RuntimeError as error:
+        if "view" not in str(error):
+            raise
+        return torch.preserve_format
+    return torch.channels_last
 
 
 def by_position(module: nn.Module, output: Tensor) -> Tensor:

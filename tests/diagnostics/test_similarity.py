@@ -380,3 +380,39 @@ def test_probes_that_cannot_be_are_refused() -> None:
         probe_set(federated(1, 1, 1), 2)
     with pytest.raises(UsageError, match="different shapes"):
         shared_probe([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))], 4)
+
+
+class Maps(nn.Module):
+    """Maps that are flattened by a view, which needs them to lie channel by channel, or by reshape."""
+
+    def __init__(self, views: bool) -> None:
+        super().__init__()
+        self.conv, self.fc, self.views = nn.Conv2d(1, 3, 3), nn.Linear(48, 4), views
+        self.seen: list[bool] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(x)
+        self.seen.append(maps.is_contiguous())
+        return self.fc(maps.view(len(x), -1) if self.views else maps.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_images_lie_channels_last_unless_the_model_takes_a_view(views: bool) -> None:
+    torch.manual_seed(0)
+    models = [Maps(views).double() for _ in range(2)]
+    x, y = torch.randn(12, 1, 6, 6, dtype=torch.float64), torch.zeros(12, dtype=torch.int64)
+    subjects = [Subject(f"{k}", model, (x, y), 12) for k, model in enumerate(models)]
+    rows = cka(subjects, layers_of(models[0], x[:2]), batch=6)
+    assert models[0].seen[-1] == views
+    maps = [model.conv(x).detach().flatten(1) for model in models]
+    torch.testing.assert_close(rows[0]["value"], linear_cka(*maps))
+
+
+def test_another_error_of_the_model_is_its_own() -> None:
+    model = Maps(True)
+    model.fc = nn.Linear(7, 4)
+    x = torch.randn(12, 1, 6, 6)
+    good = Maps(True)
+    subjects = [Subject("a", model, (x, torch.zeros(12, dtype=torch.int64)), 12)]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        cka(subjects, layers_of(good, x[:2]), batch=6)

@@ -1,0 +1,1 @@
+"""Timings against named baselines, in alternating runs; ``python -m benchmarks NAME`` makes one table."""

@@ -1,0 +1,381 @@
+"""J1, J2 and J3: the Hessian trace, CKA and the gradient metrics, against the packages that people use for them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.pairs import PAIRS, Measured, compare, judged
+from diagnostics import gradients
+from diagnostics.capture import activations
+from diagnostics.gradient_statistics import GradVariance
+from diagnostics.hessian import TraceResult, hessian_trace
+from diagnostics.noise import GradNoise
+from diagnostics.sensitivity import Sensitivity
+from diagnostics.similarity import cka
+from fl_core import losses
+from fl_core.data.named import open_named
+from fl_core.layers import Layer, layers_of
+from fl_core.seeds import torch_generator
+
+LOSS = losses.build("cross_entropy")
+SAMPLES = 1000
+BATCH = 100
+CLIENTS = 10
+ERROR = 0.05  # the relative standard error at which estimators are compared
+
+
+@cache
+def images() -> tuple[Tensor, Tensor]:
+    """Fashion-MNIST, as float tensors."""
+    source = open_named("fashion_mnist")
+    first = torch.arange(20_000).numpy()
+    return source.tensor(first), torch.from_numpy(source.y[first])
+
+
+def network(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+    """The CNN with 582,026 parameters: 2 conv + 2 fc."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 5), activation(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), activation(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(1024, 512), activation(), nn.Linear(512, 10)),
+    )
+
+
+def trained(model: nn.Module, steps: int = 150, client: int | None = None) -> nn.Module:
+    """The model after steps of SGD; a client sees three of the ten classes only."""
+    x, y = images()
+    pool = torch.arange(SAMPLES, len(y))
+    if client is not None:
+        pool = pool[((y[pool] - client) % 10) < 3]
+    generator = torch_generator(0, "benchmark", -1 if client is None else client)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(steps):
+        chosen = pool[torch.randint(len(pool), (64,), generator=generator)]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    """The samples that are measured; no model trained on them."""
+    x, y = images()
+    return x[:n].clone(), y[:n].clone()
+
+
+def plain_pass(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> None:
+    """One forward and backward pass of the data, nothing else."""
+    parameters = list(model.parameters())
+    for start in range(0, len(y), batch):
+        torch.autograd.grad(F.cross_entropy(model(x[start : start + batch]), y[start : start + batch]), parameters)
+
+
+# --- J1 --------------------------------------------------------------------------------------------------------------
+
+
+def traces(pairs: int = PAIRS) -> list[Measured]:
+    """The per-layer Hessian trace of 1,000 samples."""
+    torch.set_num_threads(1)
+    model, (x, y) = trained(network()), held_out()
+    layers = layers_of(model, x[:2])
+
+    def trace(**options: Any) -> list[TraceResult]:
+        return hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH, **options)
+
+    def floor() -> None:
+        plain_pass(model, x, y)
+
+    name = f"one forward and backward pass of the data, batches of {BATCH}"
+    rows = [
+        compare("J1", "exact trace", trace, name, floor, at_most=5, pairs=pairs),
+        compare("J1", "one probe", lambda: trace(estimator="fast"), name, floor, at_most=1.5, pairs=pairs),
+        compare("J1", "two probes", lambda: trace(estimator="fast", probes=2), name, floor, at_most=2.2, pairs=pairs),
+    ]
+    probes = _probes_needed(trace(backend="pyhessian", probes=64))
+    print(f"PyHessian's probes for a standard error of {ERROR:.0%}: {probes}")
+    rows.append(_against_pyhessian(trace, layers, probes, pairs))
+    rows.extend(_against_backpack(trace, model, x, y, pairs))
+    rows.extend(_memory())
+    rows.extend(_smooth(pairs))
+    return rows
+
+
+def _probes_needed(found: list[TraceResult]) -> dict[str, int]:
+    """Probes a layer for the asked relative standard error, from the spread of the probes that were drawn."""
+    drawn = int(found[0].estimator.split("=")[1].rstrip(")"))
+    return {r.layer: max(2, math.ceil(drawn * (r.stderr / r.trace / ERROR) ** 2)) for r in found}
+
+
+def _against_pyhessian(
+    trace: Callable[..., list[TraceResult]], layers: tuple[Layer, ...], probes: dict[str, int], pairs: int
+) -> Measured:
+    """PyHessian's time is that of its setup and some probes a layer, stretched to the probes that are needed."""
+    ratios, ours, theirs = [], [], []
+    model, (x, y) = trained(network()), held_out()
+    for _ in range(pairs):
+        start = time.perf_counter()
+        trace()
+        ours.append(time.perf_counter() - start)
+        total = 0.0
+        for layer in layers:
+            seconds = {}
+            for count in (2, 6):
+                start = time.perf_counter()
+                hessian_trace(model, (x, y), [layer], loss=LOSS, batch=len(y), backend="pyhessian", probes=count)
+                seconds[count] = time.perf_counter() - start
+            a_probe = max(0.0, seconds[6] - seconds[2]) / 4
+            total += seconds[2] + a_probe * max(0, probes[layer.name] - 2)
+        theirs.append(total)
+        ratios.append(total / ours[-1])
+    text = f"PyHessian 0.1 at {ERROR:.0%} standard error, {'/'.join(map(str, probes.values()))} probes, from 2 and 6"
+    return judged(
+        "J1",
+        "exact trace",
+        text,
+        ratios,
+        at_least=30,
+        seconds=statistics.median(ours),
+        baseline_seconds=statistics.median(theirs),
+    )
+
+
+def _against_backpack(
+    trace: Callable[..., list[TraceResult]], model: nn.Module, x: Tensor, y: Tensor, pairs: int
+) -> list[Measured]:
+    try:
+        from backpack import backpack, extend
+        from backpack.extensions import DiagGGNExact
+    except ImportError:
+        print("J1: BackPACK is not installed (pip install backpack-for-pytorch), so it is left out")
+        return []
+    other = network()
+    other.load_state_dict(model.state_dict())
+    other, loss = extend(other), extend(nn.CrossEntropyLoss(reduction="sum"))
+
+    def diagonal() -> list[float]:
+        total = [0.0] * len(list(other.parameters()))
+        for start in range(0, len(y), BATCH):
+            other.zero_grad()
+            with backpack(DiagGGNExact()):
+                loss(other(x[start : start + BATCH]), y[start : start + BATCH]).backward()
+            total = [t + float(p.diag_ggn_exact.sum()) for t, p in zip(total, other.parameters(), strict=True)]
+        return [t / len(y) for t in total]
+
+    theirs = diagonal()
+    for result, value in zip(trace(), (a + b for a, b in zip(theirs[::2], theirs[1::2], strict=True)), strict=True):
+        if not math.isclose(result.trace, value, rel_tol=1e-3):
+            raise RuntimeError(f"BackPACK has {value} for layer {result.layer}, fedlayers {result.trace}")
+    name = f"BackPACK 1.7.1, DiagGGNExact, batches of {BATCH}"
+    return [compare("J1", "exact trace", trace, name, diagonal, at_least=3, pairs=pairs)]
+
+
+def _memory(repeats: int = 5) -> list[Measured]:
+    """Peak resident memory beyond that before the call, each in a fresh process."""
+    code = "from benchmarks.measurements import peak; peak({!r})"
+
+    def peaks(how: str) -> list[float]:
+        run = [sys.executable, "-c", code.format(how)]
+        return [float(subprocess.run(run, capture_output=True, text=True, check=True).stdout) for _ in range(repeats)]
+
+    ours, theirs = peaks("fedlayers"), peaks("pyhessian")
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    name = f"PyHessian 0.1, all samples at once, {statistics.median(theirs):.0f} MB"
+    what = f"exact trace, {statistics.median(ours):.0f} MB"
+    return [judged("J1", what, name, ratios, at_least=1.5, unit="peak extra memory")]
+
+
+def peak(how: str) -> None:
+    """Print the MB that a trace needs at its peak beyond what the process had before."""
+    torch.set_num_threads(1)
+    model, (x, y) = trained(network(), steps=5), held_out()
+    layers = layers_of(model, x[:2])
+    if how == "pyhessian":
+        import pyhessian  # noqa: F401  (its import is no part of the measurement)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if how == "fedlayers":
+        hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)
+    else:
+        hessian_trace(model, (x, y), layers, loss=LOSS, batch=len(y), backend="pyhessian", probes=2)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def _smooth(pairs: int) -> list[Measured]:
+    """A net with GELU: the time until every layer has the asked standard error."""
+    model, (x, y) = trained(network(nn.GELU)), held_out(500)
+    layers = layers_of(model, x[:2])
+
+    def needed(estimator: str, probes: int, **options: Any) -> float:
+        total = 0.0
+        for layer in layers:
+            start = time.perf_counter()
+            (found,) = hessian_trace(
+                model, (x, y), [layer], loss=LOSS, batch=BATCH, estimator=estimator, probes=probes, **options
+            )
+            total += (time.perf_counter() - start) * (found.stderr / found.trace / ERROR) ** 2
+        return total
+
+    rows = []
+    options: dict[str, Any]
+    for name, options in (("weight-space Hutchinson", {}), ("PyHessian 0.1", {"backend": "pyhessian"})):
+        ours, theirs = [], []
+        for index in range(pairs):
+            ours.append(needed("activation", 8, seed=index))
+            theirs.append(needed("hutchinson", 32, seed=index, **options))
+        text = f"{name}, 32 probes, time x variance, sum over the layers at {ERROR:.0%} standard error"
+        ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+        rows.append(
+            judged(
+                "J1",
+                "GELU net, 8 probes in output space",
+                text,
+                ratios,
+                at_least=5,
+                seconds=statistics.median(ours),
+                baseline_seconds=statistics.median(theirs),
+            )
+        )
+    return rows
+
+
+def coverage(repeats: int = 1000) -> list[Measured]:
+    """How often the interval value +- 1.96 standard errors of the fast trace holds the exact one, layer by layer."""
+    torch.set_num_threads(1)
+    model, (x, y) = trained(network()), held_out()
+    layers = layers_of(model, x[:2])
+    exact = {r.layer: r.trace for r in hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)}
+    rows = []
+    for probes in (1, 2):
+        hits = dict.fromkeys(exact, 0)
+        for seed in range(repeats):
+            for found in hessian_trace(
+                model, (x, y), layers, loss=LOSS, batch=BATCH, estimator="fast", probes=probes, seed=seed
+            ):
+                hits[found.layer] += abs(found.trace - exact[found.layer]) <= 1.96 * found.stderr
+        for layer, count in hits.items():
+            share = count / repeats
+            half = 1.96 * math.sqrt(share * (1 - share) / repeats)
+            low, high = share - half, share + half
+            target = ">= 0.95" if probes == 1 else "0.93 to 0.97"
+            holds = share >= 0.95 if probes == 1 else 0.93 <= share <= 0.97
+            what = f"{probes} probe{'s' * (probes > 1)}, layer {layer}"
+            exact_name = f"exact trace, {repeats} seeds"
+            rows.append(
+                Measured("J1", what, exact_name, share, low, high, target, "yes" if holds else "no", unit="coverage")
+            )
+            print(rows[-1])
+    return rows
+
+
+# --- J2 --------------------------------------------------------------------------------------------------------------
+
+
+def similarities(pairs: int = PAIRS) -> list[Measured]:
+    """Linear CKA between ten clients, 45 pairs, 4 layers, 1,000 samples."""
+    from torch_cka import CKA
+
+    torch.set_num_threads(1)
+    models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
+    x, y = held_out()
+    layers = layers_of(models[0], x[:2])
+    subjects = [gradients.Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+    names = [layer.output for layer in layers]
+    n_pairs = CLIENTS * (CLIENTS - 1) // 2
+    rows = []
+    for batch in (100, 1000):
+
+        def ours(batch: int = batch) -> list[Any]:
+            return cka(subjects, layers, batch=batch, probe=(x, y), estimator="minibatch")
+
+        def one_pair(batch: int = batch) -> Any:
+            loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=batch)
+            package = CKA(models[0], models[1], "a", "b", names, names, device="cpu")
+            package.compare(loader)
+            return package.export()["CKA"]
+
+        text = f"torch-cka 0.21, one pair of clients, times {n_pairs}, batches of {batch}"
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+            least = 14 if batch == 100 else 20
+            rows.append(compare("J2", "45 pairs", ours, text, one_pair, at_least=least, pairs=pairs, scale=n_pairs))
+        rows.append(_error(ours(), models, names, x, batch))
+    return rows
+
+
+def _error(found: list[Any], models: list[nn.Module], paths: list[str], x: Tensor, batch: int) -> Measured:
+    """The largest difference to the same features in plain float64 arithmetic."""
+    grams = []
+    for model in models:
+        with activations(model, paths) as seen, torch.no_grad():
+            batches = []
+            for part in x.split(batch):
+                model(part)
+                batches.append([seen[path].flatten(1).double() for path in paths])
+        grams.append([[features @ features.T for features in layers] for layers in batches])
+    wanted = {}
+    for a, b in combinations(range(len(models)), 2):
+        for index, path in enumerate(paths):
+            sums = [
+                sum(_hsic(one[index], two[index]) for one, two in zip(grams[i], grams[j], strict=True))
+                for i, j in ((a, b), (a, a), (b, b))
+            ]
+            wanted[f"client_{a}", f"client_{b}", path] = float(sums[0] / (sums[1] * sums[2]) ** 0.5)
+    largest = max(abs(r["value"] - wanted[r["client"], r["client_b"], r["layer"]]) for r in found)
+    same = "yes" if largest <= 1e-8 else "no"
+    return Measured(
+        "J2", f"error, batches of {batch}", "float64", largest, largest, largest, "<= 1e-08", same, unit="error"
+    )
+
+
+def _hsic(k: Tensor, m: Tensor) -> Tensor:
+    """The unbiased HSIC of two Gram matrices (Song et al. 2012, Eq. 5)."""
+    n = len(k)
+    k, m = k - k.diag().diag(), m - m.diag().diag()
+    cross = (k * m).sum() + k.sum() * m.sum() / ((n - 1) * (n - 2)) - 2 * k.sum(0) @ m.sum(0) / (n - 2)
+    return cross / (n * (n - 3))
+
+
+# --- J3 --------------------------------------------------------------------------------------------------------------
+
+
+def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
+    """Gradient variance and federation sensitivity of ten clients with 1,000 samples each."""
+    torch.set_num_threads(1)
+    models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
+    x, y = held_out()
+    layers = layers_of(models[0], x[:2])
+    subjects = [gradients.Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+
+    def floor() -> None:
+        for model in models:
+            plain_pass(model, x, y, 250)
+
+    def measured(*metrics: Any) -> Callable[[], object]:
+        return lambda: gradients.measure(subjects, layers, list(metrics), loss=LOSS, batch=250)
+
+    name = "ten forward and backward passes, batches of 250"
+    both = (GradVariance(), Sensitivity())
+    return [
+        compare("J3", "variance, sensitivity", measured(*both), name, floor, at_most=1.10, pairs=pairs),
+        compare(
+            "J3", "variance, sensitivity, noise", measured(*both, GradNoise()), name, floor, at_most=2.2, pairs=pairs
+        ),
+    ]
+
+
+JOBS = {"j1": traces, "j1-coverage": coverage, "j2": similarities, "j3": gradient_metrics}

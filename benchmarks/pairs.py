@@ -1,0 +1,142 @@
+"""Two ways of doing the same job, timed in turn: what is reported is their ratio, pair by pair."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from fl_core.errors import UsageError
+from fl_core.statistics import median_interval
+
+Work = Callable[[], object]
+PAIRS = 15
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One comparison.
+
+    Attributes:
+        job, what, baseline: what was measured and against what.
+        ratio: median over the pairs of time(baseline) / time(what) for a speed-up (``at_least``), or of
+            time(what) / time(baseline) for a cost (``at_most``); also of memory, or a coverage, as ``unit`` says.
+        low, high: its 95 % bootstrap interval.
+        target: with its direction, for instance ``<= 5``; empty where a figure is only reported.
+        holds: whether the interval's worse end meets the target.
+        seconds, baseline_seconds: medians of either side.
+        pairs: how often.
+    """
+
+    job: str
+    what: str
+    baseline: str
+    ratio: float
+    low: float
+    high: float
+    target: str = ""
+    holds: str = ""
+    seconds: float | None = None
+    baseline_seconds: float | None = None
+    pairs: int = 1
+    unit: str = "time"
+
+
+def compare(
+    job: str,
+    what: str,
+    work: Work,
+    baseline: str,
+    other: Work,
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    pairs: int = PAIRS,
+    scale: float = 1.0,
+    clock: Callable[[], float] = time.process_time,
+) -> Measured:
+    """Time ``work`` and ``other`` in turn, the first of a pair changing from pair to pair, after one warm-up of each.
+
+    Args:
+        at_most: target for time(work) / time(other).
+        at_least: target for time(other) / time(work), a speed-up; without a target the speed-up is reported.
+        scale: factor on the baseline's time where only a part of its work was run; ``baseline`` says which.
+    """
+    if at_most is not None and at_least is not None:
+        raise UsageError("a comparison has one target: at_most or at_least")
+    times: list[tuple[float, float]] = []
+    for index in range(-1, pairs):
+        found = {}
+        for side in (0, 1) if index % 2 == 0 else (1, 0):
+            start = clock()
+            (work, other)[side]()
+            found[side] = clock() - start
+        if index >= 0:
+            times.append((found[0], found[1] * scale))
+    frame = pd.DataFrame(times, columns=["work", "other"])
+    ratios = frame.work / frame.other if at_most is not None else frame.other / frame.work
+    return judged(
+        job,
+        what,
+        baseline,
+        list(ratios),
+        at_most=at_most,
+        at_least=at_least,
+        seconds=float(frame.work.median()),
+        baseline_seconds=float(frame.other.median()),
+    )
+
+
+def judged(
+    job: str,
+    what: str,
+    baseline: str,
+    ratios: list[float],
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    seconds: float | None = None,
+    baseline_seconds: float | None = None,
+    unit: str = "time",
+) -> Measured:
+    """The median of ratios with its interval, held against a target."""
+    found = median_interval(ratios)
+    target, holds = "", ""
+    if at_most is not None:
+        target, holds = f"<= {at_most:g}", "yes" if found.high <= at_most else "no"
+    if at_least is not None:
+        target, holds = f">= {at_least:g}", "yes" if found.low >= at_least else "no"
+    value = Measured(
+        job,
+        what,
+        baseline,
+        found.value,
+        found.low,
+        found.high,
+        target,
+        holds,
+        seconds,
+        baseline_seconds,
+        len(ratios),
+        unit,
+    )
+    print(f"{job}: {what} against {baseline}: {found.value:.3g} [{found.low:.3g}, {found.high:.3g}] {target} {holds}")
+    return value
+
+
+def table(name: str, rows: list[Measured], command: str) -> Path:
+    """Write ``results/NAME.csv``, with the command and the machine in its first lines."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.csv"
+    frame = pd.DataFrame([asdict(row) for row in rows])
+    for column in ("ratio", "low", "high", "seconds", "baseline_seconds"):
+        frame[column] = [None if v is None or pd.isna(v) else float(f"{v:.4g}") for v in frame[column]]
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"# {command}\n# {os.cpu_count()} CPU cores\n")
+        frame.to_csv(file, index=False)
+    return path
