@@ -413,6 +413,6 @@ def test_another_error_of_the_model_is_its_own() -> None:
     model.fc = nn.Linear(7, 4)
     x = torch.randn(12, 1, 6, 6)
     good = Maps(True)
-    subjects = [Subject("a", model, (x, torch.zeros(12, dtype=torch.int64)), 12)]
+    subjects = [Subject(name, model, (x, torch.zeros(12, dtype=torch.int64)), 12) for name in "ab"]
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         cka(subjects, layers_of(good, x[:2]), batch=6)
