@@ -1,4 +1,4 @@
-"""The command line: fedlayers study | run | resume | verify | diagnose | select | compare | regret | list."""
+"""The command line: fedlayers study | run | resume | verify | diagnose | select | plot | compare | regret | list."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from diagnostics.commands import arguments
 from diagnostics.commands.arguments import option
 from diagnostics.commands.base import Command
 from diagnostics.commands.layers import Diagnose, Select
+from diagnostics.commands.pictures import Plot
 from diagnostics.commands.runs import Resume, Run, Verify
 from diagnostics.commands.studies import Compare, Regret, Study
 from fl_core.errors import RunError, UsageError, check_known
@@ -48,6 +49,7 @@ COMMANDS: dict[str, type[Command]] = {
     "verify": Verify,
     "diagnose": Diagnose,
     "select": Select,
+    "plot": Plot,
     "compare": Compare,
     "regret": Regret,
     "list": List,

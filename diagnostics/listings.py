@@ -16,12 +16,16 @@ from fl_core.algorithms import registry
 
 
 def algorithms() -> str:
-    """Name, what is trained and travels, whether it obeys a plan, its configuration, and its source."""
-    lines = []
+    """Name, paper, what is trained, what travels, what clients keep, the cost of a round, and how it is configured.
+
+    The cost is in scalars that a client receives and sends in a round, P being all of the model's.
+    """
+    lines: list[dict[str, object]] = []
     for name, kind in sorted(registry().items()):
         own = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(kind.Config))
-        lines.append({"name": name, "what it does": kind.summary, "plan": "yes" if kind.splits else "", "--set": own})
-        lines[-1]["source"] = kind.paper
+        own_parts = {"trained": kind.trains, "travels": kind.travels, "kept by clients": kind.keeps}
+        obeys = {"plan": "yes" if kind.splits else "", "--set": own}
+        lines.append({"name": name, "paper": kind.paper, **own_parts, "cost a round": kind.cost, **obeys})
     return _table(lines)
 
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from diagnostics.metrics import METRICS
+from diagnostics.pictures.costs import costs
 from diagnostics.pictures.drawing import (
     COLOURS,
     MEAN,
@@ -30,11 +28,13 @@ from diagnostics.pictures.drawing import (
     canvas,
     check_single,
     dress,
+    heat,
     legend,
     missing,
     name_ticks,
     of_metric,
     of_variant,
+    panels,
     set_scale,
     small,
     style,
@@ -42,24 +42,40 @@ from diagnostics.pictures.drawing import (
     with_notes,
 )
 from diagnostics.pictures.features import mismatch, tsne, tsne_panels
+from diagnostics.pictures.insides import (
+    aggregation_history,
+    aggregation_weights,
+    allocation,
+    prompt_attention,
+    unfreezing,
+)
 from diagnostics.pictures.regret import regret
 from diagnostics.pictures.runs import clients, comparison, learning, partition
+from diagnostics.pictures.spectrum import has_density, spectral_density
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.plan import LayerPlan
 
 __all__ = [
+    "aggregation_history",
+    "aggregation_weights",
+    "allocation",
     "cka_matrices",
     "clients",
     "comparison",
+    "costs",
+    "has_density",
     "learning",
     "metric",
     "mismatch",
     "partition",
     "plan",
+    "prompt_attention",
     "regret",
+    "spectral_density",
     "style",
     "tsne",
     "tsne_panels",
+    "unfreezing",
 ]
 
 FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
@@ -230,45 +246,19 @@ def cka_matrices(
     layers, names = list(pairs["layer"].unique()), list(pairs["client"].unique())
     if not names:
         raise UsageError(f"no pairs of clients among the rows of cka: {listing(rows['status'].unique())}")
-    height = -(-len(layers) // 4)
-    columns = -(-len(layers) // height)
-    with style() if axes is None else nullcontext():
-        if axes is None:
-            axes = plt.figure(figsize=(1.4 * columns + 1.6, 1.5 * height + 0.9), layout="constrained")
-        ours = isinstance(axes, Figure)
-        if isinstance(axes, Figure):
-            grid = axes.subplots(height, columns, squeeze=False)
-            for spare in grid.flat[len(layers) :]:
-                spare.remove()
-            axes = list(grid.flat)
-        if len(axes) < len(layers):
-            raise UsageError(f"{len(axes)} axes for {len(layers)} layers")
-        axes = list(axes[: len(layers)])
-        for k, (layer, ax) in enumerate(zip(layers, axes, strict=True)):
+    with panels(axes, len(layers)) as drawn:
+        for layer, panel in zip(layers, drawn, strict=True):
             matrix = pairs[pairs["layer"] == layer].pivot(index="client", columns="client_b", values="value")
             matrix = matrix.reindex(index=names, columns=names).mask(np.eye(len(names), dtype=bool), 1.0)
-            _matrix(ax, matrix, below=not ours or k >= len(layers) - columns, beside=not ours or k % columns == 0)
-            ax.set_title(layer, fontsize=8)
-        figure = axes[0].figure
-        figure.colorbar(axes[0].collections[0], ax=axes, shrink=0.8, label="CKA, 1 = same")
+            colours = heat(panel, matrix, square=True)
+            panel.ax.set_title(layer, fontsize=8)
+        found = [panel.ax for panel in drawn]
+        figure = found[0].figure
+        figure.colorbar(colours, ax=found, shrink=0.8, label="CKA, 1 = same")
         notes = missing(rows, "layer")
         if notes:
             figure.supxlabel(with_notes("grey: no value", notes), fontsize=8)
-    return axes
-
-
-def _matrix(ax: Axes, matrix: pd.DataFrame, *, below: bool, beside: bool) -> None:
-    """One heat map from 0 to 1, with names below and beside it where asked for; numbers where there is room."""
-    few, step = len(matrix) <= 6, -(-len(matrix) // 12)
-    sns.heatmap(
-        matrix, ax=ax, vmin=0, vmax=1, cmap="viridis", square=True, cbar=False, xticklabels=below and step,
-        yticklabels=beside and step, annot=few, fmt=".2f", annot_kws={"fontsize": 6}, linewidths=0.5 * few,
-    )  # fmt: skip
-    ax.set_facecolor("0.85")
-    ax.set(xlabel="", ylabel="")
-    ax.tick_params(length=0, labelsize=7)
-    ax.tick_params(axis="x", labelrotation=90)
-    ax.tick_params(axis="y", labelrotation=0)
+    return found
 
 
 def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:

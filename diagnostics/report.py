@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from diagnostics.metrics import METRICS
+from diagnostics.resampling import parted
 from fl_core import rows
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
@@ -22,10 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a diagnosis found: rows of the one schema, and the header that says of what."""
+    """What a diagnosis found: rows of the one schema, and the header that says of what.
+
+    Attributes:
+        frame: the rows.
+        resamples: the rows of resampled batches, where some were asked for; see :mod:`diagnostics.resampling`.
+    """
 
     frame: pd.DataFrame
     header: dict[str, Any]
+    resamples: pd.DataFrame = field(default_factory=lambda: rows.frame([]))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """All rows: the frame's, then those of the resamples."""
+        return pd.concat([self.frame, self.resamples], ignore_index=True) if len(self.resamples) else self.frame
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -72,15 +84,26 @@ class Report:
         return matrix
 
     def plot(self, metric: str, ax: Axes | None = None) -> Axes:
-        """One metric drawn over the layers."""
+        """One metric drawn over the layers; what an algorithm recorded of its insides has a figure of its own.
+
+        Raises:
+            UsageError: a metric that is not there, or Axes for one with its own figure.
+        """
         from diagnostics import plots
+        from diagnostics.pictures.album import OWN
 
         self._rows(metric)
+        if metric in OWN:
+            if ax is not None:
+                raise UsageError(f"{metric} is drawn on a figure of its own; leave the Axes out")
+            drawn = next(iter(OWN[metric].values()))(self.frame)
+            return drawn[0] if isinstance(drawn, list) else drawn
         return plots.metric(self.frame, metric, ax)
 
     def write(self, path: Path | str) -> None:
         """Write header and rows as JSON lines."""
-        records = self.frame.astype(object).where(self.frame.notna(), None).to_dict("records")
+        table = self.table
+        records = table.astype(object).where(table.notna(), None).to_dict("records")
         rows.write(Path(path), self.header, ({str(name): value for name, value in r.items()} for r in records))
 
     @classmethod
@@ -93,7 +116,8 @@ class Report:
         header, frame = rows.read(Path(path))
         if "layers" not in header:
             raise UsageError(f"{path} is not a diagnosis: its header names no layers")
-        return cls(frame, header)
+        own, again = parted(frame)
+        return cls(own, header, again.reset_index(drop=True))
 
     def _rows(self, metric: str) -> pd.DataFrame:
         check_known("metric of this report", metric, dict.fromkeys(self.frame["metric"]))

@@ -34,6 +34,9 @@ DENSE = 40
 RESTARTS = 300
 """Restarts of the Lanczos method, after which an eigenvalue counts as not found."""
 
+AT = "at "
+"""Begins the variant of a row that holds the share of a layer's eigenvalues at one of them."""
+
 Vector = Any  # numpy float64 [n]
 
 
@@ -259,9 +262,15 @@ def spectral_density(
     low, high = float(nodes.min()), float(nodes.max())
     width = max(high - low, abs(high), np.finfo(np.float64).tiny) / max(steps, 20) / 2
     grid = np.linspace(low - 5 * width, high + 5 * width, points)
-    bumps = np.exp(-(((grid[:, None, None] - nodes) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
-    density = (bumps * weights).sum((1, 2)) / repeats
+    density = smoothed(grid, nodes, weights / repeats, width)
     return Density(layer.name, grid, density, width, nodes, weights, block.size, block.n_samples)
+
+
+def smoothed(grid: Vector, nodes: Vector, weights: Vector, width: float) -> Vector:
+    """The density at the points of ``grid`` of eigenvalues ``nodes`` that hold the shares ``weights``, each spread by a
+    Gaussian of standard deviation ``width``."""
+    apart = (grid[:, None] - nodes.reshape(-1)) / width
+    return np.exp(-(apart**2) / 2) @ weights.reshape(-1) / (width * math.sqrt(2 * math.pi))
 
 
 def _lanczos(block: BlockHessian, start: Vector, steps: int) -> tuple[Vector, Vector]:

@@ -9,12 +9,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from diagnostics import measure, plots, select
 from diagnostics.compare import LEGEND, Comparison, Plans, compare, jobs_of, pretty
-from diagnostics.metrics import METRICS
+from diagnostics.pictures.album import album, figure_of
 from diagnostics.pictures.page import Page
 from diagnostics.report import Report
 from fl_core import __version__, runner
@@ -151,23 +150,10 @@ def pictures_of(result: Comparison) -> dict[str, Figure]:
     table = result.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
     table = table.assign(n=table["seeds"])
     return {
-        "comparison": _figure(plots.comparison(table, "macro_f1")),
-        "clients": _figure(plots.clients(result.frame, "macro_f1")),
-        "learning": _figure(plots.learning(result.frame, "macro_f1")),
+        "comparison": figure_of(plots.comparison(table, "macro_f1")),
+        "clients": figure_of(plots.clients(result.frame, "macro_f1")),
+        "learning": figure_of(plots.learning(result.frame, "macro_f1")),
     }
-
-
-def diagnosis_pictures(report: Report) -> dict[str, Figure]:
-    """One picture a metric of a diagnosis, and the CKA matrices."""
-    shown = dict.fromkeys(report.frame["metric"])
-    found = {}
-    for name in shown:
-        variants = set(report.frame.loc[report.frame["metric"] == name, "variant"])
-        variant = "training" if "training" in variants else METRICS[name].variant
-        found[name] = _figure(plots.metric(report.frame, name, variant=variant))
-    if (report.frame["metric"].eq("cka") & report.frame["value"].notna()).any():
-        found["cka_matrices"] = _figure(plots.cka_matrices(report.frame)[0])
-    return found
 
 
 def write_page(
@@ -189,20 +175,20 @@ def write_page(
         f"decided by `{plan.why.rule}` with threshold {plan.why.threshold}, then checked by training.",
     )
     page.text("## The data\n\nEach client's training samples by class.")
-    _add(page, out, "partition", _figure(plots.partition(task.data.class_counts())), "Who holds what.")
+    _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Who holds what.")
 
     page.text(
         f"## What the layers look like\n\nEvery client trains all layers for {_epochs(config)} from the same start."
     )
-    for name, figure in diagnosis_pictures(report).items():
+    for name, draw in album(report.frame).items():
         caption = CAPTIONS.get(name, "CKA between all pairs of clients, layer by layer; 1 is the same representation.")
-        _add(page, out, name, figure, caption)
+        _add(page, out, name, draw(), caption)
     missing = report.frame[report.frame["status"] != "ok"]
     if len(missing):
         page.table(missing[["metric", "variant", "client", "layer", "status"]], "Values that could not be computed.")
 
     page.text("## The decision")
-    _add(page, out, "plan", _figure(plots.plan(plan)), "Federated and local layers, and where each client would cut.")
+    _add(page, out, "plan", figure_of(plots.plan(plan)), "Federated and local layers, and where each client would cut.")
     others = [(layer, listing(grouped)) for layer, grouped in _inverted(plan.why.alternatives).items()]
     page.table(
         pd.DataFrame(others, columns=["last federated layer", "thresholds and rules"]),
@@ -283,12 +269,6 @@ def verdict(result: Comparison, reference: str = "playerfl") -> str:
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
     page.figure(figure, caption, alt=caption)
     _save(figure, out / f"{name}.png")
-
-
-def _figure(ax: Axes) -> Figure:
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return figure
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""python -m figures list | NAME [--train] [--out DIR]."""
+"""python -m figures list | gallery | NAME [--train] [--out DIR]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 import figures.player_fl  # noqa: F401  (registers its items)
-from figures import items
+from figures import gallery, items
 from fl_core.errors import RunError, UsageError
 
 
@@ -26,9 +26,10 @@ class Figures:
         python -m figures list
         python -m figures player_fl.heart_sensitivity --out out
         python -m figures player_fl.heart_sensitivity --train
+        python -m figures gallery
     """
 
-    name: Annotated[Positional[str], arg(help="An item's name, or list.")] = "list"
+    name: Annotated[Positional[str], arg(help="An item's name, list, or gallery.")] = "list"
     train: Annotated[bool, arg(help="Make the rows anew first.")] = False
     out: Annotated[
         Path | None, arg(help="Folder for everything that is written; default: where the project keeps it.")
@@ -44,6 +45,9 @@ class Figures:
             for name, item in sorted(items.REGISTRY.items()):
                 print(f"{name:<{width}}  {item.state}")
             return
+        if self.name == gallery.NAME:
+            self._gallery(command)
+            return
         item = items.find(self.name)
         if self.seeds is not None and not self.train:
             raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
@@ -58,6 +62,18 @@ class Figures:
         drawing = items.redraw(item, path, out)
         print("\n".join([drawing.caption, *map(str, drawing.findings)]))
         print(f"picture, table and page: {out / item.name}.png, .csv, .md")
+
+    def _gallery(self, command: str) -> None:
+        if self.seeds is not None:
+            raise UsageError("the gallery has its own seeds")
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+        stored = gallery.folder(self.out if self.train else None)
+        if self.train:
+            print(f"{command}\ntrains and measures for the gallery: {gallery.BUDGET}")
+            seconds = gallery.measured(stored, data_root=self.data_root, command=command)
+            print(f"took {seconds:.1f} s; rows: {stored}")
+        print(f"page: {gallery.redraw(stored, self.out)}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -152,8 +152,8 @@ def train(
     for name, config, seed in tqdm(wanted, desc=item.name, unit="run", disable=not progress):
         task = runner.assemble(replace(config, seed=seed, data_root=data_root))
         parts.append(item.measure(task, name).assign(run=name))
-        about = runs.setdefault(name, _about(task))
-        about["data"][str(seed)] = task.data.digest
+        described = runs.setdefault(name, about(task))
+        described["data"][str(seed)] = task.data.digest
     seconds = time.perf_counter() - began
     header = {
         "item": item.name,
@@ -167,7 +167,7 @@ def train(
     return seconds
 
 
-def _about(task: runner.Task) -> dict[str, Any]:
+def about(task: runner.Task) -> dict[str, Any]:
     """What a reader of the rows needs to know of a run, without what belongs to this machine."""
     config = {k: v for k, v in task.config.to_json().items() if k not in (*_ELSEWHERE, "seed")}
     return {"config": config, "layers": [asdict(layer) for layer in task.layers], "data": {}}

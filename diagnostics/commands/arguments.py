@@ -19,8 +19,8 @@ from fl_core.errors import UsageError, check_known
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
-        "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client", "samples",
-        "client_column", "label_column",
+        "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
+        "samples_per_client", "dominance", "samples", "client_column", "label_column",
     ),
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "rounds", "participation", "epochs", "batch", "lr", "optimizer", "momentum", "weight_decay", "amsgrad",
         "keep_optimizer", "loss",
     ),
-    "execution": ("seed", "workers", "device", "eval_every", "checkpoint_every"),
+    "execution": ("seed", "workers", "device", "eval_every", "checkpoint_every", "local_scores"),
 }  # fmt: skip
 """The configuration's fields as the help groups them; what the ``--set`` arguments fill is not among them."""
 ABOUT = {
@@ -55,6 +55,10 @@ Set = Annotated[
 SetEach = Annotated[
     UseAppendAction[tuple[str, ...]],
     option("An algorithm's own configuration: --set fedprox.mu=0.1.", "ALGORITHM.KEY=VALUE", "set"),
+]
+SetMetric = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    option("Option of a metric: --set hessian_spectrum.density=50.", "METRIC.KEY=VALUE", "set"),
 ]
 SetModel = Annotated[
     UseAppendAction[tuple[str, ...]],
@@ -154,17 +158,22 @@ def _value(text: str) -> Any:
 
 
 def by_algorithm(given: Sequence[str], algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``--set algorithm.key=value`` arguments of a comparison, by algorithm.
+    """``--set algorithm.key=value`` arguments of a comparison, by algorithm; errors as of :func:`by_name`."""
+    return by_name(given, "algorithm", algorithms, "of this comparison")
+
+
+def by_name(given: Sequence[str], kind: str, names: Sequence[str], of: str) -> dict[str, dict[str, Any]]:
+    """``--set NAME.KEY=VALUE`` arguments, by name.
 
     Raises:
-        UsageError: a key that does not name an algorithm of the comparison.
+        UsageError: a key that names none of ``names``.
     """
     found: dict[str, dict[str, Any]] = {}
     for key, value in pairs("--set", given).items():
         name, dot, own = key.partition(".")
         if not dot:
-            raise UsageError(f"several algorithms are run, so --set names one: --set ALGORITHM.{key}=...")
-        found.setdefault(check_known("algorithm of this comparison", name, algorithms), {})[own] = value
+            raise UsageError(f"--set names the {kind} that it is for: --set {kind.upper()}.{key}=...")
+        found.setdefault(check_known(f"{kind} {of}", name, names), {})[own] = value
     return found
 
 
@@ -181,7 +190,20 @@ def check_output(path: Path) -> None:
         raise UsageError(f"--out {path}: there is no folder {path.parent}")
     if path.is_dir():
         raise UsageError(f"--out {path} is a folder; name a file in it, such as {path / 'rows.jsonl'}")
-    if (path.parent / "config.json").exists() and (path.parent / "lock").exists():
-        raise UsageError(
-            f"--out {path}: {path.parent} holds a run, whose files stay as they are; choose another folder"
-        )
+    _no_run(path, path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse, before any work, a folder that could not be made or that holds a run.
+
+    Raises:
+        UsageError: names the path.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--out {path} is a file; name a folder")
+    _no_run(path, path)
+
+
+def _no_run(path: Path, folder: Path) -> None:
+    if (folder / "config.json").exists() and (folder / "lock").exists():
+        raise UsageError(f"--out {path}: {folder} holds a run, whose files stay as they are; choose another folder")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
 from diagnostics.commands import arguments
-from diagnostics.commands.arguments import SetLoss, SetModel, configured, option
+from diagnostics.commands.arguments import SetLoss, SetMetric, SetModel, configured, option
 from diagnostics.commands.base import Command, ModelCode
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known
+
+_LIKE: dict[type, type | tuple[type, ...]] = {bool: bool, int: int, float: (int, float)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class Diagnose(Command):
         fedlayers diagnose runs/playerfl --round last --model local
         fedlayers diagnose --dataset heart --model heart_mlp --out rows.jsonl
         fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
+        fedlayers diagnose --dataset heart --metrics hessian_spectrum --set hessian_spectrum.density=50
     """
 
     dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
@@ -38,21 +41,26 @@ class Diagnose(Command):
     ] = None
     model_code: ModelCode = None
     dataset: Annotated[str | None, option("Registered name, or the path of your own data.")] = None
+    resamples: Annotated[
+        int, option("Resamples of each client's batches, for how sure a decision is: select --explain.", "N")
+    ] = 0
     config: Annotated[
         RunConfig,
         arguments.flags(
             without=(
                 *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
-                *("checkpoint_every", *arguments.GROUPS["algorithm"]),
+                *("checkpoint_every", "local_scores", *arguments.GROUPS["algorithm"]),
             )
         ),
     ]
+    set: SetMetric = ()
     set_model: SetModel = ()
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
         from diagnostics import measure
         from diagnostics.metrics import DEFAULT, METRICS
+        from diagnostics.resampling import check_resamples
         from fl_core import runner
 
         if (self.dir is None) == (self.dataset is None):
@@ -61,17 +69,24 @@ class Diagnose(Command):
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         for name in metrics:
             check_known("metric", name, METRICS)
+        own = arguments.by_name(self.set, "metric", metrics, "that is measured")
+        for name, given in own.items():
+            for key, value in given.items():
+                default = METRICS[name].options[check_known(f"option of {name}", key, METRICS[name].options)]
+                if isinstance(default, (int, float, str)) and not isinstance(value, _LIKE.get(type(default), str)):
+                    raise UsageError(f"--set {name}.{key} takes a value such as {default!r}, not {value!r}")
+        how: dict[str, Any] = {"command": line, "options": own, "resamples": check_resamples(self.resamples)}
         if self.dir is not None:
             self._check_of_run()
             round = self.round if self.round == "last" else int(self.round)
             which, code = self.model or "local", self.model_code
-            report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, command=line)
+            report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, **how)
         else:
             if self.round != "last":
                 raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
             config = configured(self.config, (), self.set_model, self.set_loss)
             config = dataclasses.replace(config, dataset=str(self.dataset), model=self.model)
-            report = measure.of_task(runner.assemble(config), metrics, command=line)
+            report = measure.of_task(runner.assemble(config), metrics, **how)
         report.write(self.out)
         print(report)
         for metric in metrics:

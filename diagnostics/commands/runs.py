@@ -86,6 +86,7 @@ class Verify(Command):
 
 def finished(engine: Any, out: Path) -> None:
     """Print what a run came to."""
+    from fl_core import timing
     from fl_core.store import Run as StoredRun
 
     _, frame = StoredRun(out).rows()
@@ -93,4 +94,6 @@ def finished(engine: Any, out: Path) -> None:
     print(last.pivot_table(index=["model", "client"], columns="metric", values="value").round(4).to_string())
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
-    print(f"\n{engine.done} rounds of {engine.algorithm.name}: {out}")
+    times = out / "timing.jsonl"
+    print(f"\n{timing.read(times).line()}" if times.is_file() else "")
+    print(f"{engine.done} rounds of {engine.algorithm.name}: {out}")

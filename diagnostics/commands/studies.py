@@ -89,6 +89,7 @@ class Regret(Command):
         import matplotlib as mpl
 
         from diagnostics import plots
+        from diagnostics.pictures.album import figure_of
         from diagnostics.regret import regret
 
         mpl.use("Agg")  # pictures go to files, also where there is a screen
@@ -97,8 +98,7 @@ class Regret(Command):
         config = dataclasses.replace(config, algorithm=self.algorithm)
         seeds = tuple(range(config.seed, config.seed + self.seeds))
         result = regret(config, self.rules, seeds, self.out, score=self.score, command=line)
-        figure = plots.regret(result.scores, result.decisions, self.score).get_figure(root=True)
-        assert figure is not None
+        figure = figure_of(plots.regret(result.scores, result.decisions, self.score))
         figure.savefig(self.out / "regret.png", dpi=200, bbox_inches="tight", facecolor="white")
         print(result.text())
         print(f"\ntables and picture: {self.out}")

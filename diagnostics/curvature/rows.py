@@ -10,8 +10,8 @@ import torch
 from diagnostics.capture import Batch, batches
 from diagnostics.gradients import Subject, Tick, placed, quiet
 from diagnostics.hessian import TraceResult, hessian_trace, released_norm
-from diagnostics.spectrum import hessian_spectrum
-from fl_core.errors import UsageError, check_known
+from diagnostics.spectrum import AT, Density, hessian_spectrum, spectral_density
+from fl_core.errors import RunError, UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
 from fl_core.rows import Row, row
@@ -40,6 +40,8 @@ def hessian_rows(
     Both are signed; PLayer-FL, Eq. A.2, divided by the number of parameters as its section 5.1 says. The options are
     those of :func:`diagnostics.hessian.hessian_trace`. With ``variant="released"``, one row instead: the nuclear norm
     that the authors' released code computes (:func:`diagnostics.curvature.released.released`), which is no trace.
+
+    Memory: the activations of ``batch`` samples and the graph of their derivatives; nothing that grows with the data.
 
     Raises:
         UsageError: an unknown option, or one that the variant does not have.
@@ -101,13 +103,24 @@ def spectrum_rows(
     tick: Tick = quiet,
     k: int = 3,
     tol: float = 1e-3,
+    density: int = 0,
     dtype: torch.dtype | None = None,
 ) -> list[Row]:
     """``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the layer's block.
 
     Signed, in descending order. ``stderr`` holds the norm of the residual, which bounds the error. The options are
-    those of :func:`diagnostics.spectrum.hessian_spectrum`.
+    those of :func:`diagnostics.spectrum.hessian_spectrum`, and ``density``: with so many Lanczos steps (50 are usual; 0
+    for none) :func:`diagnostics.spectrum.spectral_density` adds how all eigenvalues are distributed, rows with variant
+    ``at`` and an eigenvalue, whose value in [0, 1] is the share of the layer's eigenvalues there. They sum to 1.
+
+    Memory: the activations of ``batch`` samples and the graph of their derivatives; of one layer at a time the Lanczos
+    vectors, each as long as its weights: about 20, with ``density`` as many as steps; of a small layer its block.
+
+    Raises:
+        UsageError: a density of 1 step or less than none, and as in :func:`diagnostics.spectrum.hessian_spectrum`.
     """
+    if density < 0 or density == 1:
+        raise UsageError(f"a density of {density} steps; at least 2 are needed, or 0 for none")
     found: list[Row] = []
     for subject in subjects:
         results = hessian_spectrum(
@@ -136,7 +149,39 @@ def spectrum_rows(
                         n_train=subject.n_train,
                     )
                 )
+        if density:
+            by_name = {layer.name: layer for layer in layers}
+            for result in results:
+                about: dict[str, Any] = {
+                    "client": subject.client, "layer": result.layer, "unit": "share", "n_params": result.n_params,
+                    "n_samples": result.n_samples, "n_train": subject.n_train,
+                    "estimator": f"lanczos quadrature(steps={density})",
+                }  # fmt: skip
+                shares, status = {}, result.status
+                if status == "ok":
+                    try:
+                        shares = _shares(
+                            spectral_density(
+                                subject.model, Placed(subject, batch), by_name[result.layer], loss=loss, steps=density,
+                                batch=batch, seed=seed, mode=mode, dtype=dtype,
+                            )
+                        )  # fmt: skip
+                    except RunError as error:
+                        status = str(error)
+                found += [row("hessian_spectrum", share, variant=f"{AT}{at}", **about) for at, share in shares.items()]
+                if status != "ok":
+                    found.append(row("hessian_spectrum", None, status=status, variant=AT.strip(), **about))
         tick(subject.client)
+    return found
+
+
+def _shares(density: Density) -> dict[str, float]:
+    """The share of the eigenvalues at each node of the quadrature, in six digits, from the smallest."""
+    found: dict[str, float] = {}
+    for node, weight in sorted(zip(density.nodes.ravel(), density.weights.ravel(), strict=True)):
+        if weight > 0:
+            at = f"{node:.6g}"
+            found[at] = found.get(at, 0.0) + float(weight) / len(density.nodes)
     return found
 
 

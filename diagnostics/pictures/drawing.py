@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import COLUMNS
@@ -51,6 +54,51 @@ def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator
         yield plt.figure(figsize=(width, height), layout="constrained").subplots()
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One Axes of several, and whether names belong beneath it and beside it."""
+
+    ax: Axes
+    below: bool
+    beside: bool
+
+
+@contextmanager
+def panels(
+    axes: Figure | Sequence[Axes] | None,
+    count: int,
+    width: float = 1.4,
+    height: float = 1.5,
+    columns: int = 4,
+    room: tuple[float, float] = (1.6, 0.9),
+) -> Iterator[list[Panel]]:
+    """So many Axes: the first of those given, or a grid in a given figure or in a new one of the package's style.
+
+    Args:
+        width, height: inches of each in a new figure, and ``room`` for what stands beside and beneath the grid.
+
+    Raises:
+        UsageError: fewer Axes than are needed.
+    """
+    deep = -(-count // columns)
+    columns = -(-count // deep)
+    with style() if axes is None else nullcontext():
+        if axes is None:
+            axes = plt.figure(figsize=(width * columns + room[0], height * deep + room[1]), layout="constrained")
+        ours = isinstance(axes, Figure)
+        if isinstance(axes, Figure):
+            grid = axes.subplots(deep, columns, squeeze=False)
+            for spare in grid.flat[count:]:
+                spare.remove()
+            axes = list(grid.flat[:count])
+        if len(axes) < count:
+            raise UsageError(f"{len(axes)} axes for {count} panels")
+        yield [
+            Panel(ax, not ours or k >= count - columns, not ours or k % columns == 0)
+            for k, ax in enumerate(axes[:count])
+        ]
+
+
 # --- picking rows ----------------------------------------------------------------------------------------------
 
 
@@ -60,6 +108,8 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     Raises:
         UsageError: the frame has none; names those that it has.
     """
+    if frame.empty:
+        raise UsageError(f"there are no rows, and so no {metric} to draw")
     check_known("metric", metric, frame["metric"].unique())
     return frame[frame["metric"] == metric]
 
@@ -121,6 +171,7 @@ def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
 def missing(rows: pd.DataFrame, where: str) -> list[str]:
     """For each place (a column's value) and reason without a value: the place, the reason and the clients."""
     gone = rows[rows["value"].isna()]
+    gone = gone.assign(status=gone["status"].str.replace(r" at client '[^']*'", "", regex=True))  # who stands behind
     notes = []
     for (place, status), group in gone.groupby([where, "status"], sort=False):
         pairs = zip(group["client"], group["client_b"], strict=True)
@@ -190,3 +241,35 @@ def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
         threshold = max(size.min(), size.max() * 1e-4) if len(size) else 1.0
         ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(threshold)))
         ax.axhline(0, color="0.6", linewidth=0.8, zorder=1)
+
+
+def heat(
+    panel: Panel,
+    matrix: pd.DataFrame,
+    *,
+    high: float = 1.0,
+    cmap: Any = "viridis",
+    square: bool = False,
+    names: tuple[int, int] = (12, 12),
+) -> Any:
+    """A heat map from 0 to ``high``, grey where there is no value, with numbers where there is room.
+
+    Args:
+        matrix: rows from the top, columns from the left.
+        names: at most so many names beside and beneath it, where the panel has any.
+
+    Returns:
+        What a colour bar is made of.
+    """
+    few, ax = max(matrix.shape) <= 6, panel.ax
+    beside, beneath = (-(-count // most) for count, most in zip(matrix.shape, names, strict=True))
+    sns.heatmap(
+        matrix, ax=ax, vmin=0, vmax=high, cmap=cmap, square=square, cbar=False, xticklabels=panel.below and beneath,
+        yticklabels=panel.beside and beside, annot=few, fmt=".2f", annot_kws={"fontsize": 6}, linewidths=0.5 * few,
+    )  # fmt: skip
+    ax.set_facecolor("0.85")
+    ax.set(xlabel="", ylabel="")
+    ax.tick_params(length=0, labelsize=7)
+    ax.tick_params(axis="x", labelrotation=90)
+    ax.tick_params(axis="y", labelrotation=0)
+    return ax.collections[0]

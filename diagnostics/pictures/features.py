@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from diagnostics.embedding import COLUMNS, centroids
-from diagnostics.pictures.drawing import COLOURS, MARKERS, MOST, canvas, missing, style, with_notes
+from diagnostics.pictures.drawing import COLOURS, MARKERS, MOST, canvas, missing, panels, with_notes
 from fl_core.errors import UsageError, check_known
 
 SHOWN = 20
@@ -54,20 +52,14 @@ def tsne_panels(
         UsageError: as :func:`tsne`, or too few Axes.
     """
     colours, markers = _looks(list(frames.values()))
-    with style() if axes is None else nullcontext():
-        if axes is None:
-            axes = plt.figure(figsize=(3.1 * len(frames) + 1.4, 3.6), layout="constrained")
-        if isinstance(axes, Figure):
-            axes = list(axes.subplots(1, len(frames), squeeze=False).flat)
-        if len(axes) < len(frames):
-            raise UsageError(f"{len(axes)} axes for {len(frames)} frames")
-        axes = list(axes[: len(frames)])
-        for ax, (title, frame) in zip(axes, frames.items(), strict=True):
+    with panels(axes, len(frames), 3.1, 2.7, columns=len(frames)) as drawn:
+        found = [panel.ax for panel in drawn]
+        for ax, (title, frame) in zip(found, frames.items(), strict=True):
             _cloud(ax, frame, colours, markers, centres)
             ax.set_title(title)
             ax.set_xlabel(_said(frame))
-        _keys(axes[-1], colours, markers, centres)
-    return axes
+        _keys(found[-1], colours, markers, centres)
+    return found
 
 
 def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -176,6 +176,15 @@ def test_missing_value_leaves_a_gap_with_its_reason() -> None:
     assert "× fc3: a variance needs at least two weights (VA)" in note
 
 
+def test_the_same_reason_at_several_clients_is_one_note() -> None:
+    frame = diagnosis()
+    for client in ("VA", "Cleveland"):
+        gone = (frame["client"] == client) & (frame["layer"] == "fc3") & (frame["metric"] == "grad_variance")
+        frame.loc[gone, ["value", "status"]] = [np.nan, f"layer 'fc3' at client '{client}': constant"]
+    label = " ".join(plots.metric(frame, "grad_variance").get_xlabel().split())
+    assert "× fc3: layer 'fc3': constant (Cleveland, VA)" in label
+
+
 def test_one_missing_pair_is_a_gap_for_both_clients() -> None:
     frame = diagnosis()
     gone = (frame["client"] == "Cleveland") & (frame["client_b"] == "VA") & (frame["layer"] == "fc2")
@@ -310,7 +319,7 @@ def test_matrices_on_given_figure_and_axes() -> None:
     assert all(ax.figure is figure for ax in plots.cka_matrices(diagnosis(), figure))
     _, given = plt.subplots(1, 4)
     assert plots.cka_matrices(diagnosis(), list(given)) == list(given)
-    with pytest.raises(UsageError, match="2 axes for 4 layers"):
+    with pytest.raises(UsageError, match="2 axes for 4 panels"):
         plots.cka_matrices(diagnosis(), list(given[:2]))
 
 

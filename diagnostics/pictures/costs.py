@@ -1,0 +1,83 @@
+"""The picture of costs: which layers the bytes, the arithmetic and the memory belong to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+
+from diagnostics.pictures.drawing import COLOURS, canvas, check_single, missing, of_metric, with_notes
+from fl_core.errors import UsageError
+
+_KINDS = {
+    "bytes": ("sent, each way and round", "B"),
+    "forward_flops": ("forward pass", "FLOP a sample"),
+    "backward_flops": ("backward pass", "FLOP a sample"),
+    "activation_bytes": ("kept for the backward pass", "B a sample"),
+}
+
+
+def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Each layer's share of what a network costs: a bar a kind of cost, its layers from input to output.
+
+    A plan that shares the first layers sends what lies left of the border after the last of them. The totals stand
+    beside the bars.
+
+    Args:
+        frame: rows of ``layer_cost`` of one model.
+
+    Raises:
+        UsageError: no such rows, or those of several models.
+    """
+    rows = of_metric(frame, "layer_cost")
+    rows = rows[rows["variant"].isin(list(_KINDS))].drop_duplicates(["layer", "variant", "value"])
+    check_single(rows, ["layer", "variant"])
+    layers = list(rows["layer"].unique())
+    table = rows.pivot(index="variant", columns="layer", values="value")
+    table = table.reindex(index=[name for name in _KINDS if name in table.index], columns=layers)
+    total = table.sum(axis=1)
+    table, total = table[total > 0], total[total > 0]
+    if table.empty:
+        raise UsageError("the rows of layer_cost hold no cost above 0")
+    share = table.fillna(0.0).div(total, axis=0)
+    y, left = np.arange(len(share)), np.zeros(len(share))
+    notes = missing(rows, "layer")
+    with canvas(ax, 6.4, 1.1 + 0.36 * len(share) + 0.13 * len(notes)) as axes:
+        for k, layer in enumerate(layers):
+            colour = _colour(k, len(layers))
+            width = share[layer].to_numpy(dtype=np.float64)
+            axes.barh(y, width, left=left, height=0.7, color=colour, edgecolor="white", linewidth=0.5, label=layer)
+            ink = "white" if np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) < 0.55 else "0.1"
+            for at, (start, size) in enumerate(zip(left, width, strict=True)):
+                if size > 0.07:
+                    axes.text(start + size / 2, at, f"{size:.0%}", ha="center", va="center", fontsize=7, color=ink)
+            left = left + width
+        for at, name in enumerate(share.index):
+            text = _short(total[name], _KINDS[name][1])
+            axes.text(1.01, at, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+        axes.set_yticks(y, [_KINDS[name][0] for name in share.index])
+        axes.set(xlim=(0, 1), ylim=(len(share) - 0.4, -0.6))
+        axes.set_xlabel(with_notes("share of the layers, input to output; totals at the right", notes))
+        axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        axes.grid(axis="y", visible=False)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(layers), 6), borderaxespad=0.2, columnspacing=1.2
+        )
+    return axes
+
+
+def _colour(k: int, count: int) -> Any:
+    return COLOURS[k] if count <= len(COLOURS) else mpl.colormaps["viridis"](k / (count - 1))
+
+
+def _short(value: float, unit: str) -> str:
+    """A number with a prefix of its unit: 2.33 MB."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"

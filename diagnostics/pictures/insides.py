@@ -1,0 +1,307 @@
+"""Pictures of an algorithm's insides, from the rows that a run recorded: what was mixed, attended to, trained, held.
+
+The rows are those of the one schema, one metric a picture:
+
+* ``aggregation_weight``: the weight in [0, 1] that the receiver ``client`` gives to the sender ``client_b`` in a layer
+  and round; the weights of a receiver sum to 1. (pFedLA, Figs. 5 to 7; FedAMP and FedFomo weigh whole models alike.)
+* ``prompt_attention``: the attention weight in [0, 1] of a query for a key, named ``query>key`` in the variant, or the
+  key alone where there is one query; the weights of a query sum to 1. (FedPFT, Fig. 6: a query is a sample's
+  feature, the keys are that feature and the prompts.)
+* ``trained``: 1 where a layer is trained in a round, 0 where it is frozen; of each client where clients differ.
+  (Layer scheduling: FedBABU, vanilla and anti scheduling.)
+* ``retained``: 1 where a client keeps a layer of its own in a round, 0 where it takes the mixture. (HeurpFedLA.)
+* ``held``: 1 where a client has a layer in a round, 0 where not. (FedRA's allocation matrix.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from diagnostics.pictures.drawing import (
+    COLOURS,
+    FAINT,
+    MARKERS,
+    MOST,
+    NICE,
+    Panel,
+    canvas,
+    check_single,
+    heat,
+    legend,
+    missing,
+    of_metric,
+    panels,
+    with_notes,
+)
+from fl_core.errors import UsageError, check_known, listing
+
+SHARE = LinearSegmentedColormap.from_list("share", ["white", COLOURS[0]])
+NO_VALUE = "grey: no value"
+_TIMELINES = {
+    "trained": ("1 = trained, 0 = frozen", "share of clients that train it"),
+    "retained": ("1 = kept, 0 = mixed", "share of clients that keep it"),
+}
+"""Metrics of layers over rounds: what 1 and 0 mean, of one client and of several."""
+
+
+# --- mixing ----------------------------------------------------------------------------------------------------
+
+
+def aggregation_weights(
+    frame: pd.DataFrame, round: int | None = None, axes: Figure | Sequence[Axes] | None = None
+) -> list[Axes]:
+    """Who listens to whom: a heat map receivers x senders for each layer, 1 = only this sender (pFedLA, Fig. 6).
+
+    Args:
+        frame: rows with the metric ``aggregation_weight`` of one run.
+        round: default the last that was recorded.
+        axes: a figure to fill, or at least one Axes a layer.
+
+    Raises:
+        UsageError: no such rows or round, a weight outside [0, 1], two weights for one place, or too few Axes.
+    """
+    rows = _of(frame, "aggregation_weight")
+    rows, at = _at(rows, round)
+    check_single(rows, ["client", "client_b", "layer"])
+    names = _names(rows)
+    layers = list(rows["layer"].unique())
+    size = float(np.clip(0.28 * len(names), 1.5, 3.2))
+    with panels(axes, len(layers), size, size + 0.1, room=(1.8, 1.0)) as drawn:
+        for layer, panel in zip(layers, drawn, strict=True):
+            matrix = rows[rows["layer"] == layer].pivot(index="client", columns="client_b", values="value")
+            colours = heat(panel, matrix.reindex(index=names, columns=names), square=True)
+            panel.ax.set_title(layer or "whole model", fontsize=8)
+            panel.ax.set(xlabel="sender" if panel.below else "", ylabel="receiver" if panel.beside else "")
+        found = [panel.ax for panel in drawn]
+        figure = found[0].figure
+        figure.colorbar(colours, ax=found, shrink=0.8, label=f"aggregation weight{at}, a row sums to 1")
+        notes = missing(rows, "layer")
+        if notes or len(rows) < len(layers) * len(names) ** 2:
+            figure.supxlabel(with_notes(NO_VALUE, notes), fontsize=8)
+    return found
+
+
+def aggregation_history(
+    frame: pd.DataFrame,
+    pairs: Sequence[tuple[str, str]] = (),
+    axes: Figure | Sequence[Axes] | None = None,
+) -> list[Axes]:
+    """How much the clients trust themselves, and chosen others, over the rounds: a line a layer (pFedLA, Figs. 5, 7).
+
+    The first panel is the self-weight's mean over the clients, with a band from the lowest client to the highest
+    where there are no more than three layers; then comes a panel for each pair. A dashed line marks equal weights.
+
+    Args:
+        frame: rows with the metric ``aggregation_weight`` of one run.
+        pairs: (receiver, sender) of each further panel.
+        axes: a figure to fill, or at least one Axes a panel.
+
+    Raises:
+        UsageError: no such rows or client, a weight outside [0, 1], two weights for one place, or too few Axes.
+    """
+    rows = _of(frame, "aggregation_weight")
+    check_single(rows, ["client", "client_b", "layer", "round"])
+    names, layers = _names(rows), list(rows["layer"].unique())
+    for receiver, sender in pairs:
+        check_known("receiver", receiver, rows["client"].unique())
+        check_known("sender", sender, rows["client_b"].unique())
+    selves = rows[rows["client"] == rows["client_b"]]
+    if selves.empty:
+        raise UsageError("the rows of aggregation_weight hold no client's weight for itself")
+    parts = {"self-weight, mean of clients": selves}
+    for receiver, sender in pairs:
+        parts[f"{receiver} ← {sender}"] = rows[(rows["client"] == receiver) & (rows["client_b"] == sender)]
+    with panels(axes, len(parts), 3.0, 2.2, columns=3, room=(1.6, 0.7)) as drawn:
+        for panel, (title, part) in zip(drawn, parts.items(), strict=True):
+            ax, groups = panel.ax, part.groupby(["round", "layer"])["value"]
+            mean, low, high = (
+                table.unstack("layer").reindex(columns=layers)
+                for table in (groups.mean(skipna=False), groups.min(), groups.max())
+            )
+            x = mean.index.to_numpy(dtype=np.float64)
+            for k, layer in enumerate(layers):
+                look = _layer_look(k, layers, len(x))
+                ax.plot(x, mean[layer], label=layer or "whole model", **look)
+                if part is selves and len(layers) <= 3:
+                    ax.fill_between(x, low[layer], high[layer], color=look["color"], alpha=0.15, linewidth=0)
+            ax.axhline(1 / len(names), color=FAINT, linestyle="--", linewidth=0.9, label="equal weights", zorder=1)
+            ax.set_title(title)
+            ax.set(ylim=(-0.02, 1.02), ylabel="weight" if panel.beside else "")
+            ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
+            notes = missing(part, "layer")
+            ax.set_xlabel(with_notes("round", notes))
+        found = [panel.ax for panel in drawn]
+        legend(found[min(2, len(found) - 1)], title="layer")
+    return found
+
+
+def _layer_look(k: int, layers: Sequence[str], points: int) -> dict[str, Any]:
+    """Colour and marker of the k-th layer; of many layers a shade from the input's to the output's."""
+    every = max(1, points // 8)
+    if len(layers) > MOST:
+        return {"color": mpl.colormaps["viridis"](0.95 * k / (len(layers) - 1)), "marker": ""}
+    return {"color": COLOURS[k], "marker": MARKERS[k], "markevery": (k % every, every)}
+
+
+# --- attention -------------------------------------------------------------------------------------------------
+
+
+def prompt_attention(
+    frame: pd.DataFrame, client: str | None = None, round: int | None = None, ax: Axes | None = None
+) -> Axes:
+    """What a feature attends to, itself or a prompt: a heat map queries x keys of one client (FedPFT, Fig. 6).
+
+    Args:
+        frame: rows with the metric ``prompt_attention`` of one run.
+        client: whose; needed where the rows are of several.
+        round: default the last that was recorded.
+
+    Raises:
+        UsageError: no such rows, client or round, several clients and none named, a weight outside [0, 1], or two
+            weights for one query and key.
+    """
+    rows = _of(frame, "prompt_attention")
+    if client is not None:
+        rows = rows[rows["client"] == check_known("client", client, rows["client"].unique())]
+    elif rows["client"].nunique() > 1:
+        raise UsageError(f"attention of the clients {listing(rows['client'].unique())}: name the one to show")
+    rows, at = _at(rows, round)
+    named = rows["variant"].str.rpartition(">")
+    rows = rows.assign(query=named[0].where(named[1] == ">", "feature"), key=named[2])
+    check_single(rows, ["query", "key"])
+    queries, keys = list(rows["query"].unique()), list(rows["key"].unique())
+    matrix = rows.pivot(index="query", columns="key", values="value").reindex(index=queries, columns=keys)
+    width, height = 2.6 + 0.26 * len(keys), 1.5 + 0.2 * len(queries)
+    with canvas(ax, float(np.clip(width, 4, 10)), float(np.clip(height, 2.2, 8))) as axes:
+        high = float(np.nanmax([rows["value"].max(), 1e-3]))
+        colours = heat(Panel(axes, True, True), matrix, high=high, names=(40, 40))
+        whose = rows["client"].iloc[0]
+        axes.figure.colorbar(colours, ax=axes, label="attention, a row sums to 1")
+        notes = missing(rows, "variant")
+        axes.set_title(f"{whose}{at}".removeprefix(", "))
+        axes.set(ylabel="query", xlabel=with_notes("key" if not notes else f"key ({NO_VALUE})", notes))
+    return axes
+
+
+# --- trained and held ------------------------------------------------------------------------------------------
+
+
+def unfreezing(frame: pd.DataFrame, ax: Axes | None = None, metric: str = "trained") -> Axes:
+    """Which layers are trained when: layers from the input at the top x rounds that were recorded.
+
+    Where the rows are of clients, the colour is the share of them that train the layer.
+
+    Args:
+        frame: rows with the metric of one run.
+        metric: ``trained``, or ``retained`` for what clients keep.
+
+    Raises:
+        UsageError: another metric, no such rows, a value outside [0, 1], or two values for one client, layer and round.
+    """
+    labels = _TIMELINES[check_known("metric over the rounds", metric, _TIMELINES)]
+    rows = _of(frame, metric)
+    check_single(rows, ["client", "layer", "round"])
+    shares = _over_rounds(rows)
+    with canvas(ax, *_timeline(shares)) as axes:
+        colours = heat(Panel(axes, True, True), shares, cmap=SHARE, names=(40, 16))
+        axes.figure.colorbar(colours, ax=axes, label=labels[rows["client"].nunique() > 1])
+        _framed(axes)
+        notes = missing(rows, "layer")
+        axes.set(ylabel="layer, input at the top")
+        axes.set_xlabel(with_notes("round" if not notes else f"round ({NO_VALUE})", notes))
+    return axes
+
+
+def allocation(
+    frame: pd.DataFrame, round: int | None = None, axes: Figure | Sequence[Axes] | None = None
+) -> list[Axes]:
+    """Who holds what: clients x layers in one round, and over the rounds the share of clients that hold each layer.
+
+    FedRA draws such a matrix every round, and its bound rests on the least number of clients that hold a layer, which
+    the second panel's title tells.
+
+    Args:
+        frame: rows with the metric ``held`` of one run.
+        round: of the first panel; default the last that was recorded.
+        axes: a figure to fill, or at least two Axes.
+
+    Raises:
+        UsageError: no such rows or round, a value outside [0, 1], two values for one place, or too few Axes.
+    """
+    rows = _of(frame, "held")
+    check_single(rows, ["client", "layer", "round"])
+    now, at = _at(rows, round)
+    layers, clients = list(rows["layer"].unique()), list(now["client"].unique())
+    matrix = now.pivot(index="client", columns="layer", values="value").reindex(index=clients, columns=layers)
+    shares = _over_rounds(rows)
+    fewest = rows.groupby(["round", "layer"], dropna=False)["value"].sum().min()
+    height = float(np.clip(0.2 * max(len(clients), len(layers)), 1.6, 6))
+    with panels(axes, 2, 3.2, height, columns=2, room=(1.6, 1.3)) as drawn:
+        left, right = (Panel(panel.ax, True, True) for panel in drawn)
+        heat(left, matrix, cmap=SHARE, names=(40, 40))
+        left.ax.set_title(f"clients and layers{at}")
+        left.ax.set(ylabel="client", xlabel="layer, input to output")
+        colours = heat(right, shares, cmap=SHARE, names=(40, 16))
+        right.ax.set_title(f"least held layer: {fewest:g} client" + "s" * bool(fewest != 1))
+        notes = missing(rows, "layer")
+        right.ax.set(ylabel="layer, input at the top")
+        right.ax.set_xlabel(with_notes("round" if not notes else f"round ({NO_VALUE})", notes))
+        for panel in (left, right):
+            _framed(panel.ax)
+        found = [left.ax, right.ax]
+        found[0].figure.colorbar(colours, ax=found, label="1 = held; right: share of clients")
+    return found
+
+
+def _over_rounds(rows: pd.DataFrame) -> pd.DataFrame:
+    """The mean over clients, layers x rounds."""
+    means = rows.groupby(["layer", "round"], sort=False, dropna=False)["value"].mean(skipna=False).unstack("round")
+    return means.reindex(index=list(rows["layer"].unique()), columns=sorted(means.columns))
+
+
+def _timeline(shares: pd.DataFrame) -> tuple[float, float]:
+    return float(np.clip(2.6 + 0.16 * shares.shape[1], 4.6, 9)), float(np.clip(1.2 + 0.24 * len(shares), 1.9, 8))
+
+
+def _framed(ax: Axes) -> None:
+    """A frame, without which white at the rim could not be told from the page."""
+    ax.spines[:].set_visible(True)
+
+
+# --- picking rows ----------------------------------------------------------------------------------------------
+
+
+def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows of a metric whose values are shares."""
+    rows = of_metric(frame, metric)
+    outside = rows[(rows["value"] < 0) | (rows["value"] > 1)]
+    if len(outside):
+        first = outside.iloc[0]
+        raise UsageError(f"{metric} of {first['value']:g} at {first['layer']!r}: it must be between 0 and 1")
+    return rows
+
+
+def _at(rows: pd.DataFrame, round: int | None) -> tuple[pd.DataFrame, str]:
+    """The rows of one round, by default the last, and how it is called."""
+    present = sorted(rows["round"].dropna().unique())
+    if round is None and not present:
+        return rows, ""
+    chosen = present[-1] if round is None else round
+    if chosen not in present:
+        metric = rows["metric"].iloc[0]
+        raise UsageError(f"no {metric} of round {chosen}; recorded: {listing(map(str, present))}")
+    return rows[rows["round"] == chosen], f", round {chosen}"
+
+
+def _names(rows: pd.DataFrame) -> list[str]:
+    """Receivers and senders, in the order in which they first appear."""
+    return list(dict.fromkeys([*rows["client"], *rows["client_b"]]))

@@ -1,0 +1,341 @@
+"""One picture of each diagnostic, from real data, with the command that makes it: the page ``gallery.md``.
+
+As with the papers' figures, measuring and drawing never meet: :func:`measured` stores rows and tables,
+:func:`redraw` makes the pictures and the page from them alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+from tqdm.auto import tqdm
+
+from diagnostics import embedding, measure, plots, select
+from diagnostics.compare import Comparison, compare
+from diagnostics.metrics import METRICS
+from diagnostics.mismatch import mismatch
+from diagnostics.pictures.album import album, figure_of
+from diagnostics.regret import regret
+from diagnostics.report import Report
+from figures import items
+from fl_core import __version__, rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.plan import LayerPlan
+
+NAME = "gallery"
+BUDGET = "one to two minutes on one core"
+PAGE = items.HERE / "gallery.md"
+DPI = 80
+ROUNDED = "%.5g"
+
+IMAGES = RunConfig(
+    dataset="fashion_mnist", model="scheduling_cnn", clients=4, alpha=0.3, samples=2000, epochs=2, batch=32
+)
+TABLES = RunConfig(dataset="heart")
+SCALES = RunConfig(
+    dataset="fashion_mnist", model="timm:resnet18", clients=3, alpha=0.3, samples=600, epochs=2, batch=32
+)
+CONFIGS = {"images": IMAGES, "tables": TABLES, "scales": SCALES}
+WHERE = {"hessian_spectrum": "tables", "bn_scale": "scales"}
+"""Metrics that are not measured on the images: their cost there, and normalisations, which that network has not."""
+DENSITY, CLIENT = 20, "cleveland"
+RULES, REGRET_SEEDS, REGRET_ROUNDS = ("sensitivity_ratio", "largest_jump", "change_point", "vote"), 3, 10
+ALGORITHMS, SEEDS = ("local", "fedavg", "fedper", "playerfl"), 5
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the pictures are drawn from: rows of all metrics, tables by name, and a plan."""
+
+    header: Mapping[str, Any]
+    frame: pd.DataFrame
+    tables: Mapping[str, pd.DataFrame]
+    plan: LayerPlan
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One picture of the gallery.
+
+    Attributes:
+        name: of the picture's file.
+        says: what it shows, which direction is which, and the unit.
+        command: what makes such a picture.
+    """
+
+    name: str
+    says: str
+    command: str
+    draw: Callable[[Stored], Figure]
+
+
+# --- rows and tables -------------------------------------------------------------------------------------------
+
+
+def folder(out: Path | None = None) -> Path:
+    """Where rows and tables are stored."""
+    return items.ROWS / NAME if out is None else out / NAME
+
+
+def measured(to: Path, *, data_root: str | None = None, command: str = "", progress: bool = True) -> float:
+    """Make the runs, measure, and store rows and tables in ``to``; returns the seconds that it took.
+
+    Raises:
+        UsageError: data that are not there; RunError: a run failed.
+    """
+    if not to.parent.is_dir():
+        raise UsageError(f"there is no folder {to.parent}")
+    began = time.perf_counter()
+    tasks = {
+        name: runner.assemble(replace(config, data_root=data_root if config.dataset != TABLES.dataset else None))
+        for name, config in CONFIGS.items()
+    }
+    task, tables, parts = tasks["images"], {}, []
+    with tqdm(total=7, desc=NAME, unit="step", disable=not progress) as bar:
+        for name, each in tasks.items():
+            bar.set_postfix_str(f"metrics of {name}")
+            wanted = [metric for metric in METRICS if WHERE.get(metric, "images") == name]
+            options = {"hessian_spectrum": {"density": DENSITY}} if "hessian_spectrum" in wanted else {}
+            report = measure.of_task(each, wanted, options=options, progress=False)
+            parts.append(_drawn(report.frame).assign(run=name))
+            if name == "images":
+                plan = select.select(report, "sensitivity_ratio", threshold=1.2, variant="training")
+            bar.update()
+        bar.set_postfix_str("features")
+        models, _ = runner.first_epoch(task, measure.instruments().observers)
+        train = {c.name: (c.train.x, c.train.y) for c in task.data.clients}
+        test = {c.name: (c.test.x, c.test.y) for c in task.data.clients}
+        counts = task.data.class_counts()
+        tables["tsne"] = embedding.tsne(models, test, samples=400, classes=list(map(str, counts.columns)))
+        bar.update()
+        parts.append(mismatch(models, train, test, epochs=30).assign(run="images", seed=task.config.seed))
+        tables["partition"] = counts.rename_axis("client").reset_index()
+        bar.update()
+        with tempfile.TemporaryDirectory() as scratch:
+            bar.set_postfix_str("regret")
+            config = replace(TABLES, algorithm="fedper", rounds=REGRET_ROUNDS)
+            judged = regret(config, RULES, range(REGRET_SEEDS), Path(scratch) / "regret", progress=False)
+            tables["cuts"], tables["decisions"] = judged.scores, judged.decisions
+            bar.update()
+            bar.set_postfix_str("comparison")
+            instruments = measure.instruments()
+            result = compare(
+                TABLES, ALGORITHMS, range(SEEDS), Path(scratch) / "compare", instruments=instruments, progress=False
+            )
+            tables["comparison"] = _scores(result)
+            bar.update()
+    seconds = time.perf_counter() - began
+    header = {
+        "item": NAME,
+        "version": __version__,
+        "command": command,
+        "seconds": round(seconds, 1),
+        "perplexity": tables["tsne"].attrs["perplexity"],
+        "runs": {name: items.about(each) for name, each in tasks.items()},
+    }
+    to.mkdir(exist_ok=True)
+    Report(pd.concat(parts, ignore_index=True), header).write(to / "rows.jsonl")
+    plan.save(to / "plan.json")
+    for name, table in tables.items():
+        table.to_csv(to / f"{name}.csv", index=False, float_format=ROUNDED)
+    return seconds
+
+
+def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are drawn: of each metric the variant that the album shows; of the density one client's."""
+    parts = []
+    for name, own in frame.groupby("metric", sort=False):
+        if name == "hessian_spectrum":
+            parts.append(own[own["variant"].str.startswith("top") | (own["client"] == CLIENT)])
+        elif name == "layer_cost":
+            parts.append(own)
+        else:
+            variants = set(own["variant"])
+            shown = "training" if "training" in variants else METRICS[str(name)].variant
+            parts.append(own[own["variant"] == shown])
+    return pd.concat(parts)
+
+
+def _scores(result: Comparison) -> pd.DataFrame:
+    table = result.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
+    return table.assign(n=table["seeds"])[["algorithm", "value", "low", "high", "n"]]
+
+
+# --- the pictures ----------------------------------------------------------------------------------------------
+
+
+def flags(config: RunConfig) -> str:
+    """The flags of a configuration that differ from the defaults."""
+    given = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+    given = {"dataset": config.dataset, **given}
+    own = ((name, value) for name, value in given.items() if not isinstance(value, dict))
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in own)
+
+
+def _diagnose(metric: str) -> str:
+    return f"fedlayers diagnose {flags(CONFIGS[WHERE.get(metric, 'images')])} --metrics {metric}"
+
+
+def _plotted(metric: str, picture: str | None = None) -> Callable[[Stored], Figure]:
+    """The album's picture of a metric, or the one beside it."""
+
+    def draw(stored: Stored) -> Figure:
+        return album(stored.frame[stored.frame["metric"] == metric], [metric])[picture or metric]()
+
+    return draw
+
+
+def _says(metric: str, stored: Stored) -> str:
+    """The sentence on a metric: what it is, which direction is which, and the unit."""
+    kind = METRICS[metric]
+    own = stored.frame[stored.frame["metric"] == metric]
+    unit = next((name for name in own.loc[own["variant"].isin([kind.variant, "training"]), "unit"] if name), "")
+    drawn = " Drawn is each client's mean over the others" if kind.pairs else ""
+    drawn += (". " if kind.distance else " of 1 − value, so that higher = less similar.") if kind.pairs else ""
+    what = kind.description[0].upper() + kind.description[1:]
+    return f"{what}; {kind.direction}; unit: {unit.replace('^2', '²') or 'none, a pure number'}.{drawn}".strip()
+
+
+def entries(stored: Stored) -> list[Entry]:
+    """The gallery: a picture of every metric, and of what stands beside and behind them."""
+    found = [
+        Entry(
+            name, _says(name, stored), f"{_diagnose(name)}\nfedlayers plot rows.jsonl --metrics {name}", _plotted(name)
+        )
+        for name in METRICS
+    ]
+    tables, start = stored.tables, flags(TABLES)
+    found += [
+        Entry(
+            "cka_matrices",
+            "The same CKA pair by pair, a matrix of clients a layer; 1 (bright) = same representation, 0 = unrelated.",
+            f"{_diagnose('cka')}\nfedlayers plot rows.jsonl --metrics cka",
+            _plotted("cka", "cka_matrices"),
+        ),
+        Entry(
+            "spectral_density",
+            "How all eigenvalues of each layer's Hessian block are distributed, in loss/weight²; weight far to the "
+            "right = a few sharp directions, left of 0 = downward curvature.",
+            f"{_diagnose('hessian_spectrum')} --set hessian_spectrum.density={DENSITY}\n"
+            f"fedlayers plot rows.jsonl --metrics hessian_spectrum --where client={CLIENT}",
+            lambda s: figure_of(plots.spectral_density(s.frame, CLIENT)),
+        ),
+        Entry(
+            "costs",
+            "Each layer's share of the bytes that are sent, the FLOPs and the memory; a plan that shares the first "
+            "layers sends what lies left of its border.",
+            f"{_diagnose('layer_cost')}\nfedlayers plot rows.jsonl --metrics layer_cost",
+            _plotted("layer_cost", "costs"),
+        ),
+        Entry(
+            "partition",
+            "Who holds what: training samples of each client by class.",
+            "task = runner.assemble(config)\nplots.partition(task.data.class_counts())",
+            lambda s: figure_of(plots.partition(tables["partition"].set_index("client"))),
+        ),
+        Entry(
+            "tsne",
+            "What the classifier takes in, of all clients' test samples, in a plane; classes apart and clients mixed "
+            "is good, and axes have no unit.",
+            "models, _ = runner.first_epoch(task, measure.instruments().observers)\n"
+            "plots.tsne(embedding.tsne(models, test, samples=400))",
+            lambda s: figure_of(plots.tsne(tables["tsne"])),
+        ),
+        Entry(
+            "mismatch",
+            "FedPFT's Origin, Probe and Match accuracy on each client's test samples, from 0 to 1, higher = better; "
+            "the way from Origin to the others is what the classifier loses.",
+            "plots.mismatch(mismatch(models, train, test, epochs=30))",
+            lambda s: figure_of(plots.mismatch(s.frame)),
+        ),
+        Entry(
+            "plan",
+            "The decision that federation sensitivity S leads to: federated layers up to the first ratio of "
+            "neighbours above the threshold (bold), and how far each client alone would go; pure numbers.",
+            f"{_diagnose('federation_sensitivity')}\n"
+            "fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2\nfedlayers plot plan.json",
+            lambda s: figure_of(plots.plan(s.plan)),
+        ),
+        Entry(
+            "regret",
+            "The validation score of every cut, from 0 to 1, higher = better, and the cuts that rules choose; the "
+            "way down from the star is a rule's regret.",
+            f"fedlayers regret {start} --rules {' '.join(RULES)} --seeds {REGRET_SEEDS} --rounds {REGRET_ROUNDS}",
+            lambda s: figure_of(plots.regret(tables["cuts"], tables["decisions"])),
+        ),
+        Entry(
+            "comparison",
+            "Test macro-F1 of algorithms after the last round, from 0 to 1, higher = better; mean and 95 % interval "
+            "over the seeds.",
+            f"fedlayers compare {start} --algorithms {' '.join(ALGORITHMS)} --seeds {SEEDS}",
+            lambda s: figure_of(plots.comparison(tables["comparison"], "macro_f1")),
+        ),
+    ]
+    return found
+
+
+def load(at: Path) -> Stored:
+    """What :func:`measured` stored.
+
+    Raises:
+        UsageError: it is not there, or the rows are another item's; CorruptError: the rows are damaged.
+    """
+    if not (at / "rows.jsonl").is_file():
+        raise UsageError(f"the gallery has no rows at {at}; --train makes them ({BUDGET})")
+    header, frame = rows.read(at / "rows.jsonl")
+    if header.get("item") != NAME:
+        raise UsageError(f"{at} holds rows of {header.get('item')!r}, not of the gallery")
+    tables = {path.stem: pd.read_csv(path, keep_default_na=True) for path in sorted(at.glob("*.csv"))}
+    tables["tsne"]["class"] = tables["tsne"]["class"].astype(str)
+    tables["tsne"].attrs["perplexity"] = header["perplexity"]
+    tables["cuts"]["last"] = tables["cuts"]["last"].fillna("")  # of the cut that shares nothing
+    tables["decisions"]["status"] = tables["decisions"]["status"].fillna("")
+    return Stored(header, frame, tables, LayerPlan.load(at / "plan.json"))
+
+
+def redraw(at: Path, out: Path | None = None) -> Path:
+    """Draw the stored rows and tables: pictures, and the page that shows them; returns the page.
+
+    Raises:
+        UsageError: as of :func:`load`, or a metric that the stored rows do not have.
+    """
+    stored = load(at)
+    lacking = [name for name in METRICS if name not in set(stored.frame["metric"])]
+    if lacking:
+        raise UsageError(f"the stored rows do not have {', '.join(lacking)}; --train makes them anew ({BUDGET})")
+    page, pictures = (PAGE, items.PICTURES / NAME) if out is None else (out / "gallery.md", out / NAME)
+    pictures.mkdir(exist_ok=True)
+    shown = entries(stored)
+    for entry in shown:
+        figure = entry.draw(stored)
+        figure.savefig(pictures / f"{entry.name}.png", dpi=DPI, bbox_inches="tight", facecolor="white")
+        plt.close(figure)
+    page.write_text(_page(shown, stored, str(pictures.relative_to(page.parent))), encoding="utf-8")
+    return page
+
+
+def _page(shown: list[Entry], stored: Stored, where: str) -> str:
+    lead = (
+        "# Gallery\n\nOne picture of each diagnostic, from real data: Fashion-MNIST dealt to four clients, their "
+        "models after the first local training. The spectrum, regret and comparison are of the four hospitals of the "
+        "heart-disease data, the scales of normalisations of a ResNet-18. Beneath each picture stands what it shows "
+        "and what makes it. `python -m figures gallery` draws all of them anew from the committed rows; with "
+        f"`--train` it measures first ({BUDGET}; needs Fashion-MNIST below `FEDLAYERS_DATA_ROOT`)."
+    )
+    parts = [lead]
+    for entry in shown:
+        kind = "" if entry.command.startswith("fedlayers") else "python"
+        title = entry.name.replace("_", " ")
+        parts.append(
+            f"## {title}\n\n![{title}]({where}/{entry.name}.png)\n\n{entry.says}\n\n```{kind}\n{entry.command}\n```"
+        )
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,134 @@
+"""The gallery: a picture of every metric from the committed rows, commands that parse, and rows made anew."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from diagnostics.cli import COMMANDS, parsed
+from diagnostics.metrics import METRICS
+from figures import gallery, items
+from figures.__main__ import main
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+
+BESIDES = [
+    "cka_matrices", "spectral_density", "costs", "partition", "tsne", "mismatch", "plan", "regret", "comparison"
+]  # fmt: skip
+ROOM = 120_000
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The gallery drawn from the committed rows, where training is an error."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("drawing must not train")
+
+    out = tmp_path_factory.mktemp("drawn")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("assemble", "run", "first_epoch"):
+            patch.setattr(runner, name, refuse)
+        main(["gallery", "--out", str(out)])
+    return out
+
+
+def test_every_metric_and_what_stands_beside_it_is_drawn(drawn: Path) -> None:
+    names = [*METRICS, *BESIDES]
+    assert {path.stem for path in (drawn / "gallery").iterdir()} == set(names)
+    assert re.findall(r"!\[.*\]\(gallery/(\w+)\.png\)", (drawn / "gallery.md").read_text()) == names
+    for path in (drawn / "gallery").iterdir():
+        assert path.stat().st_size < ROOM, path.name
+        with Image.open(path) as picture:
+            assert min(picture.size) > 100, path.name
+            assert len(picture.convert("RGB").getcolors(1 << 22) or []) > 30, path.name
+
+
+def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> None:
+    fresh = (drawn / "gallery.md").read_text().replace("](gallery/", "](pictures/gallery/")
+    assert fresh == gallery.PAGE.read_text()
+    kept = {path.name for path in (items.PICTURES / "gallery").iterdir()}
+    assert kept == {path.name for path in (drawn / "gallery").iterdir()}
+    assert all((items.PICTURES / "gallery" / name).stat().st_size < ROOM for name in kept)
+    assert sum(path.stat().st_size for path in gallery.folder().iterdir()) < 300_000
+
+
+def test_stored_rows_have_values_and_their_configurations() -> None:
+    stored = gallery.load(gallery.folder())
+    for name in METRICS:
+        assert stored.frame.loc[stored.frame["metric"] == name, "value"].notna().any(), name
+    for name, config in gallery.CONFIGS.items():
+        kept = stored.header["runs"][name]["config"]
+        for flag in ("dataset", "model", "clients", "samples", "alpha", "epochs", "batch"):
+            if getattr(config, flag) is not None:
+                assert kept[flag] == getattr(config, flag)
+
+
+def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
+    for entry in gallery.entries(gallery.load(gallery.folder())):
+        assert entry.says.endswith("."), entry.name
+        if entry.name in METRICS:
+            assert METRICS[entry.name].direction in entry.says
+            assert "unit: " in entry.says
+        lines = entry.command.splitlines()
+        if lines[0].startswith("fedlayers"):
+            for line in lines:
+                command, *words = line.removeprefix("fedlayers ").split()
+                assert isinstance(parsed([command, *words]), COMMANDS[command])
+        else:
+            compile(entry.command, entry.name, "exec")
+
+
+def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no rows at .*--train makes them"):
+        gallery.redraw(tmp_path, tmp_path)
+    at = tmp_path / "rows"
+    shutil.copytree(gallery.folder(), at)
+    header, frame = rows.read(at / "rows.jsonl")
+    table = frame[frame["metric"] != "cka"].astype(object)
+    records = [dict(zip(table, line, strict=True)) for line in table.where(table.notna(), None).itertuples(index=False)]
+    rows.write(at / "rows.jsonl", header, records)
+    with pytest.raises(UsageError, match="do not have cka; --train"):
+        gallery.redraw(at, tmp_path)
+    rows.write(at / "rows.jsonl", {**header, "item": "other"}, records)
+    with pytest.raises(UsageError, match="rows of 'other'"):
+        gallery.redraw(at, tmp_path)
+
+
+def test_seeds_are_the_gallerys_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["gallery", "--train", "--seeds", "3"])
+    assert left.value.code == 2
+    assert "its own seeds" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:client")
+def test_made_anew_on_small_data_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = RunConfig(dataset="digits", model="mlp", clients=2, samples=120)
+    tables = replace(gallery.TABLES, rounds=1)
+    monkeypatch.setattr(gallery, "CONFIGS", {"images": small, "tables": tables, "scales": small})
+    monkeypatch.setattr(gallery, "TABLES", tables)
+    monkeypatch.setattr(gallery, "DENSITY", 4)
+    monkeypatch.setattr(gallery, "RULES", ("largest_jump",))
+    monkeypatch.setattr(gallery, "ALGORITHMS", ("local", "fedavg"))
+    for name in ("REGRET_SEEDS", "REGRET_ROUNDS", "SEEDS"):
+        monkeypatch.setattr(gallery, name, 1)
+    seconds = gallery.measured(tmp_path / "gallery", command="made", progress=False)
+    assert seconds > 0
+    stored = gallery.load(tmp_path / "gallery")
+    assert set(METRICS) <= set(stored.frame["metric"])
+    assert list(stored.tables["comparison"]["algorithm"]) == ["local", "fedavg"]
+    assert set(stored.tables["tsne"]["client"]) == set(stored.tables["partition"]["client"])
+    scales = stored.frame[stored.frame["metric"] == "bn_scale"]
+    assert scales["value"].isna().all()
+    assert not (scales["status"] == "ok").any()
+    page = gallery.redraw(tmp_path / "gallery", tmp_path)
+    assert len(list((tmp_path / "gallery").glob("*.png"))) == len(METRICS) + len(BESIDES)
+    assert pd.Series(page.read_text().splitlines()).str.startswith("## ").sum() == len(METRICS) + len(BESIDES)
