@@ -6,11 +6,11 @@ from typing import Annotated
 
 import tyro
 
-from benchmarks import measurements
+from benchmarks import measurements, training
 from benchmarks.pairs import table
 from fl_core.errors import check_known
 
-JOBS = {**measurements.JOBS}
+JOBS = {**measurements.JOBS, **training.JOBS}
 
 
 def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: Annotated[int | None, tyro.conf.arg()] = None) -> None:

@@ -8,9 +8,9 @@
 from diagnostics.costs import plan_cost
 from diagnostics.diagnose import diagnose
 from diagnostics.gradients import Subject
+from diagnostics.importance import SensitivityAccumulator
 from diagnostics.metrics import METRICS, Metric
 from diagnostics.report import Report
-from diagnostics.sensitivity import SensitivityAccumulator
 from diagnostics.similarity import linear_cka, probe_set
 
 __all__ = [

@@ -63,6 +63,8 @@ def layer_cost(
     An operation belongs to the layer whose module is running; outside the layers' modules to the layer that ran last
     (before any, to the first). So the layers sum to the whole network. An unused layer has a size but no work.
 
+    Memory: one training step on two samples, whatever the data.
+
     Args:
         layers: all layers of the network.
     """

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from diagnostics.metrics import METRICS
+from diagnostics.resampling import parted, resamples_of
 from diagnostics.sensitivity import combine
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.layers import Layer
@@ -23,12 +24,12 @@ SENSITIVITY = "federation_sensitivity"
 
 
 class Measured(Protocol):
-    """A diagnosis: its header (layers, digests, seed, version) and its tidy rows."""
+    """A diagnosis: its header (layers, digests, seed, version) and all its rows, those of resamples too."""
 
     @property
     def header(self) -> Mapping[str, Any]: ...
     @property
-    def frame(self) -> pd.DataFrame: ...
+    def table(self) -> pd.DataFrame: ...
 
 
 Rows = Path | str | Measured | tuple[Mapping[str, Any], pd.DataFrame]
@@ -36,17 +37,18 @@ Rows = Path | str | Measured | tuple[Mapping[str, Any], pd.DataFrame]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of the layers in use, input to output: of each client, and their weighted mean.
+    """Values of the layers in use that are not frozen, input to output: of each client, and their weighted mean.
 
     Attributes:
         metric, variant: what was measured.
-        names: the layers in use, L of them.
+        names: the layers, L of them.
         clients: client -> its values [L].
         weights: client -> its weight: training samples, or 1 for a metric of pairs.
         combined: sum_c p_c v^c, [L], with p_c = w_c / sum w.
         seed: of the measurement, where the rows have one.
         measured: what was measured, (client,) or both clients of a pair -> its values [L].
         errors: the same -> standard errors [L], 0 where exact or not known.
+        redrawn: the same -> the values in each resample of the batches, [B, L]; empty where there are none.
     """
 
     metric: str
@@ -58,16 +60,21 @@ class Curve:
     seed: int | None
     measured: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
     errors: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+    redrawn: dict[tuple[str, ...], list[list[float]]] = field(default_factory=dict)
 
     @property
     def noisy(self) -> bool:
-        """Whether any value has a standard error."""
-        return any(any(errors) for errors in self.errors.values())
+        """Whether any value has a standard error, and no resamples in its place."""
+        return any(any(errors) for who, errors in self.errors.items() if who not in self.redrawn)
 
-    def resampled(self, times: Mapping[str, int], random: np.random.Generator) -> NDArray[np.float64] | None:
-        """The combined values [L] with each client so many times, and normal errors added; None without any value.
+    def resampled(
+        self, times: Mapping[str, int], random: np.random.Generator, at: float = 0.0
+    ) -> NDArray[np.float64] | None:
+        """The combined values [L] with each client so many times, and measured anew; None without any value.
 
-        A pair weighs as the product of its two clients' numbers.
+        Measured anew: one of the resamples of its batches, the one at the fraction ``at`` (0 to below 1) of them, for
+        all clients the same; where there are none, its values with normal errors added. A pair weighs as the product
+        of its two clients' numbers.
         """
         weights, values = [], []
         for who, v in self.measured.items():
@@ -75,7 +82,11 @@ class Curve:
             if weight:
                 weights.append(weight * self.weights[who[0]])
                 errors = self.errors.get(who)
-                values.append(random.normal(v, errors) if errors and any(errors) else np.asarray(v))
+                if who in self.redrawn:
+                    v = self.redrawn[who][int(at * len(self.redrawn[who]))]
+                    values.append(np.asarray(v))
+                else:
+                    values.append(random.normal(v, errors) if errors and any(errors) else np.asarray(v))
         return None if not weights else np.average(values, axis=0, weights=weights)
 
 
@@ -91,7 +102,7 @@ def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
     if isinstance(rows, tuple):
         header, table = rows
         return header, table
-    return rows.header, rows.frame
+    return rows.header, rows.table
 
 
 def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
@@ -106,7 +117,7 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
 
 
 def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant: str | None = None) -> Curve:
-    """The curve of a metric over the layers in use, from the single clients' rows.
+    """The curve of a metric over the layers in use that are not frozen, from the single clients' rows.
 
     A metric of pairs gives each client the mean over the pairs it is in, of a distance or of 1 - value of a
     similarity (cka), so that it too grows with the difference; its clients weigh the same. Of several variants the
@@ -118,7 +129,7 @@ def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant:
             than two layers in use, or a layer without weights that has no value.
         RunError: another layer has no value at a client; the message gives the row's status.
     """
-    table = table[table["layer"] != ""]
+    table, again = parted(table[table["layer"] != ""])
     if table.empty:
         raise UsageError("the rows hold no values of layers; diagnose the models first")
     table = table[table["metric"] == check_known("metric among the rows", metric, table["metric"].unique())]
@@ -129,9 +140,9 @@ def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant:
         raise UsageError(f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})")
     own = _one_measurement(own)
     pairs = bool((own["client_b"] != "").any())
-    used = [layer for layer in layers if layer.used]
+    used = [layer for layer in layers if layer.used and not layer.still]
     if len(used) < 2:
-        raise UsageError(f"{len(used)} layer in use; a rule needs at least two to decide between")
+        raise UsageError(f"{len(used)} layer in use that trains; a rule needs at least two to decide between")
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
     for row in own.to_dict("records"):
         for client in (row["client"], row["client_b"]) if pairs else (row["client"],):
@@ -142,10 +153,19 @@ def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant:
     combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
     seeds = own["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
-    measured, errors = _measured(own, [layer.name for layer in used], _apart(metric))
-    return Curve(
-        metric, variant, tuple(layer.name for layer in used), values, weights, combined, seed, measured, errors
-    )
+    kept = tuple(layer.name for layer in used)
+    measured, errors = _measured(own, kept, _apart(metric))
+    redrawn = _redrawn(resamples_of(again[again["metric"] == metric], variant), kept)
+    return Curve(metric, variant, kept, values, weights, combined, seed, measured, errors, redrawn)
+
+
+def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
+    """The values of every resample of each client, [B, L]; not finite where a resample has no value."""
+    found: dict[tuple[str, ...], list[list[float]]] = {}
+    for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby("client", sort=False):
+        values = part.pivot(index="resample", columns="layer", values="value")
+        found[(str(client),)] = values.reindex(columns=list(names)).to_numpy(float).tolist()
+    return found
 
 
 def _measured(
@@ -206,7 +226,7 @@ def _value(rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric:
         if row["status"] != "ok" or not math.isfinite(row["value"]):
             reason = row["status"] if row["status"] != "ok" else "the value is not finite"
             message = f"layer {layer.name!r} has no {metric} at client {client!r}: {reason}"
-            if layer.weights:
+            if set(layer.weights) - set(layer.frozen):
                 raise RunError(message)
             raise UsageError(f"{message}; group it with another layer, or name the shared layers (rule 'manual')")
         values.append(apart(row["value"]) if row["client_b"] else row["value"])

@@ -18,10 +18,12 @@ from diagnostics.capture import Data, batches, untouched
 from diagnostics.gradients import Subject, Tick, placed
 from diagnostics.metrics import DEFAULT, METRICS, Metric
 from diagnostics.report import Report
+from diagnostics.resampling import check_resamples, parted
 from fl_core import losses, rows, tree
 from fl_core.errors import UsageError, check_known
-from fl_core.layers import layers_of
+from fl_core.layers import Layer, layers_of
 from fl_core.losses import Loss
+from fl_core.plan import LayerPlan
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
 
@@ -38,10 +40,12 @@ def diagnose(
     layers: str | Sequence[str] | None = None,
     probe: Data | None = None,
     by: str = "block",
+    layering: Sequence[Layer] | None = None,
     batch: int = 256,
     seed: int = 0,
     mode: str = "eval",
     n_train: int | Sequence[int] | Mapping[str, int] | None = None,
+    resamples: int = 0,
     progress: bool = True,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     context: Mapping[str, Any] | None = None,
@@ -59,10 +63,15 @@ def diagnose(
         probe: the samples on which clients' representations are compared; default the first 512 of the clients' data,
             equally many of each.
         by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`.
+        layering: the models' layers, where more is known of them than the models show: an algorithm that builds
+            adapters or a second head into a model keeps the plain model's layers. Default: found by ``by``.
         batch: samples at a time; a loader's own batches are left as they are.
         seed: of everything that is drawn.
         mode: ``"eval"`` or ``"train"``.
         n_train: training samples of each client, its weight in combined rows; default the samples of its data.
+        resamples: so many resamples of each client's batches to add, for how sure a decision is
+            (:mod:`diagnostics.resampling`), of grad_variance, grad_norm and federation_sensitivity. They cost no
+            further pass, and for the first two memory: 10 gradients in float64 while a client is read.
         progress: show a bar.
         options: of single metrics, {metric: {option: value}}.
         context: columns for all rows: run, algorithm, seed, round, model, split.
@@ -77,12 +86,14 @@ def diagnose(
     for name in context or {}:
         check_known("column of the context", name, CONTEXT)
     check_known("mode", mode, ("eval", "train"))
+    check_resamples(resamples)
     criterion = _loss(loss)
     subjects, n_models = _subjects(models, data, n_train, seed)
     with untouched(*{id(s.model): s.model for s in subjects}.values()):
         with torch_seeded(seed_of(seed, "diagnose", "example")):
             x, _ = next(batches(subjects[0].data, 2))
-        every = layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
+        every = layering or layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
+        LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         names = [layer.name for layer in every]
         asked = names if layers is None else (layers,) if isinstance(layers, str) else layers
         wanted = {check_known("layer", name, names) for name in asked}
@@ -102,7 +113,8 @@ def diagnose(
 
             if together:
                 readers = list(together.values())
-                found += gradients.measure(subjects, every, readers, tick=tick(" + ".join(together)), **common)
+                label = " + ".join(together)
+                found += gradients.measure(subjects, every, readers, tick=tick(label), resamples=resamples, **common)
             for metric in chosen:
                 if metric.name not in together:
                     # a single model has no pair, however many clients it is measured on
@@ -128,7 +140,8 @@ def diagnose(
         "by": by,
         "batch": batch,
     }
-    return Report(rows.frame({**r, **columns} for r in found), json.loads(rows.dumps(header)))
+    own, again = parted(rows.frame({**r, **columns} for r in found))
+    return Report(own.reset_index(drop=True), json.loads(rows.dumps(header)), again.reset_index(drop=True))
 
 
 def _settings(

@@ -17,7 +17,7 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
 
     Args:
         full: also each client's own curve, how each metric votes, how often the decision stays over resamples of the
-            clients, and what the plan costs a round.
+            clients and their batches, and what the plan costs a round.
     """
     why = plan.why
     subject = f" on {why.metric}" if why.metric else ""
@@ -69,7 +69,9 @@ def _table(plan: LayerPlan) -> str:
         step = f"{steps[layer.name]:.3f}" if layer.name in steps else ""
         numbers = f"  {value:>9}  {step:>9}" if known else ""
         shared = "federated" if layer.name in plan.shared else "local"
-        note = f"first above {limit:g}" if layer.name == above else "" if layer.used else "not in the forward pass"
+        note = "" if layer.used else "not in the forward pass"
+        note = "frozen" if layer.used and layer.still else note
+        note = f"first above {limit:g}" if layer.name == above else note
         lines.append(f"  {layer.name:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
     return "\n".join(lines)
 
@@ -122,7 +124,9 @@ def _stability(found: Mapping[str, Any]) -> str:
     shares = [f"{name} {share:.1%}" for name, share in found["cuts"].items()]
     shares += [f"no decision {found['undecided']:.1%}"] if found["undecided"] > 1e-9 else []
     head = f"Last shared layer over {found['resamples']} resamples of the {found['of']}"
-    return f"{head}:\n  the decision stays in {found['agreement']:.1%}\n  {', '.join(shares)}"
+    lines = [f"{head}:", f"  the decision stays in {found['agreement']:.1%}", f"  {', '.join(shares)}"]
+    lines += ["  (the batches stayed as they were)"] * ("batches" not in found["of"])
+    return "\n".join(lines)
 
 
 def _cost(cost: Mapping[str, Any], plan: LayerPlan) -> str:

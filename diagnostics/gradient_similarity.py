@@ -100,6 +100,9 @@ def grad_similarity(
 
     One model measured on several clients' data has pairs too: how the clients disagree at one point.
 
+    Memory: one batch's activations and the gradient of every client in float64, 8 bytes a weight and client (once for
+    all metrics of the pass).
+
     Raises:
         UsageError: an unknown choice of tensors, and as in :func:`measure`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from diagnostics.gradients import (
     tensors_of,
     unread,
 )
+from diagnostics.resampling import PARTS
 from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
@@ -39,6 +41,7 @@ class _BatchMeter:
         self._statistic = statistic
         self.values: dict[str, list[Tensor]] = {}
         self.sizes: dict[str, int] = {}
+        self._batches = 0
 
     @torch.no_grad()
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
@@ -47,6 +50,22 @@ class _BatchMeter:
             if reached:
                 self.values.setdefault(layer, []).append(self._statistic(reached))
                 self.sizes[layer] = sum(grad.numel() for grad in reached)
+        self._batches += 1
+
+    @property
+    def parts(self) -> int:
+        """How many parts the batches are dealt into."""
+        return min(self._batches, PARTS)
+
+    def drawn(self, times: Sequence[int]) -> _BatchMeter:
+        """The statistics, had the batches of each part come so many times."""
+        again = copy.copy(self)
+        again.values = {
+            layer: [value for k, value in enumerate(own) for _ in range(times[k % len(times)])]
+            for layer, own in self.values.items()
+        }
+        again.values = {layer: own for layer, own in again.values.items() if own}
+        return again
 
 
 def variance(grads: Sequence[Tensor]) -> Tensor:
@@ -166,6 +185,9 @@ def grad_variance(
 ) -> list[Row]:
     """One row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).
 
+    Memory: one batch's activations and, of each client until all are read, the gradient in float64, 8 bytes a weight
+    (once for all metrics of the pass); with ``reduction="batch"`` one number a batch and layer instead.
+
     Raises:
         UsageError: an unknown reduction or choice of tensors, and as in :func:`measure`.
     """
@@ -207,6 +229,8 @@ def grad_norm(
     tensors: str = "weights",
 ) -> list[Row]:
     """Three rows a client and layer: length and mean of the layer's gradient (see :class:`GradNorm`).
+
+    Memory: as of :func:`grad_variance`.
 
     Raises:
         UsageError: an unknown reduction or choice of tensors, and as in :func:`measure`.

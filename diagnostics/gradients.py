@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from diagnostics.capture import Data, batches, set_mode
+from diagnostics.resampling import PARTS, check_resamples, draws, marked
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
@@ -74,6 +75,18 @@ class SampleMeter(Meter, Protocol):
         """Take in one batch: the gradients of its mean loss in the weights, and at the edges that they reach."""
 
 
+@runtime_checkable
+class PartedMeter(Meter, Protocol):
+    """A meter that keeps apart what it saw in each of :data:`diagnostics.resampling.PARTS` parts of the batches."""
+
+    @property
+    def parts(self) -> int:
+        """How many parts saw a batch."""
+
+    def drawn(self, times: Sequence[int]) -> Meter:
+        """What it would be, had each of its parts come so many times."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """What one pass over one client's data gave: a meter, how much it saw, and why it is of no use (or "")."""
@@ -106,23 +119,59 @@ def measure(
     seed: int = 0,
     mode: str = "eval",
     tick: Tick = quiet,
+    resamples: int = 0,
 ) -> list[Row]:
     """Rows of all ``metrics`` from one forward and backward pass over each client's data.
+
+    Kept of a client until all are read: what the metrics' meters hold, at most the gradient in float64 (once for all
+    of them), and the sums of single numbers.
 
     Args:
         layers: layers of every subject's model.
         batch: samples per batch of a pair; a loader's own batches are left as they are.
         seed: of what a pass draws (dropout in train mode, a loader's order).
         mode: ``"eval"`` or ``"train"``; the model is put back as it was.
+        resamples: so many resamples of each client's batches to add to the rows, from the same pass, of each metric
+            of single clients whose meter is a :class:`PartedMeter`; see :mod:`diagnostics.resampling`. While a client
+            is read, the gradient is then kept for each part.
 
     Raises:
-        UsageError: data, labels or model output that do not fit, or layers of another model.
+        UsageError: data, labels or model output that do not fit, layers of another model, or resamples below 0.
     """
-    readings = []
+    parts = PARTS if check_resamples(resamples) else 1
+    readings, redrawn = [], []
     for subject in subjects:
-        readings.append(_read(subject, layers, metrics, loss=loss, batch=batch, seed=seed, mode=mode))
+        read = _read(subject, layers, metrics, loss=loss, batch=batch, seed=seed, mode=mode, parts=parts)
+        if resamples:
+            redrawn += _redrawn(layers, metrics, read, resamples, seed)
+            read = _joined(read)
+        readings.append(read)
         tick(subject.client)
-    return [row for k, metric in enumerate(metrics) for row in metric.rows(layers, [pass_[k] for pass_ in readings])]
+    rows = [row for k, metric in enumerate(metrics) for row in metric.rows(layers, [pass_[k] for pass_ in readings])]
+    return rows + redrawn
+
+
+def _redrawn(
+    layers: Sequence[Layer], metrics: Sequence[GradientMetric], read: Sequence[Reading], resamples: int, seed: int
+) -> list[Row]:
+    """The rows of one client's resamples."""
+    rows: list[Row] = []
+    meters = {id(r.meter): r.meter for r in read if isinstance(r.meter, PartedMeter)}
+    parts = max((meter.parts for meter in meters.values()), default=0)
+    for number, times in enumerate(draws(parts, resamples, seed, read[0].subject.client) if read else [], 1):
+        again = {key: meter.drawn(times) for key, meter in meters.items()}
+        for metric, reading in zip(metrics, read, strict=True):
+            if id(reading.meter) in again:
+                one = replace(reading, meter=again[id(reading.meter)])
+                rows += marked(metric.rows(layers, [one]), number, parts)
+    return rows
+
+
+def _joined(read: Sequence[Reading]) -> list[Reading]:
+    """The readings without the parts of the gradient, which they share."""
+    shared = {id(r.meter): r.meter for r in read if isinstance(r.meter, EpochMeter)}
+    whole = {key: meter.drawn([1] * meter.parts) for key, meter in shared.items()}
+    return [replace(reading, meter=whole.get(id(reading.meter), reading.meter)) for reading in read]
 
 
 def _read(
@@ -134,8 +183,9 @@ def _read(
     batch: int | None,
     seed: int,
     mode: str,
+    parts: int,
 ) -> list[Reading]:
-    model, meters = subject.model, _meters(layers, metrics)
+    model, meters = subject.model, _meters(layers, metrics, parts)
     samplers = [meter for meter in meters if isinstance(meter, SampleMeter)]
     wanted = {name for metric in metrics for layer in layers for name in tensors_of(layer, metric.tensors)}
     n_samples = n_batches = 0
@@ -160,11 +210,11 @@ def _read(
     return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
 
 
-def _meters(layers: Sequence[Layer], metrics: Sequence[GradientMetric]) -> list[Meter]:
+def _meters(layers: Sequence[Layer], metrics: Sequence[GradientMetric], parts: int) -> list[Meter]:
     """A meter for each metric; those that only need the gradient of the whole data share one."""
+    whole = EpochMeter(parts)
     meters = [metric.meter(layers) for metric in metrics]
-    whole = next((meter for meter in meters if isinstance(meter, EpochMeter)), None)
-    return [whole if whole is not None and isinstance(meter, EpochMeter) else meter for meter in meters]
+    return [whole if isinstance(meter, EpochMeter) else meter for meter in meters]
 
 
 def placed(model: nn.Module, x: Tensor) -> Tensor:
@@ -224,24 +274,48 @@ def unread(layer: Layer, tensors: str, reached: bool) -> str:
 
 
 class EpochMeter:
-    """The gradient of the mean loss over all the data, in float64."""
+    """The gradient of the mean loss over all the data, in float64: 8 bytes a weight and part of the batches."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._n = 0
+    def __init__(self, parts: int = 1) -> None:
+        self._sums: list[dict[str, Tensor]] = [{} for _ in range(parts)]
+        self._n = [0] * parts
+        self._batches = 0
 
     @torch.no_grad()
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+        part = self._batches % len(self._sums)
+        sums = self._sums[part]
         for name, grad in grads.items():
-            if name in self._sums:
-                self._sums[name].add_(grad, alpha=n)
+            if name in sums:
+                sums[name].add_(grad, alpha=n)
             else:
-                self._sums[name] = grad.to(torch.float64, copy=True).mul_(n)  # others read the gradient too
-        self._n += n
+                sums[name] = grad.to(torch.float64, copy=True).mul_(n)  # others read the gradient too
+        self._n[part] += n
+        self._batches += 1
+
+    @property
+    def parts(self) -> int:
+        """How many parts saw a batch."""
+        return min(self._batches, len(self._sums))
+
+    def drawn(self, times: Sequence[int]) -> EpochMeter:
+        """The gradient, had each part come so many times."""
+        joined = EpochMeter()
+        for count, n, sums in zip(times, self._n, self._sums, strict=False):
+            for name, total in sums.items() if count else ():
+                if name in joined._sums[0]:
+                    joined._sums[0][name].add_(total, alpha=count)
+                else:
+                    joined._sums[0][name] = total * count
+            joined._n[0] += count * n
+        joined._batches = self._batches
+        return joined
 
     def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
         """Of the layer's tensors that a gradient reached."""
-        return [self._sums[name] / self._n for name in tensors_of(layer, tensors) if name in self._sums]
+        whole = self if len(self._sums) == 1 else self.drawn([1] * len(self._sums))
+        sums, n = whole._sums[0], whole._n[0]
+        return [sums[name] / n for name in tensors_of(layer, tensors) if name in sums]
 
 
 def entries(grads: Sequence[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import nn
 
 from diagnostics import select
 from diagnostics.diagnose import diagnose
+from diagnostics.importance import SensitivityAccumulator
 from diagnostics.metrics import DEFAULT, METRICS
 from diagnostics.report import Report
-from diagnostics.sensitivity import SensitivityAccumulator, recorded_rows
+from diagnostics.resampling import parted
+from diagnostics.sensitivity import recorded_rows
 from diagnostics.similarity import probe_set
 from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
@@ -89,17 +92,28 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
         given["update_magnitude"] = {"start": task.model, **given.get("update_magnitude", {})}
         options["options"] = given
     report = _diagnosed(task, models, metrics, context, command or "diagnose", options)
-    report = Report(report.frame, {**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
+    report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
     if SENSITIVITY not in metrics:
         return report
     weights = dict(zip(measured, task.data.weights, strict=True))
     sizes = {name: t.numel() for name, t in tree.live(task.model).items()}
-    seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes)
+    resamples, seed = options.get("resamples", 0), task.config.seed
+    seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes, resamples=resamples, seed=seed)
     epochs = task.problem.epochs
-    saw = {"estimator": "epoch" if epochs == 1 else f"{epochs} epochs"}
-    seen = [row for row in seen if row["variant"] == "training"]
-    trained = [{**row, **context, **saw, "n_samples": epochs * row["n_samples"]} for row in seen]
-    return Report(pd.concat([report.frame, rows.frame(trained)], ignore_index=True), report.header)
+    seen = [row for row in seen if row["variant"].startswith("training")]
+    saw = "epoch" if epochs == 1 else f"{epochs} epochs"
+    trained = rows.frame(
+        {
+            **row,
+            **context,
+            "estimator": saw + row["estimator"].removeprefix("epoch"),
+            "n_samples": epochs * row["n_samples"],
+        }
+        for row in seen
+    )
+    frames = zip((report.frame, report.resamples), parted(trained), strict=True)
+    own, again = (pd.concat(each, ignore_index=True) if len(each[1]) else each[0] for each in frames)
+    return replace(report, frame=own, resamples=again)
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
@@ -121,7 +135,8 @@ def _diagnosed(
         raise UsageError(f"no models to diagnose; clients without one: {listing(absent)}")
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
     options.setdefault("probe", probe_set(task.data))
-    options.setdefault("by", task.config.by)
+    if options.setdefault("by", task.config.by) == task.config.by:
+        options.setdefault("layering", task.layers)
     held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in models}
     tested = [name for name in metrics if name in METRICS and "test" in METRICS[name].options]
     if tested and all(len(y) for _, y in held.values()):  # a probe is judged on what its client did not train on
@@ -137,4 +152,4 @@ def _diagnosed(
         **options,
     )
     header = {**report.header, **task.header(command), "checkpoint": report.header["checkpoint"], "absent": absent}
-    return Report(report.frame, header)
+    return replace(report, header=header)

@@ -313,6 +313,10 @@ def grad_noise(
 ) -> list[Row]:
     """Two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
 
+    Memory: one batch's activations and layer inputs and, of each client until all are read, the gradient in float64.
+    The patches of a convolution are formed for :data:`CACHED` elements at a time on a CPU, for a batch elsewhere; the
+    gradients of single samples for :data:`CHUNK` samples at a time, or one.
+
     Raises:
         UsageError: an unknown estimator or choice of tensors, and as in :func:`diagnostics.gradients.measure`.
     """

@@ -115,6 +115,10 @@ def linear_probe(
     samples and, client "", on all of them. The error is the standard deviation of an accuracy of k right in n,
     sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2); it does not count what the training samples vary.
 
+    Memory: a forward pass of ``batch`` samples; of one client the outputs of all layers for at most ``samples``
+    samples, of all clients together for as many again; at one layer at a time their float64 copy, or n x n numbers
+    where a sample has more than n features.
+
     Args:
         test: {client: data} that the probe is tested on; the subjects' data then only train.
         holdout: fraction of each client's samples to hold out.
@@ -157,6 +161,8 @@ def knn_probe(
 
     Higher = neighbours are of one class more often. Variants, samples and error as in :func:`linear_probe`; the
     estimator names the number of neighbours and the distance.
+
+    Memory: as of :func:`linear_probe`, with n x m distances in place of the n x n numbers.
 
     Args:
         neighbours: how many vote; all where there are fewer.
@@ -239,7 +245,7 @@ def _probed(
         for path in paths:
             part = _part(subject.client, path, train, tested, folds)
             found[path] = part if isinstance(part, str) else _hits([part], classify)
-            kept[path].append(part if isinstance(part, str) else _first(part, share, seed))
+            kept[path].append(part if isinstance(part, str) else _first(part, share, held))
         own.append({path: value if isinstance(value, str) else value[0] for path, value in found.items()})
         tick(subject.client)
     pooled: dict[str, str | list[_Hits]] = {}
@@ -276,19 +282,21 @@ def _part(client: str, path: str, train: Features, tested: Features | None, fold
         return f"at client {client!r}: {reason}"
 
 
-def _first(part: _Part, count: int, seed: int) -> _Part:
-    """At most so many of a client's samples, each class in its share, and as many to test on."""
+def _first(part: _Part, count: int, held: _Held) -> _Part:
+    """At most so many of a client's samples, each class in its share, in folds of their own, and as many to test on."""
 
     def few(y: Array) -> Array:
-        fold = folds_of(y, -(-len(y) // count), seed)  # one of so many alike parts
+        fold = folds_of(y, -(-len(y) // count), held.seed)  # one of so many alike parts
         return np.flatnonzero(fold == 0)[:count]
 
+    if len(part.y) <= count and (part.test is None or len(part.test[1]) <= count):
+        return part
     rows = few(part.y)
     test = part.test
     if test is not None:
         others = few(test[1])
         test = test[0][others], test[1][others]
-    return replace(part, x=part.x[rows], y=part.y[rows], fold=part.fold[rows], test=test)
+    return replace(part, x=part.x[rows], y=part.y[rows], fold=held.of(part.y[rows]), test=test)
 
 
 def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
@@ -308,6 +316,8 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
             warnings.simplefilter("always", ConvergenceWarning)
             for rounds in zip(*(part.rounds(folds) for part in parts), strict=True):
                 x, y, test, wanted = (np.concatenate(arrays) for arrays in zip(*rounds, strict=True))
+                if not len(y):
+                    raise NoValue("no samples to train on beside those held out")
                 right = classify(x, y, test) == wanted
                 ends = np.cumsum([len(own[3]) for own in rounds])[:-1]
                 for hits, some in zip(found, np.split(right, ends), strict=True):

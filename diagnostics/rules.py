@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diagnostics.curve import SENSITIVITY, Curve
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.seeds import numpy_generator
 
 THRESHOLD = 1.2
@@ -193,12 +193,13 @@ class Opinion:
 
 
 def stability(opinions: Sequence[Opinion], chosen: int, seed: int, resamples: int = RESAMPLES) -> dict[str, Any]:
-    """How often the decision stays when the clients are drawn anew, and the measurements within their errors.
+    """How often the decision stays when the clients and their batches are drawn anew.
 
-    Bootstrap: each resample draws as many clients as there are, with replacement, the same for all curves, adds
-    independent normal errors of the rows' standard errors where they are known, combines, and decides (by the median
-    of the cuts, of several curves). A pair of clients counts as often as both were drawn; a client has no pair with
-    itself.
+    Bootstrap in two stages: each resample draws as many clients as there are, with replacement, and one of the
+    resamples of their batches where the rows have some (:mod:`diagnostics.resampling`), the same for all curves;
+    elsewhere it adds independent normal errors of the rows' standard errors where they are known. It combines, and
+    decides (by the median of the cuts, of several curves). A pair of clients counts as often as both were drawn; a
+    client has no pair with itself.
 
     Returns:
         ``status``; ``resamples``; ``of``, what was resampled; ``cuts``, layer -> share of the resamples in which it
@@ -207,17 +208,21 @@ def stability(opinions: Sequence[Opinion], chosen: int, seed: int, resamples: in
     """
     clients = list(dict.fromkeys(client for each in opinions for client in each.curve.clients))
     noisy = any(each.curve.noisy for each in opinions)
-    of = [*(["clients"] if len(clients) > 1 else []), *(["measurement errors"] if noisy else [])]
+    redrawn = [each.curve.metric for each in opinions if each.curve.redrawn]
+    of = ["clients"] * (len(clients) > 1)
+    of += ["batches" if len(redrawn) == len(opinions) else f"batches ({listing(redrawn)})"] * bool(redrawn)
+    of += ["measurement errors"] * noisy
     if not of:
-        return {"status": "one client and no measurement errors: nothing to resample"}
+        return {"status": "one client and no measurement errors or resampled batches: nothing to resample"}
     random = numpy_generator(seed, "stability")
     counts = random.multinomial(len(clients), [1 / len(clients)] * len(clients), size=resamples)
     found: Counter[int] = Counter()
     for drawn in counts.tolist():
         times = dict(zip(clients, drawn, strict=True))
+        at = random.random() if redrawn else 0.0
         cuts = []
         for each in opinions:
-            values = each.curve.resampled(times, random)
+            values = each.curve.resampled(times, random, at)
             if values is not None and np.isfinite(values).all() and (values > 0).all():
                 cuts.append(each.cut(values.tolist(), each.threshold))
         if cuts:
@@ -226,7 +231,7 @@ def stability(opinions: Sequence[Opinion], chosen: int, seed: int, resamples: in
     return {
         "status": "ok",
         "resamples": resamples,
-        "of": " and ".join(of),
+        "of": " and ".join([", ".join(of[:-1]), of[-1]] if of[:-1] else of),
         "cuts": {names[count - 1]: found[count] / resamples for count in sorted(found)},
         "agreement": found[chosen] / resamples,
         "undecided": 1 - sum(found.values()) / resamples,

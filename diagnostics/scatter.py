@@ -86,6 +86,9 @@ def separability(
     among those of all clients, each seen by its own model; where it falls short of the clients' own values the
     clients' models place a class differently.
 
+    Memory: a forward pass of ``batch`` samples; of one client the outputs of all layers for at most ``samples``
+    samples, and of all clients together for as many again.
+
     Args:
         samples: at most so many of each client, drawn with the seed; of all clients together in the pooled set.
         loss: not used.

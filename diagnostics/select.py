@@ -18,6 +18,7 @@ from diagnostics.budget import Costs, bytes_of, flops_of
 from diagnostics.curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
 from diagnostics.explain import explain
 from diagnostics.metrics import DEFAULT
+from diagnostics.resampling import parted
 from diagnostics.rules import (
     RULES,
     THRESHOLD,
@@ -39,7 +40,7 @@ from diagnostics.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.plan import Evidence, LayerPlan
+from fl_core.plan import Evidence, LayerPlan, still_in
 from fl_core.rows import frame
 
 __all__ = [
@@ -80,10 +81,12 @@ def select(
     The curve is the mean over clients weighted by their training samples, sum_c p_c v^c, recomputed from the clients'
     own rows; for federation sensitivity v^c is S^c, relative to the client's first layer. For a metric of pairs (cka)
     v^c is the mean of 1 - value over the pairs of client c, so that it too grows with the difference, and every client
-    weighs the same. Layers outside the forward pass are not in the curve and stay local.
+    weighs the same. Layers outside the forward pass are not in the curve and stay local; frozen layers are not in it
+    either and are shared, for they have the same values everywhere.
 
-    The evidence's ``detail`` tells how often the decision stays over resamples of the clients
-    (:func:`diagnostics.rules.stability`), what each metric votes, and on request what the layers cost.
+    The evidence's ``detail`` tells how often the decision stays over resamples of the clients, and of their batches
+    where the rows have such (:func:`diagnostics.rules.stability`), what each metric votes, and on request what the
+    layers cost.
 
     Args:
         rows: a rows file, a report, or (header, frame), which may be filtered.
@@ -120,7 +123,8 @@ def select(
         seed=header.get("seed"),
         version=str(header.get("version") or ""),
     )
-    sent = bytes_of(every, table, model) if costs or chosen.reads == "bytes" else None
+    own, _ = parted(table)
+    sent = bytes_of(every, own, model) if costs or chosen.reads == "bytes" else None
     if chosen.reads == "curves":
         return _with_costs(_voted(every, table, metrics, threshold, why), sent)
     if chosen.cut is not None:
@@ -130,7 +134,7 @@ def select(
         names = [name.strip() for name in layers.split(",")] if isinstance(layers, str) else list(layers or ())
         plan = LayerPlan(every, tuple(name for name in names if name), why)
     else:
-        sent = sent if chosen.reads == "bytes" else flops_of(every, table)
+        sent = sent if chosen.reads == "bytes" else flops_of(every, own)
         assert sent is not None
         plan = _affordable(every, sent, float(budget or 0), why)
     if metric is not None or variant is not None:
@@ -151,7 +155,9 @@ def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why
     why = _evidence(why, every, curve, rule)
     detail = {"stability": stability([Opinion(curve, rule.cut, threshold)], count, why.seed or 0)}
     return LayerPlan(
-        tuple(every), curve.names[:count], replace(why, votes=votes, detail=detail, status="; ".join(notes) or "ok")
+        tuple(every),
+        (*curve.names[:count], *still_in(every)),
+        replace(why, votes=votes, detail=detail, status="; ".join(notes) or "ok"),
     )
 
 
@@ -197,7 +203,7 @@ def _voted(
     }
     return LayerPlan(
         tuple(every),
-        names[:count],
+        (*names[:count], *still_in(every)),
         replace(
             why,
             votes={client: names[median_cut(found) - 1] for client, found in votes.items()},

@@ -10,125 +10,31 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from diagnostics.capture import Data, batches
 from diagnostics.gradients import TENSORS, Meter, Reading, Subject, Tick, measure, quiet, tensors_of, unread
-from fl_core.errors import UsageError, check_known, listing
+from diagnostics.importance import (
+    EMBEDDINGS,
+    REDUCE,
+    ReleasedTables,
+    Result,
+    SensitivityAccumulator,
+    moving,
+    resampled,
+)
+from diagnostics.resampling import draws, marked
+from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
 WHEN = ("after", "training", "figure")
-REDUCE = ("pooled", "mean_of_tensors")
-EMBEDDINGS = ("touched", "whole")
+ROWS = {"touched": "touched rows", "released": "mean rows, released code"}
+"""What the estimator says of a layer's embedding tables."""
+FROZEN = "frozen: its weights do not train"
 FIGURE_BATCH = 64
 """Samples of the one batch behind the published figures."""
-
-Result = Mapping[str, Any]
-"""What :meth:`SensitivityAccumulator.result` gives."""
-
-
-class SensitivityAccumulator:
-    """Sums the importance I_l = (1 / n_l) sum (w g)^2 of every layer over the steps of an epoch.
-
-    I_l is the first-order Taylor importance of Molchanov et al. per weight (PLayer-FL, Eq. 1 and 2), with w and g as
-    they are at the step, before the optimiser moves w. Feeding it costs one product and one norm a tensor, nothing is
-    copied to the host, and the sums are float64. Tensors that no gradient reached count neither in the sum nor in n.
-
-    Args:
-        layers: in the order of the network.
-        tensors: ``"weights"`` (default) or ``"all"`` parameters.
-        reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2); with
-            ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
-        embeddings: with ``"touched"`` an embedding table counts at each step with the rows that have a gradient, with
-            ``"whole"`` with all: then a table looks the less important the fewer of its rows a batch looks up.
-
-    Raises:
-        UsageError: an unknown choice; on the first update, no parameter of the layers among the gradients.
-    """
-
-    def __init__(
-        self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled", embeddings: str = "touched"
-    ) -> None:
-        self.embeddings = check_known("treatment of embeddings", embeddings, EMBEDDINGS)
-        self._tables = {name for layer in layers for name in layer.tables} if embeddings == "touched" else set()
-        self._touched: dict[str, Tensor] = {}
-        self.tensors = check_known("choice of tensors", tensors, TENSORS)
-        self.reduce = check_known("reduction of a layer", reduce, REDUCE)
-        self._names = {layer.name: tensors_of(layer, tensors) for layer in layers}
-        self._known = {name for names in self._names.values() for name in names}
-        self._sums: dict[str, Tensor] = {}
-        self._sizes: dict[str, int] = {}
-        self._steps = 0
-
-    @torch.no_grad()
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        """Take in one step. Every step counts once, whatever its number ``n`` of samples."""
-        names = [name for name in grads if name in self._known and grads[name] is not None]
-        if grads and self._known and not self._known & grads.keys():
-            raise UsageError(
-                f"gradients of {listing(grads, 3)}, but the layers hold {listing(sorted(self._known), 3)}: "
-                "another model's layers?"
-            )
-        for name in names:
-            # the norm in float64 squares there too: products far below 1 do not vanish, and no float64 copy is made
-            square = torch.linalg.vector_norm(params[name] * grads[name], dtype=torch.float64).square_()
-            if name in self._sums:
-                self._sums[name] += square
-            else:
-                self._sums[name] = square
-                self._sizes[name] = params[name].numel()
-            if name in self._tables:
-                rows = (grads[name] != 0).flatten(1).any(1).sum().double()
-                self._touched[name] = self._touched[name] + rows if name in self._touched else rows
-                self._sizes[name] = params[name][0].numel()
-        self._steps += 1
-
-    def importance(self) -> Tensor:
-        """I_l averaged over the steps, [L] in float64; NaN for a layer that no gradient reached."""
-        values = [self._layer(names) for names in self._names.values()]
-        device = next(iter(self._sums.values())).device if self._sums else torch.device("cpu")
-        return torch.stack([value.to(device) for value in values]) if values else torch.empty(0, dtype=torch.float64)
-
-    def _layer(self, names: Sequence[str]) -> Tensor:
-        reached = [name for name in names if name in self._sums]
-        if not reached:
-            return torch.tensor(torch.nan, dtype=torch.float64)
-        sums = torch.stack([self._sums[name] for name in reached])
-        sizes = torch.tensor([self._sizes[name] for name in reached], dtype=torch.float64, device=sums.device)
-        for k, name in enumerate(reached):
-            if name in self._touched:  # rows a step; a table without any has a sum of 0
-                sizes[k] *= (self._touched[name] / self._steps).clamp_min(1.0 / self._steps)
-        pooled = sums.sum() / sizes.sum() if self.reduce == "pooled" else (sums / sizes).mean()
-        return pooled / self._steps
-
-    def result(self) -> dict[str, Any]:
-        """JSON: names of the ``layers`` that gradients reached, their ``importance`` (null = not finite), ``steps``."""
-        reached = [any(name in self._sums for name in names) for names in self._names.values()]
-        values = [v for v, r in zip(self.importance().tolist(), reached, strict=True) if r]
-        return {
-            "layers": [layer for layer, r in zip(self._names, reached, strict=True) if r],
-            "importance": [value if math.isfinite(value) else None for value in values],
-            "steps": self._steps,
-        }
-
-
-def importance(
-    params: Mapping[str, Tensor],
-    grads: Mapping[str, Tensor],
-    layers: Sequence[Layer],
-    tensors: str = "weights",
-    reduce: str = "pooled",
-) -> Tensor:
-    """I_l = (1 / n_l) sum (w g)^2 of each layer, [L] in float64, at least 0; NaN where no gradient reaches.
-
-    One step of :class:`SensitivityAccumulator`, which explains the arguments.
-    """
-    accumulator = SensitivityAccumulator(layers, tensors, reduce)
-    accumulator.update(params, grads)
-    return accumulator.importance()
 
 
 def cumulative(importance: ArrayLike) -> NDArray[np.float64]:
@@ -177,8 +83,8 @@ class _Client:
 class Sensitivity:
     """Rows of S_l (variant ``when``), client by client and combined, and of I_l (variant ``"importance"``).
 
-    Both need gradients. A layer without weights or outside the forward pass has no value and adds nothing to the
-    later layers' sums; the reference is the first layer that has weights.
+    Both need gradients. A layer without weights, with frozen ones, or outside the forward pass has no value and adds
+    nothing to the later layers' sums; the reference is the first layer that has weights which train.
     """
 
     when: str = "after"
@@ -194,6 +100,8 @@ class Sensitivity:
         check_known("treatment of embeddings", self.embeddings, EMBEDDINGS)
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
+        if self.embeddings == "released":
+            return ReleasedTables(layers, self.tensors, self.reduce)
         return SensitivityAccumulator(layers, self.tensors, self.reduce, self.embeddings)
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
@@ -236,11 +144,11 @@ class Sensitivity:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
         """I [L], S [L], and why S has no value ("" where it has), of one client."""
         reached = dict(zip(client.result["layers"], client.result["importance"], strict=True))
-        why = [unread(layer, self.tensors, layer.name in reached) for layer in layers]
+        why = [self._unread(layer, layer.name in reached) for layer in layers]
         i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
         s = np.full(len(layers), np.nan)
         counted = [k for k, reason in enumerate(why) if not reason]
-        measurable = [k for k, layer in enumerate(layers) if layer.used and tensors_of(layer, self.tensors)]
+        measurable = [k for k, layer in enumerate(layers) if layer.used and moving(layer, self.tensors)]
         s[counted] = cumulative(i[counted])
         broken = ""
         if measurable and measurable[0] not in counted:
@@ -256,14 +164,18 @@ class Sensitivity:
                 s[k], why[k] = np.nan, broken
         return i, s, why
 
+    def _unread(self, layer: Layer, reached: bool) -> str:
+        frozen = layer.used and tensors_of(layer, self.tensors) and not moving(layer, self.tensors)
+        return FROZEN if frozen else unread(layer, self.tensors, reached)
+
     def _row(
         self, layer: Layer, value: float, status: str, variant: str, sizes: Mapping[str, int], **columns: Any
     ) -> Row:
-        names = tensors_of(layer, self.tensors)
+        names = moving(layer, self.tensors)
         how = [self.estimator]
         how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
         how += ["all tensors"] if self.tensors == "all" else []
-        how += ["touched rows"] if self.embeddings == "touched" and set(names) & set(layer.tables) else []
+        how += [ROWS[self.embeddings]] if self.embeddings in ROWS and set(names) & set(layer.tables) else []
         return row(
             "federation_sensitivity",
             None if status else float(value),
@@ -296,13 +208,18 @@ def federation_sensitivity(
 
     S_l = F_l / F_1, F_l = sum_{k <= l} (1 / n_k) sum (w g)^2 (PLayer-FL, Eq. 2): 1 at the first layer, never falling.
 
+    Memory: one batch's activations and gradients; of each tensor one number a part of the batches.
+
     Args:
         layers: all layers of the network in order: the sums start at the first.
         when: the row's variant. ``"after"``: the weights stand still and (w g)^2 is averaged over the data's batches.
             ``"training"``: what :class:`SensitivityAccumulator` saw while the client trained, given as ``recorded``.
             ``"figure"``: as the published figures, one batch of 64 and the mean over a layer's tensors.
         single_batch: draw one batch of so many samples, with replacement as the authors' released code does.
-        tensors, reduce, embeddings: as in :class:`SensitivityAccumulator`.
+        tensors, reduce: as in :class:`~diagnostics.importance.SensitivityAccumulator`.
+        embeddings: of embedding tables: ``"touched"`` or ``"whole"``, explained there, or ``"released"``, what the
+            authors' released code does, see :class:`~diagnostics.importance.ReleasedTables`; the estimator says which.
+        batch: samples per forward and backward pass.
         recorded: client name -> the accumulator's ``result()``.
 
     Raises:
@@ -364,6 +281,8 @@ def recorded_rows(
     tensors: str = "weights",
     reduce: str = "pooled",
     embeddings: str = "touched",
+    resamples: int = 0,
+    seed: int = 0,
 ) -> list[Row]:
     """The rows of :func:`federation_sensitivity` from what the clients' accumulators recorded in training.
 
@@ -371,9 +290,23 @@ def recorded_rows(
         results: client name -> ``SensitivityAccumulator.result()``, made with the same three choices as given here.
         n_train: training samples of each client: its weight, and the samples that one epoch saw.
         sizes: scalars of each parameter, for the rows' ``n_params``.
+        resamples: how many resamples of each client's steps to add, drawn with ``seed``; see
+            :mod:`diagnostics.resampling`. Results without ``parts`` have none.
+
+    Raises:
+        UsageError: an unknown choice, or one that training cannot serve.
     """
+    if embeddings == "released":
+        raise UsageError("embeddings='released' reads the samples' tokens, which training does not record")
+    metric = Sensitivity("training", tensors, reduce, "epoch", embeddings)
     clients = [_Client(name, n_train[name], n_train[name], result) for name, result in results.items()]
-    return Sensitivity("training", tensors, reduce, "epoch", embeddings).table(layers, clients, sizes or {})
+    rows = metric.table(layers, clients, sizes or {})
+    for client in clients:
+        parts = len(client.result.get("parts", ()))
+        for number, times in enumerate(draws(parts, resamples, seed, client.name), 1):
+            again = replace(client, result=resampled(client.result, times))
+            rows += marked(metric.table(layers, [again], sizes or {}), number, parts)
+    return rows
 
 
 def _draw(subject: Subject, size: int, seed: int) -> Data:

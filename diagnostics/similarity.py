@@ -55,8 +55,10 @@ def cka(
 
     See :func:`diagnostics.representation.gram.linear_cka`. Every model sees the same samples in the same order: a
     loader is read once, so it may shuffle. A module that one forward pass calls several times is represented by its
-    last call. Kept per model and layer: n x n numbers (``"minibatch"``: n x batch), or the features where those are
-    fewer: d (M + 1) / 2 < n for M models; with ``positions="samples"`` M d^2 / 2.
+    last call.
+
+    Memory: a forward pass of ``batch`` samples; per model and layer n x n numbers (``"minibatch"``: n x batch), or
+    the features where those are fewer: d (M + 1) / 2 < n for M models; with ``positions="samples"`` M d^2 / 2.
 
     Args:
         batch: samples per forward pass; with ``"minibatch"`` also samples per HSIC.
@@ -114,6 +116,8 @@ def rbf_cka(
 ) -> list[Row]:
     """As :func:`cka` with a radial kernel, see :func:`diagnostics.representation.gram.rbf_cka`; 1 = same.
 
+    Memory: a forward pass of ``batch`` samples; per model and layer n x n numbers (``"minibatch"``: n x batch).
+
     Args:
         bandwidth: of the kernel, as a fraction of the median distance between samples; stands in the estimator.
         positions: ``"flatten"`` or ``"mean"``.
@@ -146,7 +150,9 @@ def procrustes(
 ) -> list[Row]:
     """As :func:`cka`, the orthogonal Procrustes angle in radians: 0 = same up to a rotation, pi / 2 = unrelated.
 
-    See :func:`diagnostics.representation.moments.procrustes_distance`. Kept per model and layer: n x min(n, d) numbers.
+    See :func:`diagnostics.representation.moments.procrustes_distance`.
+
+    Memory: a forward pass of ``batch`` samples; per model and layer n x min(n, d) numbers.
 
     Args:
         positions: as in :func:`cka`, or ``"released"``, which is what PLayer-FL's authors computed under the name of
@@ -186,6 +192,9 @@ def cca(
     See :func:`diagnostics.representation.moments.mean_cca`. A layer with as many features as samples has no value: use
     more samples, ``positions="samples"`` or ``"mean"``, or :func:`svcca`.
 
+    Memory: a forward pass of ``batch`` samples; per model and layer n x min(n, d) numbers; with ``positions="samples"``
+    M d^2 / 2 for M models.
+
     Raises:
         UsageError: as :func:`cka`.
     """
@@ -211,6 +220,8 @@ def svcca(
     """As :func:`cca` on the principal directions that hold ``variance`` of each side, which the estimator states.
 
     See :func:`diagnostics.representation.moments.svcca`.
+
+    Memory: as of :func:`cca`.
 
     Raises:
         UsageError: as :func:`cka`, or a variance that is not between 0 and 1.

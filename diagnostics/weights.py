@@ -67,6 +67,8 @@ def weight_divergence(
     * ``relative_l2``: ||a - b|| / (0.5 (||a|| + ||b||)), in [0, 2]; 0 = equal, higher = further apart.
     * ``cosine``: 1 - <a, b> / (||a|| ||b||), in [0, 2]; 0 = same direction, 1 = at right angles, 2 = opposite.
 
+    Memory: one layer's weights of every client at a time, in float64.
+
     Raises:
         UsageError: an unknown choice of tensors.
     """
@@ -118,6 +120,8 @@ def update_magnitude(
     """Two rows a client and layer: how far its weights w have moved from the weights w0 that all clients started with.
 
     ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||; at least 0, 0 = not moved.
+
+    Memory: one layer's weights of one client at a time, and those of the start, in float64.
 
     Args:
         start: the common start, as a model or as tensors by exact name. Without it no row has a value.
@@ -172,6 +176,8 @@ def weight_magnitude(
 
     The importance that magnitude pruning gives a layer's weights (Han et al. 2015; Li et al. 2017).
 
+    Memory: one layer's weights of one client at a time, in float64.
+
     Raises:
         UsageError: an unknown choice of tensors.
     """
@@ -204,6 +210,8 @@ def bn_scale(
 
     Network slimming's importance of channels (Liu et al. 2017), averaged over a layer. Batch, layer, group and RMS
     normalisation count; a layer without a scale has no value.
+
+    Memory: one layer's scales of one client at a time.
     """
     found = []
     for subject in subjects:

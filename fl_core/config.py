@@ -16,6 +16,7 @@ from fl_core import data
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import WAYS
 from fl_core.local import OPTIMIZERS, Training
+from fl_core.workspace import FORMATS
 
 BN = ("global", "local", "drop")
 AUTO = "auto"
@@ -44,11 +45,15 @@ class RunConfig:
     clients: int | None = None
     """Number of clients."""
     partition: str | None = None
-    """How the data are dealt: natural, iid, dirichlet or pathological."""
+    """natural, iid, dirichlet, pathological, non_iid_1 or non_iid_2."""
     alpha: float | None = None
     """Concentration of the Dirichlet partition; smaller means that clients differ more."""
     classes_per_client: int | None = None
-    """Classes that a client holds in the pathological partition."""
+    """Of pathological and non_iid_1; dominant ones of non_iid_2."""
+    samples_per_client: int | None = None
+    """Of non_iid_1 and non_iid_2; default a hundredth, at most 700."""
+    dominance: float | None = None
+    """Share of the dominant classes in non_iid_2; default 0.5."""
     samples: int | None = None
     """Size of the pool that is dealt."""
     participation: float = 1.0
@@ -87,10 +92,16 @@ class RunConfig:
     """Worker processes; the results are the same bits with any number."""
     device: str = "cpu"
     """Where clients train."""
+    memory_format: str = "auto"
+    """Of images while clients train: contiguous, channels_last, or auto: channels_last for a model with a Conv2d."""
     eval_every: int | None = None
-    """Rounds between evaluations of all clients; default a twentieth of the rounds."""
+    """Rounds between evaluations of all clients; default a twentieth, or what costs a tenth of the time."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints; default a twentieth of the rounds."""
+    local_scores: bool = False
+    """Score trained local models in every round, not only at evaluations."""
+    local_models: Annotated[int, tyro.conf.Suppress] = 100
+    """Locally trained models that a checkpoint keeps for diagnoses: those of the first so many clients of the round."""
     data_root: str | None = None
     """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
     download: bool = False
@@ -143,9 +154,11 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     check_known("value of bn", config.bn, BN)
     check_known("way of grouping layers", config.by, WAYS)
     check_known("optimizer", optimizer, OPTIMIZERS)
+    check_known("memory format", config.memory_format, FORMATS)
     for name, value, least in (
         ("rounds", rounds, 1),
         ("workers", config.workers, 0),
+        ("local_models", config.local_models, 0),
         ("eval_every", config.eval_every, 1),
         ("checkpoint_every", config.checkpoint_every, 1),
     ):
@@ -156,6 +169,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     if not 0 < config.participation <= 1:
         raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
     default = max(1, rounds // 20)
+    epochs = recipe.epochs if config.epochs is None else config.epochs
     root = config.data_root or os.environ.get(data.named.ROOT_VARIABLE)
 
     def or_else(value: Any, otherwise: Any) -> Any:
@@ -165,7 +179,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         config,
         model=or_else(config.model, recipe.model),
         rounds=rounds,
-        epochs=or_else(config.epochs, recipe.epochs),
+        epochs=epochs,
         batch=or_else(config.batch, recipe.batch),
         lr=or_else(config.lr, recipe.lr),
         optimizer=optimizer,
@@ -174,7 +188,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         amsgrad=or_else(config.amsgrad, own.get("amsgrad", False)),
         loss=loss,
         loss_options=or_else(config.loss_options, recipe.loss_options if loss == recipe.loss else {}),
-        eval_every=or_else(config.eval_every, default),
+        eval_every=or_else(config.eval_every, evaluation_interval(rounds, config.participation, epochs)),
         checkpoint_every=or_else(config.checkpoint_every, default),
         data_root=None if root is None else str(Path(root).absolute()),
         dataset=given.name if given is not None else _located(config.dataset),
@@ -182,6 +196,19 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     )
     _ = filled.training  # checks its numbers
     return filled
+
+
+def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
+    """Rounds between evaluations by default, counted so that evaluating takes less than a tenth of the time.
+
+    To score everyone's validation and test samples costs about a quarter of a local epoch of everyone: a forward pass
+    takes a third of a training step's time, and the two splits have half as many samples as training. The round's
+    locally trained models are scored as well. A run has at least four evaluations and at most about twenty.
+    """
+    if not epochs:
+        return max(1, rounds // 20)
+    cost = 0.25 * (1 + participation) / (participation * epochs)  # in rounds of training
+    return max(1, rounds // 20, min(math.ceil(10 * cost), rounds // 4))
 
 
 def _located(dataset: str) -> str:

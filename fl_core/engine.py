@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tqdm.auto import tqdm
 
-from fl_core import costs, seeds, tree
+from fl_core import costs, tree
 from fl_core.algorithms.base import Algorithm, Problem, Round, State, Update
-from fl_core.algorithms.partial import MEASURED, PLayerFL
+from fl_core.algorithms.partial import MEASURED, PLayerFL, Scout
 from fl_core.data import FederatedData
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.executors import Executor
@@ -21,11 +19,15 @@ from fl_core.layers import Layer
 from fl_core.local import Observer, Phase
 from fl_core.plan import LayerPlan
 from fl_core.rows import Row, row
-from fl_core.site import FinishJob, Result, ScoreJob, Site, TrainJob
+from fl_core.schedule import Schedule, sampled_clients
+from fl_core.shelf import Clients, Shelf
+from fl_core.site import FinishJob, Job, Result, ScoreJob, Site, TrainJob
 from fl_core.store import Checkpoint, Writer
+from fl_core.timing import Clock, Pace
 from fl_core.tree import Tree
 
 Work = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
+BUFFER = 10_000  # rows that wait for the end of a round before they are written
 UNITS = {"bytes_down": "byte", "bytes_up": "byte", "flops": "FLOP"}
 
 
@@ -53,31 +55,6 @@ class Instruments:
     observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(default_factory=dict)
     decide: Decide | None = None
     rules: tuple[str, ...] = ()  # what ``decide`` takes as its rule
-
-
-@dataclass
-class Schedule:
-    """When things happen, in rounds."""
-
-    rounds: int
-    participation: float
-    eval_every: int
-    checkpoint_every: int
-
-    def evaluates(self, done: int) -> bool:
-        """Whether all clients are evaluated after this many rounds."""
-        return done % self.eval_every == 0 or done == self.rounds
-
-    def saves(self, done: int) -> bool:
-        """Whether a checkpoint is written after this many rounds."""
-        return done % self.checkpoint_every == 0 or done == self.rounds
-
-
-def sampled_clients(seed: int, index: int, count: int, participation: float) -> tuple[int, ...]:
-    """The clients of a round, ascending: max(1, floor(participation x count)) of them, the same for all algorithms."""
-    take = max(1, int(participation * count + 1e-9))
-    draw = seeds.numpy_generator(seed, "sample", index)
-    return tuple(sorted(int(c) for c in draw.choice(count, size=take, replace=False)))
 
 
 class Engine:
@@ -114,21 +91,27 @@ class Engine:
         self.algorithm = make(plan)
         self.columns = {"algorithm": self.algorithm.name, "seed": problem.seed, **(columns or {})}
         self.names = [client.name for client in data.clients]
-        self.server = State({"model": tree.clone(initial)})
-        self.clients = [] if measure_first else self._fresh_clients(self.algorithm)
-        self.kept: dict[str, dict[str, Tree]] = {}  # local and fine-tuned models of the current round
+        self.server = self.algorithm.open(tree.clone(initial))
+        self.index = {name: client for client, name in enumerate(self.names)}
+        self.folder = writer.path if writer else None
+        self.clients = self._fresh_clients()
+        self.kept: dict[str, Shelf] = {}  # local and fine-tuned models of the current round
         self.rows: list[Row] = []
         self.done = 0
+        self.clock, self.pace = Clock(), Pace()
+        self._steps = 0  # of the current round
         self._flops: dict[frozenset[str], float] = {}
-        self._seconds: dict[str, float] = defaultdict(float)
 
     # --- the loop ---
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint; what the clients have there is read when it is needed."""
         self.server, self.done = checkpoint.server, checkpoint.round
-        self.clients = [checkpoint.clients[name] for name in self.names]
-        self.kept = checkpoint.models
+        self.clients = Clients(self.names, checkpoint.clients.__getitem__, self.folder)
+        self.clients.changed.clear()
+        for kind, models in checkpoint.models.items():
+            for name in models:
+                self._keep(kind, name, models[name])
         if "plan" in self.server.meta:
             self.algorithm.plan = LayerPlan.from_json(self.server.meta["plan"])
             self.measure_first = False
@@ -146,13 +129,24 @@ class Engine:
             self._measure_first()
         self.executor.use(self.algorithm)
         if self.done == 0:
+            if self.algorithm.adapts:
+                self._finish(recorded=False)
             self._evaluate_all()
             self._flush()
+            self._note_time()
         label = f"{self.algorithm.name} seed {self.problem.seed}"
-        bar = tqdm(total=self.schedule.rounds, initial=self.done, desc=label, unit="round", disable=not progress)
+        bar = tqdm(
+            total=self.schedule.rounds,
+            initial=self.done,
+            desc=label,
+            unit="round",
+            disable=not progress,
+            smoothing=0.0,  # the estimate to the end is from all rounds, those with an evaluation too
+        )
         with bar:
             while self.done < self.schedule.rounds:
                 self._round()
+                bar.set_postfix_str(f"{self.pace.rate:,.0f} steps/s: {self.pace.shares()}", refresh=False)
                 bar.update()
 
     def _round(self) -> None:
@@ -163,75 +157,99 @@ class Engine:
         exchanges = self.algorithm.exchanges(index)
         for exchange in exchanges:
             rnd = Round(index, exchange, sampled)
-            with self._timed("train"):
+            with self.clock.on("aggregate"):
                 replies = self._exchange(rnd, work, last=exchange == exchanges[-1])
                 self.algorithm.aggregate(self.server, replies, rnd)
                 for _ in replies:  # whatever the algorithm did not ask for still reaches the clients' states
                     pass
             if self.algorithm.decides and MEASURED in self.server.meta:
                 self._adopt(self._decide(self.server.meta.pop(MEASURED)))
-                for client in set(range(len(self.names))) - set(sampled):  # they have yet to keep what became local
-                    self.clients[client] = self.algorithm.start(tree.clone(self.initial), client)
         self.done += 1
         self._check_finite()
         self._record_work(work)
-        if self.done == self.schedule.rounds:
-            with self._timed("finish"):
-                self._finish()
+        last, looks = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
+        if last or (self.algorithm.adapts and (looks or self.schedule.saves(self.done))):
+            self._finish(recorded=last)
         if self.schedule.evaluates(self.done):
-            with self._timed("evaluate"):
-                self._evaluate_all()
+            self._evaluate_all()
         self._flush()
         if self.writer and self.schedule.saves(self.done):
-            with self._timed("save"):
-                clients = dict(zip(self.names, self.clients, strict=True))
-                self.writer.checkpoint(Checkpoint(self.done, self.server, clients, self.kept))
-        if self.writer:
-            self.writer.add_timing({"round": self.done, **self._seconds})
-        self._seconds.clear()
+            with self.clock.on("save"):
+                checkpoint = Checkpoint(self.done, self.server, self.clients, self.kept)
+                self.writer.checkpoint(checkpoint, self.clients.changed)
+                self.clients.changed.clear()
+        self._note_time()
 
-    def _exchange(
-        self, rnd: Round, work: Work, last: bool, tally: Callable[[Result], None] | None = None
-    ) -> Iterator[Update]:
+    def _exchange(self, rnd: Round, work: Work, last: bool, keep: bool = False) -> Iterator[Update]:
         """Send, run the clients, take their states and records in, and hand their updates on, one at a time."""
         done = rnd.index + 1
-        keep = last and self.schedule.saves(done)
-        splits = ("validation", "test") if self.schedule.evaluates(done) else ("validation",)
+        saves = last and self.writer is not None and self.schedule.saves(done)
+        kept = frozenset(rnd.sampled if keep else rnd.sampled[: self.schedule.local_models] if saves else ())
+        splits: tuple[str, ...] = ()
+        if last and self.schedule.evaluates(done):
+            splits = ("validation", "test")
+        elif last and self.schedule.local_scores:
+            splits = ("validation",)
 
         def jobs() -> Iterable[TrainJob]:
             for client in rnd.sampled:
-                message = self.algorithm.send(self.server, client, rnd)
-                message = message.clone()
-                work[client, "bytes_down", ""] += message.bytes
-                yield TrainJob(client, rnd, message, self.clients[client], splits if last else (), keep)
+                with self.clock.on("aggregate"):
+                    message = self.algorithm.send(self.server, client, rnd)
+                    message = message.clone()
+                    work[client, "bytes_down", ""] += message.bytes
+                    job = TrainJob(client, rnd, message, self.clients[self.names[client]], splits, client in kept)
+                yield job
 
-        for result in self.executor.run(jobs()):
+        for result in self._run("train", jobs()):
             client = result.client
-            self.clients[client] = result.state
+            self.clients[self.names[client]] = result.state
             work[client, "bytes_up", ""] += result.message.bytes
             self._count_work(work, rnd, result)
             if result.tree is not None:
-                self.kept.setdefault("local", {})[self.names[client]] = result.tree
+                self._keep("local", self.names[client], result.tree)
             self._record_scores(client, "local", result.scores, done)
             yield Update(client, self.problem.n_train[client], result.message)
+
+    def _run(self, part: str, jobs: Iterable[Job]) -> Iterator[Result]:
+        """The executor's results; the time until each is charged to a part, but for what moving them takes."""
+        results = iter(self.executor.run(jobs))
+        while True:
+            before = self.executor.moved
+            with self.clock.on(part):
+                result = next(results, None)
+            self.clock.shift(part, "move", self.executor.moved - before)
+            if result is None:
+                return
+            yield result
+
+    def _keep(self, kind: str, name: str, model: Tree) -> None:
+        self.kept.setdefault(kind, Shelf(self.folder))[name] = model
 
     # --- the decision ---
 
     def _measure_first(self) -> None:
         """The measuring epoch of PLayer-FL for an algorithm that takes a plan; only its cost and its plan remain."""
-        scout = PLayerFL(self.problem, None)
-        self.executor.use(scout)
+        self._adopt(self._decide(self.scout()))
+        self.clients = self._fresh_clients()
+        self.measure_first = False
+
+    def scout(self, keep: bool = False) -> list[dict[str, Any]]:
+        """What the clients of the first round measure in the measuring exchange of PLayer-FL, from the common start.
+
+        Args:
+            keep: also keep the clients' trained models, in ``kept["local"]``, and report all that was measured.
+        """
         sampled = sampled_clients(self.problem.seed, 0, len(self.names), self.schedule.participation)
         rnd = Round(0, "stats", sampled)
         main, work = self.algorithm, Work(float)
-        self.algorithm = scout
-        self.clients = self._fresh_clients(scout)
-        scout.aggregate(self.server, self._exchange(rnd, work, last=False), rnd)
+        self.algorithm = Scout(self.problem) if keep else PLayerFL(self.problem)
+        self.executor.use(self.algorithm)
+        self.clients = self._fresh_clients()
+        self.algorithm.aggregate(self.server, self._exchange(rnd, work, last=False, keep=keep), rnd)
         self.algorithm = main
         self._record_work(work, variant="plan")
-        self._adopt(self._decide(self.server.meta.pop(MEASURED)))
-        self.clients = self._fresh_clients(main)
-        self.measure_first = False
+        measured: list[dict[str, Any]] = self.server.meta.pop(MEASURED)
+        return measured
 
     def _decide(self, measured: list[dict[str, Any]]) -> LayerPlan:
         if self.instruments.decide is None:
@@ -254,38 +272,60 @@ class Engine:
         if self.writer:
             self.algorithm.plan.save(self.writer.path / "plan.json")
 
-    def _fresh_clients(self, algorithm: Algorithm) -> list[State]:
-        return [algorithm.start(tree.clone(self.initial), c) for c in range(len(self.names))]
+    def _fresh_clients(self) -> Clients:
+        return Clients(self.names, self._start, self.folder)
+
+    def _start(self, name: str) -> State:
+        """A client that has yet to take part, as the plan in force has it."""
+        state = self.algorithm.start(self.initial, self.index[name])
+        return State({kind: tree.clone(each) for kind, each in state.trees.items()}, state.meta)
 
     # --- evaluation ---
 
-    def _finish(self) -> None:
+    def _finish(self, recorded: bool) -> None:
         """Fine-tune a copy of every client's model; the copies are kept beside the states, under ``personal``."""
         if not self.algorithm.finish(0):
             return
         rnd = Round(self.done, "finish", tuple(range(len(self.names))))
-        models = {c: self.algorithm.models(self.server, state, rnd) for c, state in enumerate(self.clients)}
-        jobs = (FinishJob(c, self.done, models[c][self.algorithm.evaluates]) for c in rnd.sampled)
         work = Work(float)
+
+        def jobs() -> Iterable[FinishJob]:
+            for client, name in enumerate(self.names):
+                found = self.algorithm.models(self.server, self.clients[name], rnd)
+                yield FinishJob(client, self.done, found[self.algorithm.evaluates])
+
         for client in rnd.sampled:  # everyone fine-tunes the final model, so everyone receives it once more
             work[client, "bytes_down", ""] = self.algorithm.send(self.server, client, rnd).bytes
-        for result in self.executor.run(jobs):
+        for result in self._run("train" if recorded else "evaluate", jobs()):
             self._count_work(work, rnd, result)
             if result.tree is not None:
-                self.kept.setdefault("personal", {})[self.names[result.client]] = result.tree
-        self._record_work(work, variant="finish")
+                self._keep("personal", self.names[result.client], result.tree)
+        if recorded:  # what is adapted only to be evaluated is no cost of training
+            self._record_work(work, variant="finish")
 
     def models(self, client: int) -> dict[str, Tree]:
         """The models of one client as they stand: global and/or personal, and the fine-tuned one after the end."""
-        found = self.algorithm.models(self.server, self.clients[client], Round(self.done))
-        tuned = self.kept.get("personal", {}).get(self.names[client])
+        name = self.names[client]
+        found = self.algorithm.models(self.server, self.clients[name], Round(self.done))
+        tuned = self.kept["personal"].get(name) if "personal" in self.kept else None
         return found if tuned is None else {**found, "personal": tuned}
 
     def _evaluate_all(self) -> None:
-        asked = [(c, name, t) for c in range(len(self.names)) for name, t in sorted(self.models(c).items())]
-        jobs = (ScoreJob(client, t, ("validation", "test"), name, self.done) for client, name, t in asked)
-        for (client, name, _), result in zip(asked, self.executor.run(jobs), strict=True):
-            self._record_scores(client, name, result.scores, self.done)
+        asked: deque[str] = deque()
+
+        def jobs() -> Iterable[ScoreJob]:
+            for client in range(len(self.names)):
+                for model, found in sorted(self.models(client).items()):
+                    asked.append(model)
+                    yield ScoreJob(client, found, ("validation", "test"), model, self.done)
+
+        with self.clock.on("evaluate"):
+            for result in self._run("evaluate", jobs()):
+                self._record_scores(result.client, asked.popleft(), result.scores, self.done)
+            for inside in self.algorithm.insides(self.server, Round(self.done)):
+                other = "" if inside.client_b is None else self.names[inside.client_b]
+                columns = {"layer": inside.layer, "variant": inside.variant, "client_b": other}
+                self._row(inside.metric, inside.value, self.done, inside.client, **columns)
 
     # --- records ---
 
@@ -293,14 +333,16 @@ class Engine:
         for split, values in scores.items():
             n = len(self.data.clients[client].split(split))
             for metric, value in values.items():
-                self._row(metric, value, done, client=self.names[client], model=model, split=split, n_samples=n)
+                self._row(metric, value, done, client, model=model, split=split, n_samples=n)
 
     def _count_work(self, work: Work, rnd: Round, result: Result) -> None:
         client = result.client
         phases = self.algorithm.finish(client) if rnd.exchange == "finish" else self.algorithm.phases(rnd, client)
         for phase in phases:
             samples = result.work.get(f"{phase.name}/samples", 0)
-            work[client, "steps", ""] += result.work.get(f"{phase.name}/steps", 0)
+            steps = result.work.get(f"{phase.name}/steps", 0)
+            work[client, "steps", ""] += steps
+            self._steps += int(steps)
             work[client, "flops", ""] += samples * self._flops_of(phase)
             if f"{phase.name}/loss" in result.work:
                 work[client, "train_loss", phase.name] = result.work[f"{phase.name}/loss"]
@@ -312,27 +354,28 @@ class Engine:
 
     def _record_work(self, work: Work, variant: str = "") -> None:
         for (client, metric, part), value in sorted(work.items()):  # not in the order in which clients answered
-            self._row(metric, value, self.done, client=self.names[client], split="train", variant=variant or part)
+            self._row(metric, value, self.done, client, split="train", variant=variant or part)
 
-    def _row(self, metric: str, value: float, done: int, *, client: str, **columns: Any) -> None:
-        n_train = self.problem.n_train[self.names.index(client)]
-        self.rows.append(
-            row(
-                metric,
-                value,
-                round=done,
-                client=client,
-                n_train=n_train,
-                unit=UNITS.get(metric, ""),
-                **self.columns,
-                **columns,
-            )
-        )
+    def _row(self, metric: str, value: float, done: int, client: int | None, **columns: Any) -> None:
+        if client is not None:
+            columns |= {"client": self.names[client], "n_train": self.problem.n_train[client]}
+        columns["round"] = done
+        self.rows.append(row(metric, value, unit=UNITS.get(metric, ""), **self.columns, **columns))
+        if len(self.rows) >= BUFFER:
+            self._flush()
 
     def _flush(self) -> None:
         if self.writer:
-            self.writer.add_rows(self.rows)
+            with self.clock.on("save"):
+                self.writer.add_rows(self.rows)
             self.rows = []
+
+    def _note_time(self) -> None:
+        record = {"round": self.done, "steps": self._steps, **self.clock.take()}
+        self.pace.add(record)
+        self._steps = 0
+        if self.writer:
+            self.writer.add_timing(record)
 
     def _check_finite(self) -> None:
         for name, found in self.server.trees.items():
@@ -343,12 +386,6 @@ class Engine:
                     f"{self.algorithm.name}, round {self.done}, server, aggregation: {bad!r} of {name!r} "
                     f"(layer {layer!r}) is not finite"
                 )
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._seconds[name] += time.perf_counter() - began
 
 
 __all__ = ["Decide", "Engine", "Instruments", "Schedule", "sampled_clients"]

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load, save
 
-from fl_core.algorithms.base import Algorithm, Message, State
+from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import RunError
 from fl_core.site import Job, Result, Site
-from fl_core.tree import Tree
+from fl_core.transport import ALIGNED, Channel, Slot, allocator_settings
+
+SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker
 
 
 class Executor(Protocol):
     """Runs jobs and gives their results in the jobs' order."""
+
+    moved: float  # seconds that this process has spent on carrying jobs and results between processes
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm; jobs that follow use it. Call again when its plan has changed."""
@@ -40,6 +44,8 @@ class Executor(Protocol):
 
 class Serial:
     """Runs every job in this process."""
+
+    moved = 0.0
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -62,18 +68,23 @@ class Serial:
 class Workers:
     """Persistent worker processes, one thread each. They end with this process, however it ends."""
 
+    moved = 0.0
+
     def __init__(self, site: Site, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         x, y, lengths = _packed(site.data)
         packed = _Packed(site, x.share_memory_(), y.share_memory_(), lengths)
-        self._links: list[Connection] = []
+        room = SLOT_TREES * sum(tensor.nbytes + ALIGNED for tensor in site.workspace.live.values())
+        self._links: list[Channel] = []
         self._processes: list[Any] = []
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, packed), daemon=True)
-            process.start()
+            jobs, results = (Slot.of(room) for _ in range(2))
+            process = context.Process(target=_serve, args=(theirs, jobs.memory, results.memory, packed), daemon=True)
+            with allocator_settings():
+                process.start()
             theirs.close()
-            self._links.append(ours)
+            self._links.append(Channel(ours, jobs, results, keeps=True))
             self._processes.append(process)
 
     def use(self, algorithm: Algorithm) -> None:
@@ -87,14 +98,14 @@ class Workers:
         However it ends, also by an error or because the caller wants no more, no worker is left with an answer that
         nobody takes.
         """
-        busy: dict[Connection, int] = {}
+        busy: dict[Channel, int] = {}
         try:
             yield from self._results(iter(jobs), busy)
         finally:
             for link in busy:
                 self._receive(link)
 
-    def _results(self, queue: Iterator[Job], busy: dict[Connection, int]) -> Iterator[Result]:
+    def _results(self, queue: Iterator[Job], busy: dict[Channel, int]) -> Iterator[Result]:
         idle = deque(self._links)
         done: dict[int, Any] = {}
         sent = given = 0
@@ -106,7 +117,8 @@ class Workers:
                     exhausted = True
                     break
                 link = idle.popleft()
-                self._send(link, ("run", _flat(job)))
+                with self._moving():
+                    self._send(link, ("run", job))
                 busy[link] = sent
                 sent += 1
             while given in done:
@@ -114,13 +126,16 @@ class Workers:
                 given += 1
                 if kind == "error":
                     raise value
-                yield _unflat(value)
+                yield value
             if exhausted and not busy:
                 return
-            for ready in wait(list(busy)) if busy else ():  # nobody is busy when a slow job held the others back
+            if not busy:  # a slow job held the others back, and has just been given
+                continue
+            for ready in wait(list(busy)):  # type: ignore[arg-type]
                 link = next(link for link in busy if link is ready)
                 position = busy.pop(link)
-                done[position] = self._receive(link)
+                with self._moving():
+                    done[position] = self._receive(link)
                 idle.append(link)
 
     def close(self) -> None:
@@ -133,19 +148,25 @@ class Workers:
                 process.kill()
                 process.join()
 
-    def _send(self, link: Connection, message: Any) -> None:
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.moved += time.perf_counter() - began
+
+    def _send(self, link: Channel, message: Any) -> None:
         try:
             link.send(message)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise self._died(link) from error
 
-    def _receive(self, link: Connection) -> Any:
+    def _receive(self, link: Channel) -> Any:
         try:
             return link.recv()
         except (EOFError, ConnectionResetError) as error:
             raise self._died(link) from error
 
-    def _died(self, link: Connection) -> RunError:
+    def _died(self, link: Channel) -> RunError:
         process = self._processes[self._links.index(link)]
         process.join(timeout=5)
         killed = process.exitcode is not None and process.exitcode < 0
@@ -174,6 +195,7 @@ class _Packed:
     def __init__(self, site: Site, x: torch.Tensor, y: torch.Tensor, lengths: list[tuple[str, list[int]]]) -> None:
         self.model, self.training, self.criterion = site.workspace.model, site.training, site.criterion
         self.layers, self.makers, self.device = site.layers, site.makers, str(site.workspace.device)
+        self.memory = site.workspace.memory
         self.rest = replace(site.data, clients=())
         self.x, self.y, self.lengths = x, y, lengths
 
@@ -186,8 +208,7 @@ class _Packed:
                 at += size
             clients.append(ClientData(name, *splits))
         data = replace(self.rest, clients=tuple(clients))
-        model = copy.deepcopy(self.model)  # its tensors arrived in memory that all processes share
-        return Site(model, data, self.training, self.criterion, self.layers, self.makers, self.device)
+        return Site(self.model, data, self.training, self.criterion, self.layers, self.makers, self.device, self.memory)
 
 
 def _packed(data: FederatedData) -> tuple[torch.Tensor, torch.Tensor, list[tuple[str, list[int]]]]:
@@ -197,45 +218,14 @@ def _packed(data: FederatedData) -> tuple[torch.Tensor, torch.Tensor, list[tuple
     return x, y, [(c.name, [len(s) for s in parts]) for c, parts in zip(data.clients, splits, strict=True)]
 
 
-class _Bytes:
-    """A tree as bytes: one write to the pipe, and no file descriptor a tensor."""
-
-    def __init__(self, source: Tree) -> None:
-        self.data = save({name: tensor.contiguous() for name, tensor in source.items()})
-
-    def tree(self) -> Tree:
-        return load(self.data)
-
-
-def _map_trees(value: Any, change: Any) -> Any:
-    """A job or result with every tree in it changed."""
-    if isinstance(value, (State, Message)):
-        return replace(value, trees={name: change(t) for name, t in value.trees.items()})
-    parts = {}
-    for name, part in vars(value).items():
-        if isinstance(part, (State, Message)):
-            parts[name] = _map_trees(part, change)
-        elif name == "tree" and part is not None:
-            parts[name] = change(part)
-    return replace(value, **parts)
-
-
-def _flat(value: Any) -> Any:
-    return _map_trees(value, _Bytes)
-
-
-def _unflat(value: Any) -> Any:
-    return _map_trees(value, lambda packed: packed.tree())
-
-
-def _serve(link: Connection, packed: _Packed) -> None:
+def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, packed: _Packed) -> None:
     """A worker's life: answer until the link closes, and never outlive the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     torch.set_num_threads(1)
-    site = packed.unpack()
+    site, link = packed.unpack(), Channel(connection, Slot(results), Slot(jobs), keeps=False)
     while True:
         try:
             kind, value = link.recv()
@@ -245,7 +235,7 @@ def _serve(link: Connection, packed: _Packed) -> None:
             site.algorithm = value
             continue
         try:
-            answer: tuple[str, Any] = ("ok", _flat(site.run(_unflat(value))))
+            answer: tuple[str, Any] = ("ok", site.run(value))
         except Exception as error:  # carried to the parent, which raises it
             answer = ("error", _portable(error, traceback.format_exc()))
         try:

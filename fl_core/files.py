@@ -33,8 +33,12 @@ def signed(data: Mapping[str, Any]) -> bytes:
     return json_bytes({**data, "sha256": sha(json_bytes(data))})
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them."""
+def write_atomically(path: Path, data: bytes, lasting: bool = True) -> None:
+    """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them.
+
+    Args:
+        lasting: whether the file's name, too, is on the disk when this returns; otherwise :func:`sync` its folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with part.open("wb") as file:
@@ -42,11 +46,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    if lasting:
+        sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk; nothing to do where there is no such folder."""
+    if not folder.is_dir():
+        return
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(handle)
     finally:
-        os.close(directory)
+        os.close(handle)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

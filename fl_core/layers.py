@@ -32,6 +32,7 @@ class Layer:
         output: path of the module whose output is the layer's representation.
         used: whether a forward pass of the example reaches the layer.
         tables: those of the parameters that are embedding tables: a batch touches only the rows that it looks up.
+        frozen: those of the parameters that the model's author froze (``requires_grad`` is False).
     """
 
     name: str
@@ -40,6 +41,7 @@ class Layer:
     output: str = ""
     used: bool = True
     tables: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -50,6 +52,11 @@ class Layer:
     def weights(self) -> tuple[str, ...]:
         """The parameters that are not biases."""
         return tuple(name for name in self.parameters if not _is_bias(name))
+
+    @property
+    def still(self) -> bool:
+        """Whether the layer has parameters and all of them are frozen: they have the same values everywhere."""
+        return bool(self.parameters) and set(self.parameters) <= set(self.frozen)
 
 
 def _is_bias(name: str) -> bool:
@@ -64,7 +71,8 @@ def layers_of(
 
     Every parameter and persistent buffer is in exactly one layer. A parameter held by a container (a class token, a
     position table) joins the layer that was running, or had last run, when it was first used. Layers that the pass
-    does not reach come last, marked ``used=False``.
+    does not reach come last, marked ``used=False``. A model whose parameters are all frozen has been put aside, not
+    decided on: none of them is marked as frozen.
 
     Args:
         model: any module; it is left as it was (mode, buffers, random state).
@@ -100,6 +108,8 @@ def layers_of(
         unit_of[name] = _neighbour(trace.touched.get(name), first, owners[name]) if unit is None else unit
         unit_of[name] = joins.get(unit_of[name] or "", unit_of[name])
 
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    frozen = set() if frozen == parameters else frozen
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     members: dict[str, list[str]] = {}
     for name, unit in unit_of.items():
@@ -113,6 +123,7 @@ def layers_of(
             output=_output(unit, members[unit], owners, trace, joins) if unit in first else "",
             used=unit in first,
             tables=tuple(name for name in members[unit] if id(tensors[name]) in looked_up),
+            frozen=tuple(name for name in members[unit] if name in frozen),
         )
         for unit in ordered
     )

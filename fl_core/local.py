@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.losses import Loss
+from fl_core.steps import Steps
 from fl_core.tree import Tree
+from fl_core.workspace import Workspace
 
 if TYPE_CHECKING:
     from fl_core.algorithms.base import Algorithm
     from fl_core.data import Split
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-_NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics
-_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch's order
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,35 @@ class Training:
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0, not {self.lr}")
 
-    def build(self, parameters: list[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
-        """A new optimiser over these tensors; a tensor that does not train is in no optimiser."""
+    def build(
+        self,
+        parameters: list[Tensor] | list[dict[str, Any]],
+        lr: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+    ) -> torch.optim.Optimizer:
+        """A new optimiser over these tensors, or groups of them; a tensor that does not train is in no optimiser.
+
+        Args:
+            lr, momentum, weight_decay: in place of this training's; adam and adamw know no momentum and ignore one.
+        """
         rate = self.lr if lr is None else lr
+        decay = self.weight_decay if weight_decay is None else weight_decay
         if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay, fused=True
-            )
+            speed = self.momentum if momentum is None else momentum
+            return torch.optim.SGD(parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=rate, weight_decay=self.weight_decay, amsgrad=self.amsgrad, fused=True)
+        return kind(parameters, lr=rate, weight_decay=decay, amsgrad=self.amsgrad, fused=True)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of a phase with rates of their own; what is None is the phase's."""
+
+    train: frozenset[str]
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,11 @@ class Phase:
         loss: name of the algorithm's method that gives the objective.
         stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
         observe: names of observers that see every step's parameters and gradients.
-        lr: learning rate, if not the run's.
+        lr, momentum, weight_decay: if not the run's.
+        groups: tensors among those that train with rates of their own; no tensor is in two groups.
+        steps: stop after so many batches, if ``epochs`` passes have more.
+        step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
+            the gradient of the loss. See :class:`fl_core.steps.Steps`.
     """
 
     name: str
@@ -95,6 +120,11 @@ class Phase:
     stream: str = "main"
     observe: tuple[str, ...] = ()
     lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    groups: tuple[Group, ...] = ()
+    steps: int | None = None
+    step: str = ""
 
 
 class Observer(Protocol):
@@ -107,6 +137,10 @@ class Observer(Protocol):
         """What was measured, as JSON."""
 
 
+def _no_inference(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    raise RuntimeError("this context has no model beside the one that is trained")
+
+
 @dataclass
 class Context:
     """What a loss may look at, beside the parameters and the batch."""
@@ -117,65 +151,20 @@ class Context:
     client_name: str
     n_train: int
     criterion: Loss
-    forward: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    forward: Callable[..., Any]  # :meth:`Workspace.forward`
     reference: Tree  # what the client received, on the training device
+    labels: Tensor  # of the client's training samples, int64 [n_train], on the training device
+    trees: dict[str, Tree] = field(default_factory=dict)  # what else it received or kept, there too
+    infer: Callable[[Mapping[str, Tensor], Tensor], Tensor] = _no_inference  # :meth:`Workspace.infer`
     finishing: bool = False  # fine-tuning after that many rounds, instead of training in the next
     observed: dict[str, Any] = field(default_factory=dict)
     work: dict[str, float] = field(default_factory=dict)  # steps, samples and mean loss, by "phase/quantity"
+    scratch: dict[str, Tree] = field(default_factory=dict)  # trees that steps keep: the client's, when all is done
 
     def where(self, phase: str) -> str:
         """The place, for an error message."""
         when = f"after round {self.round}" if self.finishing else f"round {self.round + 1}"
         return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
-
-
-class Workspace:
-    """A model skeleton on a device: trees go in, are trained or evaluated, and come out as trees."""
-
-    def __init__(self, model: nn.Module, device: str | torch.device = "cpu") -> None:
-        self.model = model.to(device)
-        self.device = torch.device(device)
-        self.live = tree.live(self.model)
-        self.params = dict(self.model.named_parameters())
-        names = {module: name for name, module in self.model.named_modules()}
-        self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples of a batch
-        self.norms = [
-            (module, {f"{names[module]}.{key}".lstrip(".") for key in module.state_dict()})
-            for module in self.model.modules()
-            if isinstance(module, _NORM)
-        ]
-
-    def load(self, source: Tree) -> None:
-        """Copy a whole tree in, strictly."""
-        tree.load(self.model, source)
-
-    def read(self) -> Tree:
-        """The tree as it is now, on the CPU."""
-        return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in self.live.items()}
-
-    def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits [n, C]. The skeleton itself runs where ``params`` are its own."""
-        if params is self.params:
-            return self.model(x)
-        return torch.func.functional_call(self.model, dict(params), (x,))
-
-    @contextmanager
-    def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
-        """Training mode in which exactly these tensors move; yields the trained parameters, sorted."""
-        flags = {name: param.requires_grad for name, param in self.params.items()}
-        chosen = {name for name in names if flags.get(name)}  # what the model's author froze stays frozen
-        try:
-            self.model.train()
-            for module, own in self.norms:
-                module.train(bool(own & names))
-            for name, param in self.params.items():
-                param.requires_grad_(name in chosen)
-                param.grad = None
-            yield sorted(chosen)
-        finally:
-            for name, param in self.params.items():
-                param.requires_grad_(flags[name])
-                param.grad = None
 
 
 def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
@@ -212,31 +201,47 @@ def train(
     seed, parts = algorithm.problem.seed, (ctx.round, ctx.client, phase.stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
     objective = getattr(algorithm, phase.loss)
-    x, y = split.x.to(workspace.device), split.y.to(workspace.device)
+    x, y = workspace.place(split.x), split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
     slices = batch_slices(len(y), training.batch, whole=workspace.couples)
+    left = phase.epochs * len(slices) if phase.steps is None else phase.steps
     total, samples, steps = 0.0, 0, 0
     state: Tree = {}
     with workspace.trains(phase.train) as names, seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)):
         params: list[Tensor] = [workspace.params[name] for name in names]
         if params and phase.epochs and slices:
-            optimizer = training.build(params, phase.lr)
+            by_name = dict(zip(names, params, strict=True))
+            rates = (phase.lr, phase.momentum, phase.weight_decay)
+            optimizer = training.build(_grouped(phase, by_name), *rates)
             _restore(optimizer, names, params, phase, kept or {})
+            own = None
+            if phase.step:
+                explain = partial(_explain, workspace, algorithm, phase, ctx, names)
+                seen, data = list(watching.values()), (x, y)
+                own = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, explain)
+                step = getattr(algorithm, phase.step)
             for _ in range(phase.epochs):
-                order = torch.randperm(len(y), generator=draws).to(workspace.device)
-                for part in slices:
-                    chosen = order[part]
-                    loss = objective(workspace.params, (x[chosen], y[chosen]), ctx)
+                for batch in _batches(x, y, slices[:left], draws):
+                    if own is not None:
+                        step(own, batch, ctx)
+                        own.taken += 1
+                        continue
+                    loss = objective(workspace.params, batch, ctx)
                     grads = _gradients(loss, params)
                     value = loss.item()
                     if not math.isfinite(value):
                         raise NonFiniteError(_explain(workspace, algorithm, phase, ctx, names, grads, value, steps))
-                    for param, grad in zip(params, grads, strict=True):
-                        param.grad = grad
                     for observer in watching.values():
                         observer.update(workspace.params, _named(names, grads))
                     optimizer.step()
-                    total, samples, steps = total + value * len(chosen), samples + len(chosen), steps + 1
+                    for param in params:
+                        param.grad = None  # its memory serves the next step
+                    del loss, grads
+                    size = len(batch[1])
+                    total, samples, steps = total + value * size, samples + size, steps + 1
+                left = max(0, left - len(slices))
+            if own is not None:
+                total, samples, steps = own.loss, own.samples, own.taken
             state = _kept(optimizer, names, params, phase) if training.keep_optimizer else {}
     result = workspace.read()
     bad = tree.first_nonfinite(tree.pick(result, phase.train))
@@ -249,9 +254,36 @@ def train(
     return result, state
 
 
+def _batches(x: Tensor, y: Tensor, slices: list[slice], draws: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch in a new order. Small data are put in order at once, which saves time with every batch."""
+    order = torch.randperm(len(y), generator=draws).to(y.device)
+    if x.nbytes <= GATHERED:
+        x, y = x[order], y[order]
+        yield from ((x[part], y[part]) for part in slices)
+    else:
+        yield from ((x[order[part]], y[order[part]]) for part in slices)
+
+
+def _grouped(phase: Phase, params: Mapping[str, Tensor]) -> list[Tensor] | list[dict[str, Any]]:
+    """What the optimiser moves: the parameters, in groups where the phase has any."""
+    if not phase.groups:
+        return list(params.values())
+    rest, found = dict(params), []
+    for group in phase.groups:
+        rates = {"lr": group.lr, "momentum": group.momentum, "weight_decay": group.weight_decay}
+        own: dict[str, Any] = {key: value for key, value in rates.items() if value is not None}
+        found.append(own | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]})
+    return [group for group in (*found, {"params": list(rest.values())}) if group["params"]]
+
+
 def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """None for a tensor outside the forward pass, also where all of them are."""
-    return torch.autograd.grad(loss, params, allow_unused=True) if loss.requires_grad else (None,) * len(params)
+    """None for a tensor outside the forward pass, also where all of them are; also left in each tensor's ``grad``.
+
+    ``backward`` lays a gradient out in memory as its parameter is, which fused optimisers take for granted.
+    """
+    if loss.requires_grad:
+        loss.backward(inputs=params)
+    return tuple(param.grad for param in params)
 
 
 def _named(names: list[str], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
@@ -289,7 +321,7 @@ def _slot(phase: Phase, name: str, key: str) -> str:
 
 def _kept(optimizer: torch.optim.Optimizer, names: list[str], params: list[Tensor], phase: Phase) -> Tree:
     return {
-        _slot(phase, name, key): value.detach().to("cpu", copy=True)
+        _slot(phase, name, key): value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, param in zip(names, params, strict=True)
         for key, value in optimizer.state[param].items()
         if isinstance(value, Tensor)
@@ -303,4 +335,14 @@ def _restore(
         prefix = _slot(phase, name, "")
         found = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
         if found:
-            optimizer.state[param].update({key: value.to(param.device, copy=True) for key, value in found.items()})
+            optimizer.state[param].update({key: _like(value, param) for key, value in found.items()})
+    if any("momentum_buffer" in state for state in optimizer.state.values()):  # then a fused step wants one for each,
+        for param in params:  # also for what trains for the first time
+            optimizer.state[param].setdefault("momentum_buffer", torch.zeros_like(param))
+
+
+def _like(value: Tensor, param: Tensor) -> Tensor:
+    """A copy on the parameter's device; a moment lies in memory as its parameter does."""
+    if value.shape != param.shape:
+        return value.to(param.device, copy=True)
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -113,8 +113,8 @@ class LayerPlan:
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the layers that have parameters and that a forward pass reaches."""
-        return tuple(layer.name for layer in self.layers if layer.used and layer.parameters)
+        """Names of the layers that have parameters, not all frozen, and that a forward pass reaches."""
+        return tuple(layer.name for layer in self.layers if layer.used and layer.parameters and not layer.still)
 
     def __repr__(self) -> str:
         marks = " ".join(f"[{name}]" if name in self.shared else name for name in self.names)
@@ -147,6 +147,11 @@ class LayerPlan:
         return cls(tuple(layers), body, Evidence(rule="all_but_last"))
 
     @classmethod
+    def last(cls, layers: Sequence[Layer]) -> LayerPlan:
+        """Share the last layer in use only, the classifier."""
+        return cls(tuple(layers), cls(tuple(layers), ()).trainable[-1:], Evidence(rule="last"))
+
+    @classmethod
     def everything(cls, layers: Sequence[Layer]) -> LayerPlan:
         """Share every layer: FedAvg."""
         return cls(tuple(layers), tuple(layer.name for layer in layers), Evidence(rule="everything"))
@@ -154,6 +159,10 @@ class LayerPlan:
     def with_shared(self, shared: Iterable[str], **why: Any) -> LayerPlan:
         """The same layers with another decision; keywords replace fields of the evidence."""
         return LayerPlan(self.layers, tuple(shared), replace(self.why, **why))
+
+    def with_first(self, count: int, **why: Any) -> LayerPlan:
+        """Share the first ``count`` layers that train, and the frozen ones, which are the same everywhere."""
+        return self.with_shared((*self.trainable[:count], *still_in(self.layers)), **why)
 
     # --- holding it against a model ---
 
@@ -163,8 +172,11 @@ class LayerPlan:
         Raises:
             UsageError: names the first tensors that only one of the two has.
         """
-        planned = {name for layer in self.layers for name in layer.tensors}
-        present = set(tree.live(model))
+        self.check_tensors(tree.live(model))
+
+    def check_tensors(self, names: Iterable[str]) -> None:
+        """As :meth:`check_fits`, for the tensor names of a model."""
+        planned, present = {name for layer in self.layers for name in layer.tensors}, set(names)
         if planned != present:
             parts = [
                 f"only in the {who}: {listing(sorted(names), 4)}"
@@ -233,6 +245,11 @@ class LayerPlan:
         return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
 
 
+def still_in(layers: Iterable[Layer]) -> tuple[str, ...]:
+    """Names of the layers in use that are frozen: a rule shares them, wherever they are."""
+    return tuple(layer.name for layer in layers if layer.used and layer.still)
+
+
 def layer_from_json(item: Mapping[str, Any]) -> Layer:
     """A layer from ``asdict(layer)`` as JSON gives it back.
 
@@ -243,11 +260,11 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
         raise UsageError(f"not a layer: {item!r}")
     data = dict(item)
     _check_kinds("a layer", data, asdict(Layer("", ())))
-    for kind in ("parameters", "buffers", "tables"):
+    for kind in ("parameters", "buffers", "tables", "frozen"):
         data[kind] = tuple(data.get(kind, ()))
-    for name in data["parameters"] + data["buffers"] + data["tables"]:
-        if not isinstance(name, str):
-            raise UsageError(f"not a layer: {name!r} among its tensor names")
+        for name in data[kind]:
+            if not isinstance(name, str):
+                raise UsageError(f"not a layer: {name!r} among its tensor names")
     return Layer(**data)
 
 

@@ -18,15 +18,15 @@ import torch
 from torch import nn
 
 from fl_core import models, rows, store, tree
-from fl_core.algorithms.base import Round, State, find
-from fl_core.algorithms.partial import MEASURED, PLayerFL
+from fl_core.algorithms.base import Round, find
+from fl_core.algorithms.partial import Scout
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData, Partition
 from fl_core.engine import Engine, Instruments, Schedule
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.executors import Serial, executor
 from fl_core.plan import LayerPlan
-from fl_core.site import Site, TrainJob
+from fl_core.site import Site
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -135,11 +135,18 @@ def _check_decision(task: Task, instruments: Instruments) -> None:
         if instruments.decide is None:
             raise UsageError(f"{task.config.algorithm} decides on a plan: pass diagnostics.instruments(), or a plan")
         check_known("rule", task.config.rule, instruments.rules)
-        used = [layer for layer in task.layers if layer.used and layer.weights]
+        used = [layer for layer in task.layers if layer.used and layer.weights and not layer.still]
         least = find(task.config.algorithm).least_layers
         if len(used) < least:
             name = task.config.algorithm
             raise UsageError(f"{name} needs {least} layers to choose between; the model has {len(used)}")
+        moving = [layer for layer in task.layers if layer.used and not layer.still]
+        for layer in moving:
+            if set(layer.weights) <= set(layer.frozen):
+                raise UsageError(
+                    f"layer {layer.name!r} has no weights that train, so that nothing is measured of it: "
+                    "group it with another layer, or give a plan"
+                )
         if not task.config.epochs:
             raise UsageError("a decision is made on what local training shows: epochs must be at least 1")
 
@@ -198,13 +205,16 @@ def _execute(
     task: Task, instruments: Instruments, writer: store.Writer | None, progress: bool, resume_from: int = 0
 ) -> Engine:
     config = task.config
-    site = Site(
-        task.model, task.data, config.training, task.criterion, task.layers, instruments.observers, config.device
-    )
+    site = site_of(task, instruments.observers)
     initial = tree.of(task.model)
     tree.check_unaliased(initial)
     schedule = Schedule(
-        int(config.rounds or 1), config.participation, int(config.eval_every or 1), int(config.checkpoint_every or 1)
+        int(config.rounds or 1),
+        config.participation,
+        int(config.eval_every or 1),
+        int(config.checkpoint_every or 1),
+        config.local_scores,
+        config.local_models,
     )
     with closing(executor(site, config.workers)) as pool:
         engine = Engine(
@@ -224,9 +234,24 @@ def _execute(
             writer=writer,
         )
         if writer and resume_from:
-            engine.restore(writer.run.checkpoint(resume_from))
+            engine.restore(writer.run.checkpoint(resume_from, lazy=True))
         engine.run(progress)
     return engine
+
+
+def site_of(task: Task, observers: Mapping[str, Any]) -> Site:
+    """Where a task's clients run."""
+    config = task.config
+    return Site(
+        task.model,
+        task.data,
+        config.training,
+        task.criterion,
+        task.layers,
+        observers,
+        config.device,
+        config.memory_format,
+    )
 
 
 def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
@@ -238,21 +263,13 @@ def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.
     Returns:
         The models by client, and each client's measurement by client.
     """
-    site = Site(task.model, task.data, task.config.training, task.criterion, task.layers, observers, task.config.device)
+    site = site_of(task, observers)
     initial = tree.of(task.model)
-    scout = PLayerFL(task.problem)
-    serial = Serial(site)
-    serial.use(scout)
-    everyone = tuple(range(len(task.data.clients)))
-    rnd = Round(0, "stats", everyone)
-    server = State({"model": initial})
-    jobs = (TrainJob(c, rnd, scout.send(server, c, rnd), scout.start(initial, c), keep_local=True) for c in everyone)
-    trained, measured = {}, {}
-    for client, result in zip(task.data.clients, serial.run(jobs), strict=True):
-        trained[client.name] = result.tree or {}
-        measured[client.name] = result.message.meta[MEASURED]
-    tree.load(task.model, initial)
-    return {name: _copy_with(task.model, each) for name, each in trained.items()}, measured
+    scout = Scout(task.problem)
+    everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
+    engine = Engine(task.problem, lambda _: scout, task.data, initial, site, Serial(site), everyone, Instruments())
+    measured = {engine.names[each["client"]]: each for each in engine.scout(keep=True)}
+    return {name: _copy_with(task.model, each) for name, each in engine.kept["local"].items()}, measured
 
 
 # --- reading models back ---------------------------------------------------------------------------------------
@@ -290,7 +307,7 @@ def load_models(
     if "plan" in checkpoint.server.meta:
         algorithm.plan = LayerPlan.from_json(checkpoint.server.meta["plan"])
     rnd = Round(checkpoint.round)
-    trees = dict(checkpoint.models)
+    trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():
         for kind, each in algorithm.models(checkpoint.server, state, rnd).items():
             trees.setdefault(kind, {}).setdefault(name, each)

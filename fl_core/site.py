@@ -13,9 +13,10 @@ from fl_core.algorithms.base import Algorithm, Message, Round, State
 from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
-from fl_core.local import Context, Observer, Phase, Training, Workspace, batch_slices, train
+from fl_core.local import Context, Observer, Phase, Training, batch_slices, train
 from fl_core.losses import Loss
-from fl_core.tree import Tree
+from fl_core.tree import Tree, one_thread
+from fl_core.workspace import Workspace
 
 OPTIMIZER_TREE = "optimizer"
 SCORE_BATCH = 1024
@@ -80,34 +81,45 @@ class Site:
         layers: tuple[Layer, ...],
         observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]],
         device: str = "cpu",
+        memory: str = "auto",
     ) -> None:
-        self.workspace = Workspace(model, device)
+        self.workspace = Workspace(model, device, memory)
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
 
     def run(self, job: Job) -> Result:
         """Run one job."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with one_thread():
             if isinstance(job, TrainJob):
                 return self._train(job)
             if isinstance(job, FinishJob):
                 return self._finish(job)
             return Result(job.client, scores=self._scores(job.client, job.tree, job.splits, job.model, job.done))
-        finally:
-            torch.set_num_threads(before)
 
     def _train(self, job: TrainJob) -> Result:
         algorithm = self._algorithm()
         state = State(dict(job.state.trees), dict(job.state.meta))
         optimizer = state.trees.pop(OPTIMIZER_TREE, {})
+        candidates = algorithm.candidates(state, job.message)
+        if candidates:
+            done = job.rnd.index
+            job.message.meta["losses"] = {
+                name: self._scores(job.client, each, ("validation",), f"received {name!r}", done)["validation"]["loss"]
+                for name, each in candidates.items()
+            }
         trained = {**state.trees, "model": algorithm.begin(state, job.message, job.rnd, job.client)}
         ctx = self._context(algorithm, job.client, job.rnd.index, job.message.trees.get("model", trained["model"]))
+        beside = {**state.trees, **job.message.trees}
+        ctx.trees = {name: self._there(t) for name, t in beside.items() if name != "model"}
         for phase in algorithm.phases(job.rnd, job.client):
             trained[phase.tree], kept = self._phase(algorithm, phase, trained[phase.tree], ctx, optimizer)
             optimizer = {**optimizer, **kept}
+        for name, kept in ctx.scratch.items():
+            trained[name] = {
+                key: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                for key, tensor in kept.items()
+            }
         local = trained["model"]
         message = algorithm.reply(state, trained, ctx, job.rnd, job.client)
         if self.training.keep_optimizer:
@@ -139,7 +151,6 @@ class Site:
     def _context(
         self, algorithm: Algorithm, client: int, index: int, reference: Tree, finishing: bool = False
     ) -> Context:
-        device = self.workspace.device
         return Context(
             algorithm=algorithm.name,
             round=index,
@@ -148,9 +159,14 @@ class Site:
             n_train=len(self.data.clients[client].train),
             criterion=self.criterion,
             forward=self.workspace.forward,
-            reference={name: tensor.to(device) for name, tensor in reference.items()},
+            reference=self._there(reference),
+            infer=self.workspace.infer,
+            labels=self.data.clients[client].train.y.to(self.workspace.device),
             finishing=finishing,
         )
+
+    def _there(self, source: Tree) -> Tree:
+        return {name: tensor.to(self.workspace.device) for name, tensor in source.items()}
 
     def _scores(
         self, client: int, tree: Tree, splits: tuple[str, ...], model: str, done: int
@@ -162,7 +178,7 @@ class Site:
         found: dict[str, dict[str, float]] = {}
         for name in splits:
             split: Split = getattr(self.data.clients[client], name)
-            x, y = split.x.to(self.workspace.device), split.y.to(self.workspace.device)
+            x, y = self.workspace.place(split.x), split.y.to(self.workspace.device)
             parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [slice(None)]
             logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
             try:

@@ -19,16 +19,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors.torch import save
 from torch import Tensor
 
-from fl_core import rows
+from fl_core import rows, timing
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, UsageError
 from fl_core.files import (
@@ -40,12 +40,12 @@ from fl_core.files import (
     read_tensors,
     sha,
     signed,
+    sync,
     write_atomically,
     write_json,
 )
-from fl_core.tree import Tree, clone
+from fl_core.tree import Tree, clone, joined, parted
 
-_SEPARATOR = "|"  # between the name of a tree and the name of a tensor; module paths have no such character
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 
 
@@ -55,8 +55,27 @@ class Checkpoint:
 
     round: int
     server: State
-    clients: dict[str, State]
-    models: dict[str, dict[str, Tree]]  # "local" or "personal" -> client -> tree
+    clients: Mapping[str, State]
+    models: Mapping[str, Mapping[str, Tree]]  # "local" or "personal" -> client -> tree
+
+
+V = TypeVar("V")
+
+
+class _Lazy(Mapping[str, V]):
+    """Values that are read from their entries in a manifest when they are asked for."""
+
+    def __init__(self, entries: Mapping[str, Mapping[str, Any]], read: Callable[[Mapping[str, Any]], V]) -> None:
+        self._entries, self._read = entries, read
+
+    def __getitem__(self, name: str) -> V:
+        return self._read(self._entries[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -134,12 +153,15 @@ class Run:
             raise CorruptError(f"{path} is damaged: it is the checkpoint after round {found['round']}")
         return found
 
-    def checkpoint(self, which: int | str = "last") -> Checkpoint:
+    def checkpoint(self, which: int | str = "last", lazy: bool = False) -> Checkpoint:
         """Load a checkpoint, every digest checked.
+
+        Args:
+            lazy: read a client's state, or a model beside the states, only when it is asked for, and each time anew.
 
         Raises:
             UsageError: no such checkpoint.
-            CorruptError: a byte of it differs from what was written.
+            CorruptError: a byte of it differs from what was written; with ``lazy``, it may come later.
         """
         if which == "last":
             if not self.rounds:
@@ -151,27 +173,26 @@ class Run:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(f"a round is a number or 'last', not {which!r}") from error
-        found = Checkpoint(manifest["round"], State(), {}, {})
+        entries: dict[str, dict[str, Any]] = {}
         for name, entry in manifest["states"].items():
-            state = State(self._trees(entry), entry["meta"])
             kind, _, client = name.partition("/")
-            if kind == "server":
-                found.server = state
-            elif kind == "client":
-                found.clients[client] = state
-            else:
-                found.models.setdefault(kind, {})[client] = state.trees["model"]
-        return found
+            entries.setdefault(kind, {})[client] = entry
+        server = self._state(entries.pop("server")[""])
+        clients: Mapping[str, State] = _Lazy(entries.pop("client", {}), self._state)
+        models: dict[str, Mapping[str, Tree]] = {
+            kind: _Lazy(found, lambda entry: self._trees(entry)["model"]) for kind, found in entries.items()
+        }
+        if not lazy:
+            clients, models = dict(clients), {kind: dict(found) for kind, found in models.items()}
+        return Checkpoint(manifest["round"], server, clients, models)
+
+    def _state(self, entry: Mapping[str, Any]) -> State:
+        return State(self._trees(entry), entry["meta"])
 
     def _trees(self, entry: Mapping[str, Any]) -> dict[str, Tree]:
-        trees: dict[str, Tree] = {name: {} for name in entry["trees"]}
-        if entry["blob"]:
-            for key, tensor in read_tensors(
-                self.path / "blobs" / f"{entry['blob']}.safetensors", entry["blob"]
-            ).items():
-                name, _, tensor_name = key.partition(_SEPARATOR)
-                trees[name][tensor_name] = tensor
-        return trees
+        blob = entry["blob"]
+        flat = read_tensors(self.path / "blobs" / f"{blob}.safetensors", blob) if blob else {}
+        return parted(flat, entry["trees"])
 
     def verify(self) -> list[str]:
         """Check every covered byte.
@@ -258,6 +279,7 @@ class Writer:
         self._rows_bytes = 0
         self._rows_sha = hashlib.sha256()
         self._sound: set[str] = set()  # blobs that this writer has written or found undamaged
+        self._clients: dict[str, dict[str, Any]] = {}  # entries of the last checkpoint
 
     def begin(self, environment: Mapping[str, Any], partition: dict[str, Tensor], header: Mapping[str, Any]) -> None:
         """Write what precedes training: environment, partition, the rows' header, and the manifest over them."""
@@ -285,7 +307,7 @@ class Writer:
             self.run._checked(name)
         if rounds:
             try:
-                self.run.checkpoint()
+                self._check_last(rounds[-1])
             except CorruptError as error:
                 path = self.run._checkpoint_path(rounds[-1])
                 raise CorruptError(f"{error}; remove {path} to go on from the checkpoint before it") from error
@@ -298,7 +320,18 @@ class Writer:
         with (self.path / "rows.jsonl").open("r+b") as file:
             self._count(file.read(entry["bytes"]))
             file.truncate(entry["bytes"])
-        return rounds[-1] if rounds else 0
+        done = rounds[-1] if rounds else 0
+        timing.rewind(self.path / "timing.jsonl", done)
+        return done
+
+    def _check_last(self, which: int) -> None:
+        """Read everything that the run goes on from; what is in it need not be written again."""
+        found = self.run.checkpoint(which, lazy=True)
+        for part in (found.clients, *found.models.values()):
+            for _ in part.values():
+                pass
+        states = self.run.manifest(which)["states"]
+        self._clients = {name: states[f"client/{name}"] for name in found.clients}
 
     def _sweep(self, rounds: Iterable[int]) -> None:
         """Remove the blobs of a checkpoint that was never finished."""
@@ -325,15 +358,22 @@ class Writer:
         with (self.path / "timing.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def checkpoint(self, checkpoint: Checkpoint, changed: Collection[str] | None = None) -> None:
         """Save everything after a round; its manifest is written last.
 
         Tensors are stored by value: those that share memory come back apart.
+
+        Args:
+            changed: clients that may differ from the last checkpoint; the others are not looked at. Default: all.
         """
         states = {"server": self._put(checkpoint.server)}
-        states |= {f"client/{name}": self._put(state) for name, state in checkpoint.clients.items()}
+        for name in checkpoint.clients:
+            if changed is None or name in changed or name not in self._clients:
+                self._clients[name] = self._put(checkpoint.clients[name])
+            states[f"client/{name}"] = self._clients[name]
         for kind, trees in checkpoint.models.items():
-            states |= {f"{kind}/{name}": self._put(State({"model": tree})) for name, tree in trees.items()}
+            states |= {f"{kind}/{name}": self._put(State({"model": trees[name]})) for name in trees}
+        sync(self.path / "blobs")
         with (self.path / "rows.jsonl").open("rb") as file:
             os.fsync(file.fileno())  # the manifest must not outlive the rows that it covers
         manifest = {
@@ -345,22 +385,15 @@ class Writer:
         write_atomically(self.run._checkpoint_path(checkpoint.round), signed(manifest))
 
     def _put(self, state: State) -> dict[str, Any]:
-        for name in state.trees:
-            if _SEPARATOR in name:
-                raise UsageError(f"a tree called {name!r} cannot be stored: the name has a {_SEPARATOR!r}")
-        flat = {
-            f"{name}{_SEPARATOR}{key}": tensor
-            for name, tree in state.trees.items()
-            for key, tensor in clone(tree).items()
-        }
+        flat = joined(state.trees)
         blob = ""
         if flat:
-            data = save(flat)
+            data = save(clone(flat))
             blob = sha(data)
             path = self.path / "blobs" / f"{blob}.safetensors"
             if blob not in self._sound:
                 if not path.exists() or sha(path.read_bytes()) != blob:
-                    write_atomically(path, data)
+                    write_atomically(path, data, lasting=False)
                 self._sound.add(blob)
         return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
 

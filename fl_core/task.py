@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,8 @@ from torch import nn
 import fl_core
 from fl_core import data as datasets
 from fl_core import losses, models, tree
-from fl_core.algorithms.base import Algorithm, Problem, find, registry
+from fl_core.algorithms.base import Algorithm, Problem, configured, find, registry
+from fl_core.built import Built, Plain
 from fl_core.config import AUTO, RunConfig, resolved
 from fl_core.data import FederatedData, Partition
 from fl_core.data.partitions import SPLITS
@@ -19,6 +20,7 @@ from fl_core.errors import UsageError, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.losses import Loss
 from fl_core.plan import LayerPlan
+from fl_core.workspace import memory_format
 
 
 @dataclass
@@ -83,7 +85,7 @@ def assemble(
         UsageError: anything unknown, missing, or not fitting; names the thing.
     """
     config = resolved(config, data)
-    kind = find(config.algorithm)
+    kind = find(config.algorithm).under(config.options)
     if config.plan is not None and plan is not None:
         raise UsageError(f"a plan was given, and the configuration has plan={config.plan!r}: choose one")
     if (config.plan is not None or plan is not None) and not kind.splits:
@@ -92,7 +94,8 @@ def assemble(
     data = data or loaded
     if data is None:
         kept = ("samples", "data_root", "download", "client_column", "label_column")
-        drawn = ("clients", "partition", "alpha", "classes_per_client", "seed") if partition is None else ()
+        dealt = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance", "seed")
+        drawn = dealt if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in (*kept, *drawn)}
         data = datasets.load(config.dataset, indices=partition, **chosen)
     if model is None:
@@ -111,21 +114,34 @@ def assemble(
         _drop_statistics(model)
     criterion = losses.build(str(config.loss), **(config.loss_options or {}))
     criterion.check(data.n_classes)
-    layers = layers_of(model, models.example(data.shape), by=config.by)
+    plain_layers = layers_of(model, models.example(data.shape), by=config.by)
+    plain = Plain(model)
+    options = configured(kind, config.options)
+    model = kind.build(model, options, shape=data.shape, n_classes=data.n_classes, seed=config.seed)
+    if config.bn == "drop":
+        _drop_statistics(model)
+    built = Built(plain, model, kind.adds, models.example(data.shape), config.by)
+    if built.changed:
+        models.check_fit(f"{type(model).__name__}, built for {kind.name},", model, data.shape, data.n_classes)
+    layers = built.layers(plain_layers)
     problem = Problem(
         layers=layers,
-        local_only=_statistics(model) if config.bn == "local" else frozenset(),
+        local_only=built.personal | (_statistics(model) if config.bn == "local" else frozenset()),
         n_train=data.weights,
         epochs=int(config.epochs or 0),
         seed=config.seed,
+        norms=_normalisations(model),
+        rounds=int(config.rounds or 0),
     )
+    config = replace(config, memory_format=memory_format(model, config.memory_format, models.example(data.shape)))
     _check_batches(model, data, int(config.batch or 1), config.bn)
     if plan is None and config.plan not in (None, AUTO):
         plan = LayerPlan.load(str(config.plan))
+    if plan is None and kind.splits and config.plan is None:
+        undecided = kind(problem, None, config.options)
+        plan = None if undecided.decides else undecided.default_plan(plain_layers)
     if plan is not None:
-        plan.check_fits(model)
-    elif kind.splits and config.plan is None and not kind(problem, None, config.options).decides:
-        plan = LayerPlan.all_but_last(layers)
+        plan = built.plan(plan)
     task = Task(config, data, model, layers, criterion, problem, plan)
     task.algorithm(plan)  # its own configuration is checked here
     return task
@@ -136,6 +152,12 @@ def assemble(
 
 def _with_statistics(model: nn.Module) -> dict[str, nn.Module]:
     return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+
+
+def _normalisations(model: nn.Module) -> frozenset[str]:
+    """What belongs to modules that normalise over batches: found by their type, not by their name."""
+    found = _with_statistics(model).items()
+    return frozenset(f"{name}.{key}".lstrip(".") for name, module in found for key in module.state_dict())
 
 
 def _statistics(model: nn.Module) -> frozenset[str]:

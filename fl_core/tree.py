@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ Tree = dict[str, Tensor]
 
 GROUP = 8
 """Weighted means are summed in float64 over groups of this many consecutive trees, groups in order."""
+BLOCK = 2**16
+"""Numbers that a mean converts at a time, so that they stay in the processor's cache."""
+
+_SEPARATOR = "|"  # between the name of a tree and the name of a tensor; module paths have no such character
 
 
 def of(module: nn.Module) -> Tree:
@@ -64,15 +69,60 @@ def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     return {name: tensor for name, tensor in tree.items() if name in wanted}
 
 
+def joined(trees: Mapping[str, Mapping[str, Tensor]]) -> Tree:
+    """Several trees as one, whose keys begin with a tree's name; :func:`parted` undoes it. Nothing is copied.
+
+    Raises:
+        UsageError: a tree's name that has the separator.
+    """
+    for name in trees:
+        if _SEPARATOR in name:
+            raise UsageError(f"a tree called {name!r} cannot be stored: the name has a {_SEPARATOR!r}")
+    return {f"{name}{_SEPARATOR}{key}": tensor for name, tree in trees.items() for key, tensor in tree.items()}
+
+
+def parted(tree: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tree]:
+    """The trees that :func:`joined` made one of; ``names`` are all their names, for an empty one leaves no trace."""
+    found: dict[str, Tree] = {name: {} for name in names}
+    for key, tensor in tree.items():
+        name, _, own = key.partition(_SEPARATOR)
+        found[name][own] = tensor
+    return found
+
+
 def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
     """``a - b`` entry by entry, over floating entries (integer counters have no meaningful difference)."""
     check_same(a, b)
     return {name: a[name] - b[name] for name in a if a[name].is_floating_point()}
 
 
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Euclidean distance over all floating entries, accumulated in float64; 0 = equal."""
-    return sum(float(d.double().square().sum()) for d in sub(a, b).values()) ** 0.5
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], order: int = 2) -> float:
+    """Distance over all floating entries, accumulated in float64; 0 = equal. Order 2 is Euclidean, 1 sums sizes."""
+    gaps = sub(a, b)
+    return sum(float(gaps[name].double().abs().pow(order).sum()) for name in sorted(gaps)) ** (1 / order)
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Inner product over all floating entries, accumulated in float64, in sorted order of names."""
+    check_same(a, b)
+    return sum(float((a[name].double() * b[name].double()).sum()) for name in sorted(a) if a[name].is_floating_point())
+
+
+def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Cosine of the angle between two trees, -1 to 1; 0 if one of them is zero."""
+    sizes = (dot(a, a) * dot(b, b)) ** 0.5
+    return dot(a, b) / sizes if sizes else 0.0
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch's sums in one thread inside the block: their order, so their bits, depends on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def n_bytes(tree: Mapping[str, Tensor]) -> int:
@@ -143,14 +193,17 @@ class Mean:
 
     Trees are added in their order; every key is averaged over the trees that have it:
     mean_k = sum_i w_i t_ik / sum_i w_i. Sums run in float64 over groups of :data:`GROUP` consecutive trees, then
-    over the groups in order. Integer entries are not averaged: the first tree's value stands.
+    over the groups in order. Integer entries are not averaged: the first tree's value stands. Whatever the number of
+    trees, memory is held for two sums of each entry and one block of :data:`BLOCK` numbers.
     """
 
     def __init__(self) -> None:
         self._total: dict[str, Tensor] = {}
         self._group: dict[str, Tensor] = {}
+        self._open: set[str] = set()  # keys that the current group has
         self._weight: dict[str, float] = {}
         self._dtype: dict[str, torch.dtype] = {}
+        self._block = torch.empty(0, dtype=torch.float64)
         self._count = 0
 
     def add(self, tree: Mapping[str, Tensor], weight: float) -> None:
@@ -170,11 +223,7 @@ class Mean:
                 raise UsageError(f"tensor {key!r} has different shapes: {self._shape(key)} and {tuple(tensor.shape)}")
             self._dtype.setdefault(key, tensor.dtype)
             self._weight[key] = self._weight.get(key, 0.0) + weight
-            term = tensor.double() * weight  # a step of its own: fused into the sum it would round by the hardware
-            if key in self._group:
-                self._group[key].add_(term)
-            else:
-                self._group[key] = term
+            self._accumulate(key, tensor.detach(), weight)
         self._count += 1
         if self._count % GROUP == 0:
             self._close_group()
@@ -187,16 +236,32 @@ class Mean:
             for key, total in self._total.items()
         }
 
+    def _accumulate(self, key: str, tensor: Tensor, weight: float) -> None:
+        if key not in self._group:
+            self._group[key] = torch.empty_like(tensor, dtype=torch.float64, memory_format=torch.contiguous_format)
+        group = self._group[key]
+        if key not in self._open:
+            self._open.add(key)
+            group.copy_(tensor).mul_(weight)
+            return
+        if self._block.device != tensor.device or not self._block.numel():
+            self._block = torch.empty(BLOCK, dtype=torch.float64, device=tensor.device)
+        sums, values = group.view(-1), tensor.reshape(-1)
+        for part, value in zip(sums.split(BLOCK), values.split(BLOCK), strict=True):
+            term = self._block[: len(value)]
+            term.copy_(value).mul_(weight)  # a step of its own: fused into the sum it would round by the hardware
+            part.add_(term)
+
     def _shape(self, key: str) -> torch.Size:
         return (self._group if key in self._group else self._total)[key].shape
 
     def _close_group(self) -> None:
-        for key, partial in self._group.items():
+        for key in self._open:
             if key in self._total:
-                self._total[key].add_(partial)
+                self._total[key].add_(self._group[key])
             else:
-                self._total[key] = partial
-        self._group = {}
+                self._total[key] = self._group.pop(key)
+        self._open = set()
 
 
 def mean(trees: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tree:

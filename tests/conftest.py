@@ -6,7 +6,7 @@ import copy
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,9 @@ class Recorder:
     def add_rows(self, new: Iterable[Row]) -> None:
         self.rows += new
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.checkpoints.append(copy.deepcopy(checkpoint))
+    def checkpoint(self, checkpoint: Checkpoint, changed: Collection[str] | None = None) -> None:
+        models = {kind: dict(found) for kind, found in checkpoint.models.items()}
+        self.checkpoints.append(copy.deepcopy(replace(checkpoint, clients=dict(checkpoint.clients), models=models)))
 
     def add_timing(self, record: Mapping[str, Any]) -> None:
         pass
@@ -168,9 +169,7 @@ def _digests(trees: Mapping[str, tree.Tree]) -> dict[str, Any]:
 
 def site_of(task: Task, borrowed: Instruments | None = None) -> Site:
     """Where a task's clients run."""
-    observers = (borrowed or instruments()).observers
-    config = task.config
-    return Site(task.model, task.data, config.training, task.criterion, task.layers, observers, config.device)
+    return runner.site_of(task, (borrowed or instruments()).observers)
 
 
 def play(
@@ -191,7 +190,7 @@ def play(
     borrowed = borrowed or instruments()
     site = site_of(task, borrowed)
     initial = tree.of(task.model)
-    schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1)
+    schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1, config.local_scores)
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder))
         engine = Engine(

@@ -19,6 +19,7 @@ class Local(Algorithm):
     name = "local"
     summary = "trains all; nothing travels; each client's own model"
     paper = "the baseline without federation"
+    travels, keeps, cost = "nothing", "its model", "0"
     evaluates = "personal"
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
@@ -44,6 +45,7 @@ class FedProx(Algorithm):
     name = "fedprox"
     summary = "trains all with a pull to the received model; all travels; the averaged model"
     paper = "Li et al. 2020"
+    trains = "all, with a pull to the received model"
 
     @dataclass(frozen=True)
     class Config:
@@ -60,6 +62,7 @@ class LocalAdaptation(Algorithm):
     name = "local_adaptation"
     summary = "FedAvg; at the end each client fine-tunes a copy of all layers"
     paper = "Yu et al. 2020"
+    trains, cost = "all; at the end a copy", "2P; P at the end"
 
     @dataclass(frozen=True)
     class Config:

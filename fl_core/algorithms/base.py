@@ -10,9 +10,10 @@ import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, check_known
@@ -74,14 +75,34 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """A number that shows an algorithm at work; the engine makes it a row. Clients are given by their position, None
+    where a number is of them all."""
+
+    metric: str
+    value: float
+    client: int | None = None
+    client_b: int | None = None
+    layer: str = ""
+    variant: str = ""
+
+
+@dataclass(frozen=True)
 class Problem:
     """What an algorithm may know of the task: the model's layers and tensors, the clients' sizes, the local epochs."""
 
     layers: tuple[Layer, ...]
-    local_only: frozenset[str]  # buffers that never travel (bn="local")
+    local_only: frozenset[str]  # tensors that never travel: buffers (bn="local"), and what build adds as personal
     n_train: tuple[int, ...]
     epochs: int
     seed: int
+    norms: frozenset[str] = frozenset()  # parameters and buffers of the batch normalisations
+    rounds: int = 0  # of the whole run; 0 = not known
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """All names of parameters."""
+        return frozenset(name for layer in self.layers for name in layer.parameters)
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -96,17 +117,28 @@ class Algorithm:
         name: registry name.
         summary: one line on what is trained, what travels and what is evaluated.
         paper: the source.
+        trains, travels, keeps: what is trained, what crosses, and what a client keeps to itself between rounds.
+        cost: scalars that a client receives and sends in a round; P = those of the whole model.
         splits: whether it obeys a layer plan.
         least_layers: layers that train which a decision needs to choose between.
         evaluates: name of the model that exists after every round, ``global`` or ``personal``.
+        adapts: whether :meth:`finish` makes the personal models whenever clients are evaluated, not just at the end.
+        adds: for each module or tensor path that :meth:`build` adds to the model, ``shared`` or ``personal``; what
+            it puts around a module's weights (an adapter) joins that module's layer unless it is named here.
     """
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    trains: ClassVar[str] = "all"
+    travels: ClassVar[str] = "all"
+    keeps: ClassVar[str] = "nothing"
+    cost: ClassVar[str] = "2P"
     splits: ClassVar[bool] = False
     least_layers: ClassVar[int] = 2
     evaluates: ClassVar[str] = "global"
+    adapts: ClassVar[bool] = False
+    adds: ClassVar[Mapping[str, str]] = {}
 
     @dataclass(frozen=True)
     class Config:
@@ -117,7 +149,31 @@ class Algorithm:
         self.config: Any = configured(type(self), config or {})
         self.plan: LayerPlan | None = plan if plan is None else self.adopt(plan)
 
+    @classmethod
+    def under(cls, config: Mapping[str, Any]) -> type[Algorithm]:
+        """The class that a configuration asks for: itself, unless it is laid over another algorithm."""
+        return cls
+
+    # --- the model ---
+
+    @classmethod
+    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+        """The model that is trained: the given one, or one made of it with second heads, prompts, adapters or gates.
+
+        What it keeps of the given model must be the same tensors, under any name; it may change the model in place.
+        Every start from a configuration builds again, so what is drawn comes from :mod:`fl_core.seeds`.
+
+        Args:
+            config: this algorithm's ``Config``.
+            shape: of one sample.
+        """
+        return model
+
     # --- the plan ---
+
+    def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan:
+        """The plan of an algorithm that splits and is given none: all layers but the last are shared."""
+        return LayerPlan.all_but_last(layers)
 
     def adopt(self, plan: LayerPlan) -> LayerPlan:
         """What this algorithm makes of a plan that it is given; the plan itself by default."""
@@ -138,6 +194,14 @@ class Algorithm:
         """Names of the tensors that travel, both ways. Default: all."""
         return self.problem.tensors - self.problem.local_only
 
+    def up(self, rnd: Round, client: int) -> frozenset[str]:
+        """Names of the tensors that are uploaded, where those are fewer than what is :meth:`shared`."""
+        return self.shared(rnd, client)
+
+    def open(self, initial: Tree) -> State:
+        """The server's state before the first round. Default: the initial model."""
+        return State({"model": initial})
+
     def send(self, server: State, client: int, rnd: Round) -> Message:
         """What the server sends; the engine clones it."""
         return Message({"model": tree.pick(server.trees["model"], self.shared(rnd, client))})
@@ -147,6 +211,13 @@ class Algorithm:
     def start(self, initial: Tree, client: int) -> State:
         """A client's state before its first round: the tensors that do not travel, at their common initial value."""
         return State({"model": tree.pick(initial, self.kept(Round(0), client))})
+
+    def candidates(self, state: State, message: Message) -> dict[str, Tree]:
+        """Whole models whose mean loss on the client's validation split decides where training starts; usually none.
+
+        :meth:`begin` finds the losses by the same names in the message's meta data, under ``losses``.
+        """
+        return {}
 
     def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
         """Where local training starts: what the client kept, under what it received."""
@@ -164,7 +235,7 @@ class Algorithm:
     def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         """What the client uploads; it also brings the client's state up to date."""
         state.trees = {**trained, "model": tree.pick(trained["model"], self.kept(rnd, client))}
-        return Message({"model": tree.pick(trained["model"], self.shared(rnd, client))}, {**ctx.observed})
+        return Message({"model": tree.pick(trained["model"], self.up(rnd, client))}, {**ctx.observed})
 
     def kept(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that stay with the client between rounds: those that do not travel."""
@@ -184,6 +255,10 @@ class Algorithm:
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         """The models of one client after a round, by name: ``global`` and/or ``personal``."""
         return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}
+
+    def insides(self, server: State, rnd: Round) -> Iterable[Inside]:
+        """What else is worth recording when all clients are evaluated, of the server as it stands then."""
+        return ()
 
     def finish(self, client: int) -> tuple[Phase, ...]:
         """Fine-tuning after the last round, on a copy of the client's model; its result is named ``personal``."""
@@ -205,7 +280,20 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
 
 def registry() -> dict[str, type[Algorithm]]:
     """All algorithms by name."""
-    from fl_core.algorithms import averaging, partial, regularised  # noqa: F401  (they register themselves)
+    from fl_core.algorithms import (  # noqa: F401  (they register themselves)
+        averaging,
+        critical,
+        distilled,
+        heads,
+        hypernetworks,
+        intervals,
+        meta,
+        mixing,
+        partial,
+        regularised,
+        scheduling,
+        variates,
+    )
 
     return dict(_REGISTRY)
 
@@ -241,12 +329,17 @@ def configured(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
 
 
 def _typed(what: str, value: Any, kind: Any) -> Any:
-    kinds = [k for k in getattr(kind, "__args__", (kind,)) if k is not type(None)]
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    target = next(k for k in kinds if k is not NoneType)
     if value is None or (isinstance(value, str) and value.lower() == "none"):
-        if len(kinds) < len(getattr(kind, "__args__", (kind,))):
+        if NoneType in kinds:
             return None
-        raise UsageError(f"{what} must be {kinds[0].__name__}, not none")
-    target = kinds[0]
+        raise UsageError(f"{what} must be {target.__name__}, not none")
+    if get_origin(target) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)):
+            raise UsageError(f"{what} must be a list of {get_args(target)[0].__name__}, not {value!r}")
+        return tuple(_typed(what, part, get_args(target)[0]) for part in parts)
     try:
         if target is bool:
             return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
@@ -274,7 +367,7 @@ def shifted(plan: LayerPlan, by: int) -> LayerPlan:
     notes = [] if plan.why.status == "ok" else [plan.why.status]
     if clipped != wanted:
         notes.append(f"clipped from {wanted} to {clipped} of {len(plan.trainable)} layers")
-    return plan.with_shared(plan.trainable[:clipped], rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok")
+    return plan.with_first(clipped, rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok")
 
 
 def prefix_length(plan: LayerPlan) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fl_core import seeds
 from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, prefix_length, register, shifted
 from fl_core.errors import RunError, UsageError
+from fl_core.layers import Layer
 from fl_core.local import Context, Phase
 from fl_core.plan import LayerPlan
 from fl_core.tree import Tree
@@ -21,6 +23,7 @@ class Partial(Algorithm):
 
     splits = True
     evaluates = "personal"
+    travels, keeps, cost = "the body", "the head", "2 body"
 
     @property
     def body(self) -> frozenset[str]:
@@ -51,6 +54,68 @@ class FedPer(Partial):
 
 
 @register
+class LGFedAvg(Partial):
+    """The opposite of FedPer: own representations under a shared classifier (LG-FedAvg; Liang et al. 2020).
+
+    All layers are trained together. Without a plan the last layer is shared; with one it shares what the plan shares.
+    """
+
+    name = "lg_fedavg"
+    summary = "trains all; the last layer travels; the client's body under the averaged last layer"
+    paper = "Liang et al. 2020"
+    travels, keeps, cost = "the plan's shared layers: the last", "the other layers", "2 shared"
+
+    def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan:
+        return LayerPlan.last(layers)
+
+
+@register
+class FedBN(Algorithm):
+    """FedAvg in which batch normalisations stay with each client, statistics and all (Li et al. 2021).
+
+    They are found by the type of their module. Without any it is FedAvg.
+    """
+
+    name = "fedbn"
+    summary = "trains all; all but batch normalisations travel; the averaged model with the client's own ones"
+    paper = "Li et al. 2021 (FedBN)"
+    travels, keeps, cost = "all but batch normalisations", "its batch normalisations", "2(P - norms)"
+    evaluates = "personal"
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return super().shared(rnd, client) - self.problem.norms
+
+
+@register
+class FedLP(Algorithm):
+    """FedAvg whose clients upload each layer with probability ``keep`` (FedLP, homogeneous; Zhu et al. 2023).
+
+    One draw for each layer, client and round; a layer's weight and bias go together. Each layer is averaged over the
+    clients that sent it, weighted by training samples; one that nobody sent stays as it was. With keep = 1 it is
+    FedAvg.
+    """
+
+    name = "fedlp"
+    summary = "trains all; all is received, random layers are sent; the averaged model"
+    paper = "Zhu et al. 2023"
+    travels, cost = "all down, random layers up", "P + keep P"
+
+    @dataclass(frozen=True)
+    class Config:
+        keep: float = 0.7
+
+        def __post_init__(self) -> None:
+            if self.keep > 1:
+                raise UsageError(f"fedlp: keep is a probability, at most 1, not {self.keep}")
+
+    def up(self, rnd: Round, client: int) -> frozenset[str]:
+        layers = self.problem.layers
+        drawn = seeds.numpy_generator(self.problem.seed, "sent layers", rnd.index, client).random(len(layers))
+        sent = {n for layer, at in zip(layers, drawn, strict=True) if at < self.config.keep for n in layer.tensors}
+        return super().up(rnd, client) & sent
+
+
+@register
 class FedRep(Partial):
     """First the head with the body frozen, then the body with the head frozen (Collins et al. 2021).
 
@@ -60,6 +125,7 @@ class FedRep(Partial):
     name = "fedrep"
     summary = "trains the head, then the body; the body travels; averaged body with the client's head"
     paper = "Collins et al. 2021"
+    trains = "the head, then the body"
 
     @dataclass(frozen=True)
     class Config:
@@ -83,6 +149,7 @@ class FedBABU(Partial):
     name = "fedbabu"
     summary = "trains the body under a fixed random head; the body travels; fine-tuned copies at the end"
     paper = "Oh et al. 2022"
+    trains, keeps, cost = "the body; at the end a copy of all", "the common head", "2 body; body at the end"
     evaluates = "global"
 
     @dataclass(frozen=True)
@@ -109,6 +176,7 @@ class PLayerFL(FedPer):
     name = "playerfl"
     summary = "trains all; the first round decides which layers travel; averaged body with the client's head"
     paper = "PLayer-FL (2025)"
+    travels, cost = "the body, chosen in the first round", "2 body; first P, body and a number a layer"
 
     @property
     def decides(self) -> bool:
@@ -133,8 +201,11 @@ class PLayerFL(FedPer):
         if rnd.exchange != "stats":
             return super().reply(state, trained, ctx, rnd, client)
         state.trees = trained
-        measured = ctx.observed[SENSITIVITY]
-        return Message({}, {MEASURED: {name: measured[name] for name in ("layers", "importance")}})
+        return Message({}, {MEASURED: self.reported(ctx.observed[SENSITIVITY])})
+
+    def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a client's measurement crosses: what the decision needs."""
+        return {name: measured[name] for name in ("layers", "importance")}
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         if rnd.exchange != "stats":
@@ -143,6 +214,13 @@ class PLayerFL(FedPer):
             {"client": update.client, "weight": update.weight, **update.message.meta[MEASURED]} for update in updates
         ]
         return None
+
+
+class Scout(PLayerFL):
+    """PLayer-FL's first exchange for those who measure without a run: nothing of a measurement is left behind."""
+
+    def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(measured)
 
 
 @register
@@ -181,4 +259,4 @@ class PLayerFLRandom(PLayerFL):
         if not choices:
             raise UsageError(f"{self.name}: {len(plan.trainable)} layers leave no other prefix to draw")
         draw = seeds.numpy_generator(self.problem.seed, "random prefix").choice(choices)
-        return plan.with_shared(plan.trainable[: int(draw)], rule="random prefix")
+        return plan.with_first(int(draw), rule="random prefix")

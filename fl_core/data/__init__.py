@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fl_core.data import files, named, partitions
 from fl_core.data.federated import ClientData, FederatedData, Split, gather
@@ -18,7 +19,7 @@ from fl_core.data.named import register
 from fl_core.data.partitions import Partition
 from fl_core.data.recipes import Recipe, general
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 
 __all__ = [
     "ClientData",
@@ -62,6 +63,8 @@ def load(
     partition: str | None = None,
     alpha: float | None = None,
     classes_per_client: int | None = None,
+    samples_per_client: int | None = None,
+    dominance: float | None = None,
     samples: int | None = None,
     seed: int = 0,
     splits: Sequence[float] | None = None,
@@ -79,11 +82,12 @@ def load(
         data_root: folder of the named datasets' files; None = the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
         clients: number of clients; natural clients all take part.
-        partition: ``natural``, ``iid``, ``dirichlet`` or ``pathological``.
-        alpha: for ``dirichlet`` only. classes_per_client: for ``pathological`` only.
+        partition: ``natural``, ``iid``, ``dirichlet``, ``pathological``, ``non_iid_1`` or ``non_iid_2``.
+        alpha, classes_per_client, samples_per_client, dominance: of the partitions that have them (see
+            :func:`fl_core.data.partitions.make`).
         samples: size of the pool that is dealt, the first in file order (see :meth:`Source.first`).
         seed: of the partition.
-        splits: shares of train, validation and test; None = 0.64, 0.16, 0.20.
+        splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
         client_column, label_column: columns of a .csv file.
         indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
 
@@ -103,15 +107,26 @@ def load(
         samples = min(defaults.samples or len(source), len(source))
     source = source.first(samples)
     if indices is not None:
-        _check_agrees(indices, clients, partition, alpha, classes_per_client, splits)
+        _check_agrees(
+            indices,
+            partition=partition,
+            clients=clients,
+            alpha=alpha,
+            classes_per_client=classes_per_client,
+            samples_per_client=samples_per_client,
+            dominance=dominance,
+            splits=None if splits is None else list(splits),
+        )
         return gather(source, indices)
     kind = check_known("partition", partition or defaults.partition, partitions.KINDS)
-    for name, value, owner in (
-        ("alpha", alpha, "dirichlet"),
-        ("classes_per_client", classes_per_client, "pathological"),
+    for name, value, owners in (
+        ("alpha", alpha, ("dirichlet",)),
+        ("classes_per_client", classes_per_client, ("pathological", *partitions.PFEDLA)),
+        ("samples_per_client", samples_per_client, partitions.PFEDLA),
+        ("dominance", dominance, ("non_iid_2",)),
     ):
-        if value is not None and kind != owner:
-            raise UsageError(f"{name}={value} has no meaning for partition {kind!r}; it belongs to {owner!r}")
+        if value is not None and kind not in owners:
+            raise UsageError(f"{name}={value} has no meaning for partition {kind!r}; it belongs to {listing(owners)}")
     if clients is None and kind != "natural":
         clients = defaults.clients or len(source.owner_names)
     made = partitions.make(
@@ -119,9 +134,11 @@ def load(
         kind,
         clients=clients,
         alpha=defaults.alpha if alpha is None else alpha,
-        classes_per_client=defaults.classes_per_client if classes_per_client is None else classes_per_client,
+        classes_per_client=classes_per_client,
+        samples_per_client=samples_per_client,
+        dominance=0.5 if dominance is None else dominance,
         seed=seed,
-        splits=partitions.SHARES if splits is None else splits,
+        splits=splits,
     )
     return gather(source, made)
 
@@ -136,21 +153,9 @@ def _path(dataset: Location) -> Path:
     raise AssertionError(dataset)
 
 
-def _check_agrees(
-    stored: Partition,
-    clients: int | None,
-    partition: str | None,
-    alpha: float | None,
-    classes_per_client: int | None,
-    splits: Sequence[float] | None,
-) -> None:
-    asked = {
-        "partition": (partition, stored.kind),
-        "clients": (clients, len(stored.names)),
-        "alpha": (alpha, stored.params.get("alpha")),
-        "classes_per_client": (classes_per_client, stored.params.get("classes_per_client")),
-        "splits": (None if splits is None else list(splits), stored.params.get("splits")),
-    }
-    for name, (value, kept) in asked.items():
+def _check_agrees(stored: Partition, **asked: Any) -> None:
+    has = {**stored.params, "partition": stored.kind}
+    for name, value in asked.items():
+        kept = has.get(name)
         if value is not None and value != kept:
             raise UsageError(f"{name}={value} disagrees with the stored partition, which has {kept}")

@@ -84,12 +84,7 @@ def pathological(labels: Integers, clients: int, classes_per_client: int, seed: 
     if not _is_whole(classes_per_client) or not 1 <= classes_per_client <= len(present):
         raise UsageError(f"classes_per_client={classes_per_client}: the samples have {len(present)} classes")
     generator = seeds.numpy_generator(seed, "partition", "pathological")
-    holders: list[list[int]] = [[] for _ in present]
-    for client in range(clients):
-        # the least held classes first, in random order: numbers of holders can never differ by more than one
-        order = np.lexsort((generator.random(len(present)), np.array([len(each) for each in holders])))
-        for k in order[:classes_per_client]:
-            holders[k].append(client)
+    holders = _holders(len(present), clients, classes_per_client, generator)
     parts: list[list[Integers]] = [[] for _ in range(clients)]
     for k, label in enumerate(present):
         if sizes[k] < len(holders[k]):
@@ -101,6 +96,77 @@ def pathological(labels: Integers, clients: int, classes_per_client: int, seed: 
             order = generator.permutation(np.flatnonzero(labels == label))
             for client, part in zip(holders[k], np.array_split(order, len(holders[k])), strict=True):
                 parts[client].append(part)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def _holders(classes: int, clients: int, each: int, generator: np.random.Generator) -> list[list[int]]:
+    """For each class the clients that hold it: random, ``each`` classes a client, numbers of holders nearly equal."""
+    holders: list[list[int]] = [[] for _ in range(classes)]
+    for client in range(clients):
+        # the least held classes first, in random order: numbers of holders can never differ by more than one
+        order = np.lexsort((generator.random(classes), np.array([len(each) for each in holders])))
+        for k in order[:each]:
+            holders[k].append(client)
+    return holders
+
+
+def dominated(
+    labels: Integers, clients: int, samples: int, classes_per_client: int, dominance: float, seed: int
+) -> list[Integers]:
+    """Every client holds ``samples`` samples, of which its own few classes make up the share ``dominance``.
+
+    pFedLA (Ma et al. 2022): with dominance 1 a client has ``classes_per_client`` classes and no others (non-IID_1);
+    below it the other classes share the rest evenly (non-IID_2). Own classes are random, and equally many clients
+    have each, to within one. Within its own classes, and within the others, a client's counts differ by at most one.
+
+    Raises:
+        UsageError: more classes a client than there are, a dominance outside 0 to 1, fewer samples than classes to
+            hold, or more than a class has.
+    """
+    _check_clients(clients, len(labels))
+    present, sizes = np.unique(labels, return_counts=True)
+    if not _is_whole(classes_per_client) or not 1 <= classes_per_client <= len(present):
+        raise UsageError(f"classes_per_client={classes_per_client}: the samples have {len(present)} classes")
+    if isinstance(dominance, bool) or not isinstance(dominance, numbers.Real) or not 0 < float(dominance) <= 1:
+        raise UsageError(f"dominance={dominance!r}: the share of a client's own classes must be above 0 and at most 1")
+    held = classes_per_client if dominance == 1 else len(present)
+    if not _is_whole(samples) or samples < held:
+        raise UsageError(f"samples_per_client={samples!r}: a client needs at least {held}, one of each class it holds")
+    generator = seeds.numpy_generator(seed, "partition", "dominated")
+    holders = _holders(len(present), clients, classes_per_client, generator)
+    own = np.array([[client in each for each in holders] for client in range(clients)])
+    mine = round(dominance * samples) if classes_per_client < len(present) else samples
+    groups = [
+        (client, own[client] == kind, n) for client in range(clients) for kind, n in ((1, mine), (0, samples - mine))
+    ]
+    counts = np.zeros((clients, len(present)), dtype=np.int64)
+    for client, among, n in groups:
+        counts[client, among] = n // max(among.sum(), 1)
+    even, left = counts.copy(), sizes - counts.sum(0)
+    for client, among, n in groups:  # what even counts leave over: one more of the classes of which most is left
+        order = np.lexsort((generator.random(len(present)), -left, ~among))
+        more = order[: n - counts[client, among].sum()]
+        counts[client, more] += 1
+        left[more] -= 1
+    for client, among, _ in groups:  # where a class then lacks samples, whoever can takes another instead
+        for lacking in np.flatnonzero(among & (left < 0) & (counts[client] > even[client])):
+            spare = np.flatnonzero(among & (left > 0) & (counts[client] == even[client]))[:1]
+            if len(spare) and left[lacking] < 0:
+                counts[client, lacking] -= 1
+                counts[client, spare] += 1
+                left[lacking] += 1
+                left[spare] -= 1
+    if left.min() < 0:
+        scarce = int(left.argmin())
+        raise UsageError(
+            f"{clients} clients with {samples} samples each would need {int(counts[:, scarce].sum())} of class "
+            f"{present[scarce]}, which has {int(sizes[scarce])}; ask for fewer samples_per_client or fewer clients"
+        )
+    parts: list[list[Integers]] = [[] for _ in range(clients)]
+    for k, label in enumerate(present):
+        order = generator.permutation(np.flatnonzero(labels == label))
+        for client, part in enumerate(np.split(order, np.cumsum(counts[:, k]))[:-1]):
+            parts[client].append(part)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 

@@ -19,9 +19,12 @@ from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
 from fl_core.tree import Tree
 
-KINDS = ("iid", "dirichlet", "pathological", "natural")
+KINDS = ("iid", "dirichlet", "pathological", "natural", "non_iid_1", "non_iid_2")
 SPLITS = ("train", "validation", "test")
 SHARES = (0.64, 0.16, 0.20)
+PFEDLA = ("non_iid_1", "non_iid_2")
+PFEDLA_SHARES = (0.56, 0.14, 0.30)
+"""pFedLA tests on 30 %; a fifth of the rest is for validation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +121,11 @@ def make(
     *,
     clients: int | None = None,
     alpha: float = 0.5,
-    classes_per_client: int = 2,
+    classes_per_client: int | None = None,
+    samples_per_client: int | None = None,
+    dominance: float = 0.5,
     seed: int = 0,
-    splits: Sequence[float] = SHARES,
+    splits: Sequence[float] | None = None,
 ) -> Partition:
     """Deal a source to clients and divide each client's samples.
 
@@ -129,15 +134,26 @@ def make(
     own, and otherwise each class's test samples go to the clients in the proportions of their training samples of
     that class (a class that no client trains on is left out). Then only the ratio of the first two shares is used.
 
+    ``non_iid_1`` and ``non_iid_2`` are pFedLA's (Ma et al. 2022; see :func:`fl_core.data.deal.dominated`): equally
+    many samples for every client from both sides of an official split together, each client's divided by shares of
+    its own (0.56, 0.14, 0.30 by default). In ``non_iid_1`` a client has a few classes only; in ``non_iid_2`` a few
+    classes make up ``dominance`` of its samples, which the paper leaves open.
+
     Args:
         clients: number of clients; for ``natural`` None or exactly the number of natural clients.
+        classes_per_client: of ``pathological`` (default 2), ``non_iid_1`` (default 4, and 12 of 100 classes or more),
+            and the dominant ones of ``non_iid_2`` (default 2, and 6 of 100 or more).
+        samples_per_client: of ``non_iid_1`` and ``non_iid_2``; default a hundredth of the samples, at most 700, and
+            so the same for 10 and 100 clients.
+        splits: default 0.64, 0.16, 0.20.
 
     Raises:
         UsageError: an unknown kind, a parameter out of range, or a client with too few samples to divide.
     """
     check_known("partition", kind, KINDS)
-    shares = check_shares(splits)
-    train = np.arange(len(source)) if source.is_train is None else np.flatnonzero(source.is_train)
+    pooled = source.is_train is None or kind in PFEDLA
+    shares = check_shares(splits if splits is not None else PFEDLA_SHARES if kind in PFEDLA else SHARES)
+    train = np.arange(len(source)) if pooled else np.flatnonzero(np.asarray(source.is_train))
     labels = source.y[train]
     names: tuple[str, ...]
     params: dict[str, Any]
@@ -151,12 +167,14 @@ def make(
             parts, params = deal.iid(labels, clients, seed), {}
         elif kind == "dirichlet":
             parts, params = deal.dirichlet(labels, clients, alpha, seed), {"alpha": float(alpha)}
+        elif kind == "pathological":
+            few = 2 if classes_per_client is None else classes_per_client
+            parts, params = deal.pathological(labels, clients, few, seed), {"classes_per_client": int(few)}
         else:
-            parts = deal.pathological(labels, clients, classes_per_client, seed)
-            params = {"classes_per_client": int(classes_per_client)}
+            parts, params = _pfedla(labels, kind, clients, classes_per_client, samples_per_client, dominance, seed)
         names = tuple(f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients))
     parts = [train[part] for part in parts]
-    tests = None if source.is_train is None else _official_tests(source, kind, parts, seed)
+    tests = None if pooled else _official_tests(source, kind, parts, seed)
     indices = {}
     for number, (name, part) in enumerate(zip(names, parts, strict=True)):
         shuffled = seeds.numpy_generator(seed, "split", number).permutation(part)
@@ -169,6 +187,19 @@ def make(
         indices[name] = {split: np.sort(each).astype(np.int64) for split, each in zip(SPLITS, cut, strict=True)}
     params = {"clients": len(names), **params, "splits": list(shares)}
     return Partition(kind, params, int(seed), indices, len(source), source.digest)
+
+
+def _pfedla(
+    labels: Integers, kind: str, clients: int, few: int | None, samples: int | None, dominance: float, seed: int
+) -> tuple[list[Integers], dict[str, Any]]:
+    classes = len(np.unique(labels))
+    usual = {"non_iid_1": (4, 12), "non_iid_2": (2, 6)}[kind][classes >= 100]
+    few = min(usual, classes) if few is None else few
+    samples = min(len(labels) // max(clients, 100), 700) if samples is None else samples
+    params: dict[str, Any] = {"classes_per_client": int(few), "samples_per_client": int(samples)}
+    if kind == "non_iid_2":
+        params["dominance"] = float(dominance)
+    return deal.dominated(labels, clients, samples, few, params.get("dominance", 1.0), seed), params
 
 
 def _natural_clients(source: Source, clients: int | None) -> tuple[Integers, tuple[str, ...]]:

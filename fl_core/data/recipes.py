@@ -12,9 +12,8 @@ class Recipe:
 
     Attributes:
         clients: number of clients; None = as many as there are natural clients.
-        partition: ``natural``, ``iid``, ``dirichlet`` or ``pathological``.
+        partition: one of :data:`fl_core.data.partitions.KINDS`.
         alpha: concentration of the Dirichlet partition; smaller = clients differ more.
-        classes_per_client: classes that a client holds in the pathological partition.
         samples: size of the pool that is dealt; None = all samples.
         model: registry name of the model.
         batch: samples a batch. epochs: local epochs a round. rounds: rounds of a run.
@@ -27,7 +26,6 @@ class Recipe:
     clients: int | None = 5
     partition: str = "dirichlet"
     alpha: float = 0.5
-    classes_per_client: int = 2
     samples: int | None = None
     model: str = "cifar_cnn"
     batch: int = 128

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
+import inspect
 import json
+import math
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -296,6 +301,13 @@ def test_layers_by_module() -> None:
     assert [layer.name for layer in run(metrics=["grad_variance"], by="module").layers] == ["0", "1", "4", "6"]
 
 
+@pytest.mark.parametrize("metric", list(METRICS))
+def test_every_metric_says_what_it_keeps_in_memory(metric: str) -> None:
+    compute = METRICS[metric].compute
+    assert "\n    Memory: " in (compute.__doc__ or "")
+    assert "batch" in inspect.signature(compute).parameters
+
+
 class Wider(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 7), nn.Linear(7, C))
@@ -408,6 +420,83 @@ def test_nothing_is_left_on_the_models(metric: str, mode: str, direct: bool) -> 
     else:
         run(models, loader(), chosen, mode=mode)
     assert_same(before, [state(model) for model in models])
+
+
+def wide(seed: int) -> nn.Sequential:
+    """A network of which one forgotten graph or gradient a call is far above the limit after twenty."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(4, 400), nn.BatchNorm1d(400), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(400, C)
+    )
+
+
+def resident() -> float:
+    """Megabytes of this process in memory."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def growth(call: Callable[[], Any], times: int = 20, series: int = 4) -> float:
+    """Megabytes by which so many calls grow the process: the least of several series.
+
+    What is lost with every call grows them all; what the allocator sets aside once, only the first ones.
+    """
+    least = math.inf
+    for _ in range(series):
+        before = resident()
+        for _ in range(times):
+            call()
+        least = min(least, resident() - before)
+        if least < 1:
+            break
+    return least
+
+
+CHEAP = {
+    "linear_probe": {"folds": 2, "samples": 12},
+    "knn_probe": {"folds": 2},
+    "hessian_spectrum": {"k": 1, "tol": 0.1},
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("metric", list(METRICS))
+def test_twenty_calls_keep_no_memory_and_change_nothing(metric: str) -> None:
+    models = [used(wide(k)) for k in range(2)]
+    x, y = pair(48)
+    layers = layers_of(models[0], x)
+    subjects = [Subject(str(k), model, (x, y), 48) for k, model in enumerate(models)]
+    whom = subjects if METRICS[metric].pairs else subjects[:1]
+    which = layers[-1:] if metric == "hessian_spectrum" else layers
+    options: dict[str, Any] = dict(CHEAP.get(metric, {}))
+    if metric == "update_magnitude":
+        options["start"] = models[0]
+
+    def call() -> None:
+        METRICS[metric].compute(whom, which, loss=CE, batch=24, seed=0, mode="eval", **options)
+
+    before = [state(model) for model in models]
+    for _ in range(3):
+        call()
+    gc.collect()
+    tensors = sum(isinstance(each, Tensor) for each in gc.get_objects())
+    assert growth(call) < 1
+    assert sum(isinstance(each, Tensor) for each in gc.get_objects()) == tensors
+    assert_same(before, [state(model) for model in models])
+
+
+def test_the_growth_of_a_call_that_forgets_is_seen() -> None:
+    """A graph kept alive by its own tensors, as after ``backward(create_graph=True)``, which gc does not see."""
+    model, (x, y) = wide(0), pair(48)
+
+    def forgets() -> None:
+        for p in model.parameters():
+            p.grad = None
+        CE(model(x), y).backward(create_graph=True)
+        kept.append(model[0].weight.grad)
+
+    kept: list[Any] = []
+    assert growth(forgets, series=2) > 2
 
 
 @pytest.mark.parametrize("metric", list(METRICS))

@@ -180,7 +180,7 @@ def test_panels_share_colours_and_markers_and_take_given_axes() -> None:
     _, own = plt.subplots(1, 3)
     assert plots.tsne_panels(frames, list(own)) == list(own[:2])
     assert not own[2].collections
-    with pytest.raises(UsageError, match="1 axes for 2 frames"):
+    with pytest.raises(UsageError, match="1 axes for 2 panels"):
         plots.tsne_panels(frames, [own[0]])
     plt.close("all")
 

@@ -76,6 +76,18 @@ def test_algorithms_show_their_keys_and_whether_they_obey_a_plan():
     assert "mu=0.1" in line
 
 
+def test_algorithms_show_what_is_trained_travels_stays_and_costs():
+    text = listings.algorithms()
+    names = [name for name in column(text, "name") if name]
+    assert names == sorted(registry())
+    head, *lines = text.splitlines()
+    shown = ("name", "paper", "trained", "travels", "kept by clients", "cost a round", "plan", "--set")
+    assert [head.index(each) for each in shown] == sorted(head.index(each) for each in shown)
+    costs = {line.split()[0]: line[head.index("cost a round") :] for line in lines if not line.startswith(" ")}
+    for name, cost in {"fedavg": "2P", "scaffold": "4P", "local": "0", "fedper": "2 body", "fedlp": "P + keep P"}.items():
+        assert costs[name].startswith(cost[:6]), name
+
+
 @pytest.mark.parametrize("width", [60, 100, 160])
 def test_long_cells_are_wrapped_under_their_heading_and_lose_nothing(monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -117,6 +117,29 @@ def test_local_models_are_those_before_aggregation(run):
     assert set(report.header["absent"]) == everyone - set(stored)
 
 
+@pytest.mark.parametrize("which", ["personal", "global", "local"])
+def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp_path, which):
+    """A second head: rows by the names that other algorithms' rows have, and a plan from them that the run obeys."""
+    config = RunConfig(dataset="heart", algorithm="fedrod", rounds=2, seed=3)
+    runner.run(config, tmp_path / "run", progress=False)
+    report = measure.of_run(tmp_path / "run", (SENSITIVITY, "cka"), which=which, progress=False)
+    plain = [layer.name for layer in runner.assemble(CONFIG).layers]
+    assert [layer["name"] for layer in report.header["layers"]] == [*plain, "personal"]
+    assert set(report.frame["layer"]) == {*plain, "personal"}
+    cka = report.frame[(report.frame["metric"] == "cka") & (report.frame["status"] == "ok")]
+    assert set(plain) <= set(cka["layer"])
+    plan = select.select(report, "manual", layers=plain[:2])
+    plan.check_fits(runner.load_models(tmp_path / "run", which=which)[0]["cleveland"])
+    by = measure.of_run(tmp_path / "run", (SENSITIVITY,), which=which, by="module", progress=False)
+    assert "body.fc1.linear" in set(by.frame["layer"])
+
+
+def test_layers_of_another_model_are_refused(task):
+    data = (task.data.clients[0].train.x, task.data.clients[0].train.y)
+    with pytest.raises(UsageError, match="another model"):
+        diagnose(task.model, data, (SENSITIVITY,), layering=task.layers[:2], progress=False)
+
+
 def test_what_a_run_does_not_have_is_refused(run):
     with pytest.raises(UsageError, match="did you mean 'global'"):
         measure.of_run(run, which="globl")

@@ -172,6 +172,25 @@ def test_a_subset_is_drawn_from_each_client_and_the_pool_holds_equally_many() ->
     assert report(samples=20).frame.equals(found.frame)
 
 
+@pytest.mark.parametrize("folds", [2, 3, 4, 6])
+def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(
+    folds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many such parts a client's samples make: a part must not be one of the folds."""
+    sizes: list[tuple[int, int]] = []
+
+    def noted(x: Any, y: Any, test: Any, *rest: Any) -> Any:
+        sizes.append((len(x), len(test)))
+        return logistic(x, y, test, *rest)
+
+    monkeypatch.setattr("diagnostics.probes.logistic", noted)
+    data = {name: pair(24, k) for k, name in enumerate("ab")}
+    found = report(data=data, samples=24, folds=folds)
+    assert set(found.frame["status"]) == {"ok"}
+    assert [only(found, variant="pooled", client=c, layer="0")["n_samples"] for c in ("a", "b", "")] == [12, 12, 24]
+    assert sizes == [(24 - 24 // folds, 24 // folds)] * folds * 2 * 3  # two layers; two clients and the pool
+
+
 def test_one_model_on_many_clients_data_is_probed_on_each_and_on_all() -> None:
     found = report("linear_probe", net(), {"x": pair(30), "y": pair(30, 2)})
     assert set(found.frame["client"]) == {"x", "y", ""}

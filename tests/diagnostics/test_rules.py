@@ -220,7 +220,7 @@ def test_resamples_below_zero_have_no_decision():
 def test_nothing_to_resample_and_the_same_again():
     one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 0.0})
     assert stability([Opinion(one, largest_jump, 1.2)], 1, 0) == {
-        "status": "one client and no measurement errors: nothing to resample"
+        "status": "one client and no measurement errors or resampled batches: nothing to resample"
     }
     two = [Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), sensitivity_ratio, 1.2)]
     assert stability(two, 1, 7) == stability(two, 1, 7)

@@ -17,14 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.gradients import Subject
-from diagnostics.sensitivity import (
-    SensitivityAccumulator,
-    combine,
-    cumulative,
-    federation_sensitivity,
-    importance,
-    recorded_rows,
-)
+from diagnostics.importance import SensitivityAccumulator, importance
+from diagnostics.sensitivity import combine, cumulative, federation_sensitivity, recorded_rows
 from fl_core import losses
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
@@ -178,7 +172,9 @@ def test_the_accumulator_survives_pickling_and_goes_on() -> None:
     second = pickle.loads(pickle.dumps(first))
     second.update(w, {"w": torch.zeros(2)})
     assert first.result()["importance"] == pytest.approx([6.5], rel=1e-14)
-    assert second.result() == {"layers": ["l"], "importance": pytest.approx([3.25], rel=1e-14), "steps": 2}
+    result = second.result()
+    assert (result["layers"], result["steps"]) == (["l"], 2)
+    assert result["importance"] == pytest.approx([3.25], rel=1e-14)
 
 
 def test_the_accumulator_keeps_no_graph_and_changes_nothing() -> None:
@@ -203,7 +199,9 @@ def test_only_layers_that_gradients_reach_are_in_the_result() -> None:
     seen = SensitivityAccumulator(layers)
     params = {name: torch.ones(2) for name in ("a.bias", "w", "f", "b")}
     seen.update(params, {"a.bias": torch.ones(2), "w": torch.ones(2), "b": torch.tensor([torch.inf, 0.0])})
-    assert seen.result() == {"layers": ["l", "broken"], "importance": [pytest.approx(1.0), None], "steps": 1}
+    values = [pytest.approx(1.0), None]
+    parts = [{"steps": 1, "importance": values}]
+    assert seen.result() == {"layers": ["l", "broken"], "importance": values, "steps": 1, "parts": parts}
     assert seen.importance().isnan().tolist() == [True, False, True, False]
 
 
@@ -425,3 +423,64 @@ def test_a_table_that_no_step_touches_has_no_importance_and_a_bad_treatment_is_n
     assert accumulator.importance().tolist() == [0.0]
     with pytest.raises(UsageError, match="did you mean 'touched'"):
         SensitivityAccumulator([layer], embeddings="touch")
+
+
+class Tokens(nn.Module):
+    """A token table looked up by [n, T], positions by [T], kinds by [n]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.place, self.kind = nn.Embedding(9, 3, padding_idx=0), nn.Embedding(6, 3), nn.Embedding(2, 3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table(x) + self.place(torch.arange(x.shape[1]))
+        return self.head(h.mean(1) + self.kind((x[:, 0] > 4).long()))
+
+
+@pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
+def test_tables_as_in_the_released_code_by_hand(reduce: str) -> None:
+    """Rows of the weights and of the gradient are averaged over the samples, position by position, then multiplied."""
+    model = Tokens().double()
+    g = torch.Generator().manual_seed(3)
+    x, y = torch.randint(0, 9, (8, 4), generator=g), torch.randint(2, (8,), generator=g)
+    found_layers = layers_of(model, x[:2])
+    names = ("table.weight", "place.weight")
+    layers = [Layer("both", names, tables=names), *(each for each in found_layers if each.name in ("kind", "head"))]
+    subject = Subject("a", model, (x, y), 8)
+    rows = federation_sensitivity([subject], layers, loss=CE, batch=4, reduce=reduce, embeddings="released")
+    found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
+    sums, entries = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    kind = head = 0.0
+    for k in (0, 4):
+        model.zero_grad()
+        CE(model(x[k : k + 4]), y[k : k + 4]).backward()
+        w, dw = model.table.weight.detach().tolist(), model.table.weight.grad
+        assert dw is not None
+        for t in range(4):
+            for j in range(3):
+                weight = sum(w[i][j] for i in x[k : k + 4, t].tolist()) / 4
+                slope = sum(float(dw[i, j]) for i in x[k : k + 4, t].tolist()) / 4
+                sums["table.weight"] += (weight * slope) ** 2
+                entries["table.weight"] += 1
+        whole = {name: (p * p.grad).detach().square() for name, p in model.named_parameters() if p.grad is not None}
+        sums["place.weight"] += float(whole["place.weight"].sum())
+        entries["place.weight"] += 18
+        kind += float(whole["kind.weight"].mean()) / 2
+        head += float(whole["head.weight"].mean()) / 2
+    model.zero_grad()
+    parts = [sums[name] / entries[name] for name in names]
+    expected = sum(sums.values()) / sum(entries.values()) if reduce == "pooled" else sum(parts) / 2
+    assert found["both"]["value"] == pytest.approx(expected, rel=1e-10)
+    assert found["kind"]["value"] == pytest.approx(kind, rel=1e-10)
+    assert found["head"]["value"] == pytest.approx(head, rel=1e-10)
+    assert "mean rows, released code" in found["both"]["estimator"]
+    assert "mean rows" not in found["head"]["estimator"]
+
+
+def test_what_training_recorded_has_no_tokens_for_the_released_treatment() -> None:
+    with pytest.raises(UsageError, match="tokens"):
+        recorded_rows({}, [], n_train={}, embeddings="released")
+    with pytest.raises(UsageError, match="known: touched, whole"):
+        SensitivityAccumulator([], embeddings="released")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fl_core import models, runner, tree
-from fl_core.algorithms import Algorithm, Problem, Round, State, find, register, registry
+from fl_core.algorithms import Algorithm, Problem, Round, find, register, registry
 from fl_core.algorithms.base import Message, prefix_length, shifted
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer, layers_of
@@ -42,8 +42,12 @@ def test_the_registry_has_the_algorithms_that_are_documented() -> None:
     assert set(ALL) == {
         *("local", "fedavg", "fedprox", "local_adaptation", "ditto", "fedper", "fedrep", "fedbabu"),
         *("playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"),
+        *("fedrod", "per_fedavg", "pfedme"),
+        *("scaffold", "feddyn", "lg_fedavg", "fedbn", "fedlp", "fedlama", "fedcac", "pfedsd", "vanilla", "anti"),
+        *("fedamp", "heurfedamp", "fedfomo", "pfedhn", "pfedla", "heurpfedla"),
     }
-    assert set(SPLITTING) == {name for name in ALL if name.startswith(("fedper", "fedrep", "fedbabu", "playerfl"))}
+    splitting = ("fedper", "fedrep", "fedbabu", "playerfl", "lg_fedavg", "vanilla", "anti")
+    assert set(SPLITTING) == {name for name in ALL if name.startswith(splitting)}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -52,6 +56,10 @@ def test_every_algorithm_says_what_it_is(name: str) -> None:
     assert kind.name == name
     assert kind.summary
     assert kind.paper
+    assert kind.trains
+    assert kind.travels
+    assert kind.keeps
+    assert kind.cost
     assert kind.evaluates in ("global", "personal")
 
 
@@ -183,8 +191,10 @@ def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
     every = task.problem.tensors
     start = tree.of(task.model)
     client = 1
+    held = algorithm.start(start, client).trees | algorithm.send(algorithm.open(start), client, Round(1)).trees
     for phase in (*algorithm.phases(Round(1), client), *algorithm.finish(client)):
         ctx = site._context(algorithm, client, 1, start)
+        ctx.trees = held
         found, _ = site._phase(algorithm, phase, start, ctx, {})
         assert found.keys() == every
         moved = {n for n in every if not torch.equal(found[n], start[n])}
@@ -307,8 +317,13 @@ def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"), plan=plan)
     algorithm = task.algorithm(task.plan)
     initial = tree.of(task.model)
-    message = algorithm.send(State({"model": initial}), 0, Round(1))
-    assert message.trees["model"].keys() == algorithm.shared(Round(1), 0)
+    message = algorithm.send(algorithm.open(initial), 0, Round(1))
+    for received in message.trees.values():
+        if name == "heurpfedla":  # what a client keeps in a round is the server's choice
+            assert received.keys() < algorithm.shared(Round(1), 0)
+        else:
+            assert received.keys() == algorithm.shared(Round(1), 0)
+    assert message.trees or name == "fedfomo"
     state = algorithm.start(initial, 0)
     begun = algorithm.begin(state, message, Round(1), 0)
     assert begun.keys() == initial.keys()

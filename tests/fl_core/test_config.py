@@ -106,7 +106,8 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
         assert getattr(found, key) == getattr(recipe, key), key
     for key, default in (("momentum", 0.0), ("weight_decay", 0.0), ("amsgrad", False)):
         assert getattr(found, key) == recipe.optimizer_options.get(key, default)
-    assert found.eval_every == found.checkpoint_every == max(1, recipe.rounds // 20)
+    assert found.checkpoint_every == max(1, recipe.rounds // 20)
+    assert found.eval_every == 5, "all of them train everyone for one epoch"
     assert found.dataset == name
     assert found.training == Training(
         recipe.epochs, recipe.batch, recipe.lr, recipe.optimizer, keep_optimizer=False, **recipe.optimizer_options
@@ -119,6 +120,27 @@ def test_what_is_given_stands_also_where_it_is_zero() -> None:
     found = resolved(RunConfig(dataset="heart", loss="focal", **given))  # type: ignore[arg-type]
     assert {key: getattr(found, key) for key in given} == given
     assert found.checkpoint_every == 2
+
+
+@pytest.mark.parametrize(
+    ("rounds", "participation", "epochs", "interval"),
+    [
+        (1000, 0.1, 1, 50),  # a twentieth of the rounds
+        (400, 0.1, 1, 28),  # 0.25 (1 + 0.1) / 0.1 rounds' time, every 28 rounds
+        (100, 0.1, 1, 25),  # four times at least
+        (100, 1.0, 1, 5),
+        (40, 1.0, 1, 5),
+        (40, 1.0, 5, 2),
+        (8, 1.0, 1, 2),
+        (3, 1.0, 1, 1),
+        (3, 0.01, 1, 1),
+        (40, 1.0, 0, 2),
+    ],
+)
+def test_the_interval_of_evaluations(rounds: int, participation: float, epochs: int, interval: int) -> None:
+    config = RunConfig(dataset="heart", rounds=rounds, participation=participation, epochs=epochs)
+    assert resolved(config).eval_every == interval
+    assert resolved(replace(config, eval_every=1)).eval_every == 1
 
 
 def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ LAYERS = runner.assemble(CONFIG, data=TOY, model=network("plain")).layers
 SIZES = sizes(LAYERS, network("plain"))
 P, FIRST = 4 * sum(SIZES.values()), 4 * SIZES["fc1"]
 BODY = FIRST + 4 * SIZES["fc2"]
+LAST = P - BODY
+MASK = -(-P // 32)  # one bit a parameter
 
 
 def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
@@ -53,12 +56,42 @@ def test_the_network_is_as_large_as_these_formulas_say() -> None:
         ("fedper", (BODY, BODY)),
         ("fedrep", (BODY, BODY)),
         ("fedbabu", (BODY, BODY)),
+        ("lg_fedavg", (LAST, LAST)),
+        ("fedbn", (P, P)),
+        ("scaffold", (2 * P, 2 * P)),
+        ("feddyn", (P, P)),
+        ("fedcac", (P, P + MASK)),
+        ("pfedsd", (P, P)),
     ],
 )
 def test_bytes_of_a_client_in_a_round(name: str, a_round: tuple[int, int]) -> None:
     played = play(algorithm=name, eval_every=3)
     assert moved(played) == [a_round] * 3
     assert {r["unit"] for r in played.rows if r["metric"].startswith("bytes")} == {"byte"}
+
+
+@pytest.mark.parametrize("bn", ["global", "local", "drop"])
+def test_fedbn_sends_neither_statistics_nor_weights_of_batch_normalisations(bn: str) -> None:
+    weights = sum(p.numel() for name, p in network("norm").named_parameters() if not name.startswith("bn"))
+    assert moved(play(algorithm="fedbn", model="norm", bn=bn, rounds=1)) == [(4 * weights,) * 2]
+
+
+@pytest.mark.parametrize(("bn", "statistics"), [("global", 24), ("local", 0), ("drop", 0)])
+def test_scaffolds_variates_are_of_parameters_only(bn: str, statistics: int) -> None:
+    weights = sum(p.numel() for p in network("norm").parameters())
+    assert moved(play(algorithm="scaffold", model="norm", bn=bn, rounds=1)) == [(4 * (2 * weights + statistics),) * 2]
+
+
+def test_fedlp_sends_a_layer_as_often_as_it_says() -> None:
+    played = play(algorithm="fedlp", rounds=60, eval_every=60, epochs=0, options={"keep": 0.3})
+    down, up = (played.values(metric, variant="") for metric in ("bytes_down", "bytes_up"))
+    assert set(down.values()) == {P}
+    possible = {4 * sum(SIZES[name] for name in names) for k in range(4) for names in combinations(SIZES, k)}
+    assert set(up.values()) <= possible
+    drawn = [value for value in up.values() if value is not None]
+    assert sum(drawn) / len(drawn) / P == pytest.approx(0.3, abs=0.1)
+    sent = [sum(value == 4 * sum(SIZES[n] for n in names) for value in drawn) for names in ((), tuple(SIZES))]
+    assert sent == pytest.approx([240 * 0.343, 240 * 0.027], abs=25), "layers are drawn independently"
 
 
 @pytest.mark.parametrize(("name", "bytes_down"), [("local_adaptation", P), ("fedbabu", BODY)])

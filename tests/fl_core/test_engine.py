@@ -20,7 +20,7 @@ from fl_core.engine import Instruments, Schedule, sampled_clients
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.local import Context
 from fl_core.plan import LayerPlan
-from tests.conftest import CONFIG, SIZES, TOY, Played, federation, network, play
+from tests.conftest import CONFIG, SIZES, TOY, federation, network, play
 
 ALL = sorted(registry())
 CLIENTS = [client.name for client in TOY.clients]
@@ -78,25 +78,37 @@ def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_round_is_recorded(name: str) -> None:
-    played = play(algorithm=name, rounds=3, eval_every=2)
+    played = play(algorithm=name, rounds=3, eval_every=2, local_scores=True)
     table = rows.frame(played.rows)
     assert (table.status == "ok").all()
     assert table.value.notna().all()
     assert set(table.algorithm) == {name}
     assert set(table.seed) == {0}
     scores = table[table.metric.isin(["accuracy", "macro_f1", "loss"])]
-    tuned = {"fedbabu", "local_adaptation", "ditto"}
-    headline = "personal" if name in tuned else played.engine.algorithm.evaluates
-    assert set(scores.model) == {"local", played.engine.algorithm.evaluates, headline}
+    tuned = {"fedbabu", "local_adaptation", "vanilla", "anti"}
+    both = {"ditto", "pfedsd", "per_fedavg", "pfedme", "fedrod"}
+    headline = "personal" if name in tuned | both else played.engine.algorithm.evaluates
+    also = {"global"} if name == "fedrod" else set()
+    assert set(scores.model) == {"local", played.engine.algorithm.evaluates, headline} | also
     whole = scores[(scores.model == headline) & (scores.split == "test") & (scores.metric == "accuracy")]
-    every = {0, 2, 3} if headline == played.engine.algorithm.evaluates or name == "ditto" else {3}
+    every = {3} if name in tuned else {0, 2, 3}
     assert set(whole["round"]) == every
     assert (whole.groupby("round").client.apply(set) == set(CLIENTS)).all()
     local = scores[(scores.model == "local") & (scores.metric == "loss")]
     assert set(local[local.split == "validation"]["round"]) == {1, 2, 3}
     assert set(local[local.split == "test"]["round"]) == {2, 3}
-    duplicated = table.duplicated(["round", "model", "split", "client", "metric", "variant"])
+    duplicated = table.duplicated(["round", "model", "split", "client", "client_b", "layer", "metric", "variant"])
     assert not duplicated.any()
+
+
+def test_local_models_are_scored_with_all_others_unless_more_is_asked_for() -> None:
+    rare, often = (play(algorithm="fedavg", rounds=3, eval_every=2, local_scores=asked) for asked in (False, True))
+    local = {split: often.values("loss", model="local", split=split) for split in ("validation", "test")}
+    assert {k for k, _ in local["validation"]} == {1, 2, 3}
+    assert {k for k, _ in local["test"]} == {2, 3}
+    kept = [r for r in often.rows if not (r["model"] == "local" and r["round"] == 1)]
+    assert rare.rows == kept
+    assert rare.everything() == often.everything()
 
 
 def test_scores_are_those_of_the_model_after_the_round() -> None:
@@ -308,9 +320,9 @@ def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
     fresh, kept = (
         play(algorithm=name, keep_optimizer=k, optimizer="adamw", lr=0.01, eval_every=3) for k in (False, True)
     )
-    stream = Played.evaluated
-    assert stream(kept)[0] == stream(fresh)[0]
-    assert stream(kept)[1] != stream(fresh)[1]
+    ours, theirs = ([found["models"]["local"] for found in played.everything()] for played in (kept, fresh))
+    assert ours[0] == theirs[0]
+    assert ours[1] != theirs[1]
     assert all("optimizer" in state.trees for state in kept.checkpoints[0].clients.values())
     assert not any("optimizer" in state.trees for state in fresh.checkpoints[-1].clients.values())
 

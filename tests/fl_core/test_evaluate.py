@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from sklearn.metrics import accuracy_score, f1_score
 from torch import nn
 
 from fl_core import losses, statistics
@@ -45,6 +46,18 @@ def test_scores_against_counting(n, n_classes, seed):
     assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
     assert found["macro_f1"] == pytest.approx(macro_f1, abs=1e-12)
     assert found["loss"] == pytest.approx(float(CE(logits.double(), y)), rel=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 300), n_classes=st.integers(1, 70), seen=st.integers(1, 70), seed=st.integers(0, 1000))
+def test_scores_are_those_of_scikit_learn_to_the_last_bit(n, n_classes, seen, seed):
+    """With classes that are neither among the labels nor predicted, as of a client with few samples."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(min(seen, n_classes), (n,), generator=generator)
+    logits = torch.randn(n, n_classes, generator=generator) + 2 * one_hot(y.tolist(), n_classes)
+    found, predicted = scores(logits, y, CE), logits.argmax(1)
+    assert found["accuracy"] == accuracy_score(y, predicted)
+    assert found["macro_f1"] == f1_score(y, predicted, average="macro", zero_division=0)
 
 
 def test_macro_f1_leaves_out_classes_absent_from_labels_and_predictions():

@@ -25,6 +25,7 @@ from fl_core.executors import Serial, Workers, executor
 from fl_core.local import Context
 from fl_core.rows import Row
 from fl_core.site import FinishJob, Result, ScoreJob, TrainJob
+from fl_core.transport import ALLOCATOR
 from tests.conftest import CONFIG, TOY, network, play, site_of
 
 ALL = sorted(registry())
@@ -62,22 +63,31 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(base._REGISTRY, Failing.name, Failing)
 
 
+OPEN: list[Workers] = []
+
+
 @cache
-def pool(count: int, kind: str, training: str) -> Workers:
+def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Workers:
     """One pool for all tests that can share it: starting processes costs seconds."""
-    task = runner.assemble(CONFIGS[training], data=TOY, model=network(kind))
-    return Workers(site_of(task), count)
+    task = runner.assemble(replace(CONFIGS[training], algorithm=algorithm), data=TOY, model=network(kind))
+    OPEN.append(Workers(site_of(task), count))
+    return OPEN[-1]
 
 
 POOLS = ((2, "drop", "momentum"), (3, "norm", "adamw kept"))
 
 
+def builds(name: str) -> bool:
+    """Whether an algorithm trains another model than the one it is given, and so needs workers of its own."""
+    return "build" in {key for kind in registry()[name].__mro__[:-2] for key in vars(kind)}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _close() -> Iterator[None]:
     yield
-    for which in POOLS:
-        pids = [process.pid for process in pool(*which)._processes]
-        pool(*which).close()
+    for workers in OPEN:
+        pids = [process.pid for process in workers._processes]
+        workers.close()
         assert not any(_alive(pid) for pid in pids), "closing ends every worker"
 
 
@@ -91,7 +101,8 @@ def test_workers_give_the_same_bits_as_one_process(
     name: str, count: int, kind: str, training: str, participation: float
 ) -> None:
     options: dict[str, Any] = {"algorithm": name, "participation": participation, "rounds": 2}
-    workers = play(CONFIGS[training], model=kind, executor=pool(count, kind, training), **options)
+    own = pool(count, kind, training, name if builds(name) else "fedavg")
+    workers = play(CONFIGS[training], model=kind, executor=own, **options)
     serial = play(CONFIGS[training], model=kind, **options)
     assert workers.rows == serial.rows
     assert workers.everything() == serial.everything()
@@ -154,6 +165,15 @@ def test_every_kind_of_job_and_of_tensor_crosses() -> None:
     assert tree.digest(finish.tree) == tree.digest(finish_there.tree) != tree.digest(initial)
     assert score.scores == score_there.scores
     assert score.scores.keys() == {"train", "test"}
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the environment of a process in /proc")
+def test_workers_keep_their_memory_and_this_process_is_left_as_it_was() -> None:
+    for process in pool(*POOLS[0])._processes:
+        found = dict(
+            item.split("=", 1) for item in Path(f"/proc/{process.pid}/environ").read_text().split("\0") if item
+        )
+        assert {name: found[name] for name in ALLOCATOR} == {n: os.environ.get(n, v) for n, v in ALLOCATOR.items()}
 
 
 def test_no_jobs_give_no_results() -> None:

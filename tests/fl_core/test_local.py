@@ -40,7 +40,9 @@ class Bench:
 
     def context(self, client: int = 0, rnd: int = 0) -> Context:
         data = TOY.clients[client]
-        return Context("fedavg", rnd, client, data.name, len(data.train), CE, self.space.forward, self.start)
+        return Context(
+            "fedavg", rnd, client, data.name, len(data.train), CE, self.space.forward, self.start, data.train.y
+        )
 
     def phase(self, train: set[str] | None = None, **options: Any) -> Phase:
         names = self.algorithm.problem.tensors if train is None else frozenset(train)

@@ -17,6 +17,7 @@ FITTING = {
     "fmnist_cnn": [IMAGE, (3, 32, 32), (1, 8, 8), (2, 9, 17)],
     "cifar_cnn": [COLOUR, (1, 28, 28), (1, 1, 1)],
     "scheduling_cnn": [IMAGE, COLOUR, (1, 16, 16), (3, 64, 64), (1, 17, 30)],
+    "pfedla_cnn": [IMAGE, COLOUR, (1, 16, 16), (3, 17, 30)],
     "heart_mlp": [TABLE, (3,)],
     "mlp": [TABLE, (1, 8, 8), COLOUR],
 }
@@ -42,6 +43,9 @@ def test_every_model_is_tested():
         ("scheduling_cnn", COLOUR, 10, 878_538),
         ("scheduling_cnn", COLOUR, 100, 924_708),
         ("scheduling_cnn", (3, 64, 64), 200, 5_694_600),
+        ("pfedla_cnn", IMAGE, 10, 85_822),
+        ("pfedla_cnn", COLOUR, 10, 121_278),
+        ("pfedla_cnn", COLOUR, 100, 121_278 + 90 * 85),
         ("mlp", (1, 8, 8), 10, 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10),
     ],
 )
@@ -77,6 +81,7 @@ def test_maps_samples_to_logits_and_trains(name, shape):
             },
         ),
         ("scheduling_cnn", IMAGE, {"conv1": (32, 12, 12), "conv2": (64, 4, 4), "fc1": (512,)}),
+        ("pfedla_cnn", COLOUR, {"conv1": (16, 14, 14), "conv2": (32, 5, 5), "fc1": (120,), "fc2": (84,)}),
         ("heart_mlp", TABLE, {"fc1": (50,), "fc2": (20,), "fc3": (20,)}),
         ("mlp", (1, 8, 8), {"fc1": (64,), "fc2": (32,)}),
     ],
@@ -147,6 +152,17 @@ def test_dropout_follows_its_option():
     model = models.build("cifar_cnn", COLOUR, 10)
     assert not torch.equal(model(x), model(x))
     assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.3] * 5
+
+
+@pytest.mark.parametrize(("shape", "norm", "wanted"), [(IMAGE, None, 0), (IMAGE, True, 2), (COLOUR, False, 0)])
+def test_pfedla_cnn_normalises_colour_images_unless_told(shape, norm, wanted):
+    model = models.build("pfedla_cnn", shape, 10, options={} if norm is None else {"norm": norm})
+    norms = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms == ["conv1.norm", "conv2.norm"][:wanted]
+    kinds = [type(module).__name__ for module in model.conv2]
+    assert kinds == ["Conv2d", *["BatchNorm2d"][: wanted // 2], "ReLU", "MaxPool2d"]
+    with pytest.raises(UsageError, match="norm is 'yes'"):
+        models.build("pfedla_cnn", shape, 10, options={"norm": "yes"})
 
 
 def test_mlp_sizes():

@@ -30,6 +30,8 @@ DEALERS = {
     "iid": lambda labels, clients, seed: deal.iid(labels, clients, seed),
     "dirichlet": lambda labels, clients, seed: deal.dirichlet(labels, clients, 0.5, seed, min_size=1),
     "pathological": lambda labels, clients, seed: deal.pathological(labels, clients, 2, seed),
+    "non_iid_1": lambda labels, clients, seed: deal.dominated(labels, clients, 2, 2, 1.0, seed),
+    "non_iid_2": lambda labels, clients, seed: deal.dominated(labels, clients, len(set(labels)), 2, 0.5, seed),
 }
 
 
@@ -46,7 +48,7 @@ def test_no_sample_is_dealt_twice(kind, clients, seed, data):
     assert all(
         np.array_equal(part, other) and (np.diff(part) > 0).all() for part, other in zip(parts, again, strict=True)
     )
-    if kind != "pathological":
+    if kind in ("iid", "dirichlet"):
         assert np.array_equal(np.sort(every), np.arange(len(labels)))
 
 
@@ -140,6 +142,72 @@ def test_pathological_leaves_out_the_classes_of_nobody():
     parts = deal.pathological(LABELS, 3, 2, 0)
     assert len(np.unique(LABELS[np.concatenate(parts)])) == 6
     assert sum(map(len, parts)) == 6 * 60
+
+
+def histogram(labels, parts):
+    return np.array([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+
+
+@pytest.mark.parametrize("clients", [10, 100])
+@pytest.mark.parametrize(("classes", "few"), [(10, 4), (100, 12)])
+def test_non_iid_1_deals_a_whole_pool_in_equal_counts_of_a_few_classes(clients, classes, few):
+    labels = np.arange(60_000) % classes
+    counts = histogram(labels, deal.dominated(labels, clients, 600, few, 1.0, 0))
+    assert ((counts > 0).sum(1) == few).all()
+    assert set(counts[counts > 0]) == {600 // few}
+    holders = (counts > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+    assert len({tuple(row > 0) for row in counts}) > min(clients, 90) // 2, "classes are drawn, not dealt in turn"
+
+
+@pytest.mark.parametrize("clients", [10, 100])
+@pytest.mark.parametrize(
+    ("classes", "few", "dominance", "own", "others"),
+    [(10, 2, 0.5, {150}, {37, 38}), (10, 2, 0.8, {240}, {15}), (100, 6, 0.5, {50}, {3, 4})],
+)
+def test_non_iid_2_deals_all_classes_and_a_few_more_than_the_others(clients, classes, few, dominance, own, others):
+    labels = np.arange(60_000) % classes
+    counts = histogram(labels, deal.dominated(labels, clients, 600, few, dominance, 1))
+    assert (counts.sum(1) == 600).all()
+    ranked = np.sort(counts, axis=1)
+    assert set(ranked[:, -few:].ravel()) == own
+    assert set(ranked[:, :-few].ravel()) == others
+    assert (ranked[:, -few:].sum(1) == dominance * 600).all()
+
+
+@pytest.mark.parametrize(("kind", "few"), [("non_iid_1", 4), ("non_iid_2", 2)])
+def test_pfedlas_partitions_pool_an_official_split_and_divide_each_client_alike(kind, few):
+    toy = source(np.arange(9_000) % 10, is_train=np.arange(9_000) < 7_000)
+    made = make(toy, kind, clients=12, seed=4)
+    wanted = {"clients": 12, "classes_per_client": few, "samples_per_client": 90, "splits": [0.56, 0.14, 0.3]}
+    assert made.params == wanted | ({"dominance": 0.5} if kind == "non_iid_2" else {})
+    for splits in made.indices.values():
+        assert {name: len(each) for name, each in splits.items()} == {"train": 50, "validation": 13, "test": 27}
+    assert any((splits["train"] >= 7_000).any() for splits in made.indices.values())
+    assert make(toy, kind, clients=100).params["samples_per_client"] == 90
+    own = make(toy, kind, clients=3, classes_per_client=3, samples_per_client=40, splits=(0.5, 0.25, 0.25))
+    assert {name: len(each) for name, each in own.indices["client_0"].items()} == {
+        "train": 20,
+        "validation": 10,
+        "test": 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: deal.dominated(LABELS, 5, 40, 11, 1.0, 0), "classes_per_client=11: the samples have 10 classes"),
+        (lambda: deal.dominated(LABELS, 5, 3, 4, 1.0, 0), "samples_per_client=3: a client needs at least 4"),
+        (lambda: deal.dominated(LABELS, 5, 9, 2, 0.5, 0), "samples_per_client=9: a client needs at least 10"),
+        (lambda: deal.dominated(LABELS, 5, 40, 2, 1.5, 0), r"dominance=1\.5"),
+        (lambda: deal.dominated(LABELS, 5, 40, 2, 0, 0), "dominance=0"),
+        (lambda: deal.dominated(LABELS, 5, 40, 2, True, 0), "dominance=True"),
+        (lambda: deal.dominated(LABELS, 2, 61, 1, 1.0, 0), r"would need 61 of class \d, which has 60; ask for fewer"),
+    ],
+)
+def test_a_dominated_partition_that_cannot_be_dealt_is_refused(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
 
 
 @pytest.mark.parametrize(

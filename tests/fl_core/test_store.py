@@ -400,7 +400,7 @@ class TestErrors:
     def test_a_checkpoint_is_complete_only_with_its_manifest(self, begun, monkeypatch):
         written = []
 
-        def dying(path, data):
+        def dying(path, data, **how):
             if path.parent.name == "checkpoints":
                 raise OSError("killed")
             written.append(path.parent.name)

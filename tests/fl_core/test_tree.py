@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import operator
 from fractions import Fraction
 
 import numpy as np
@@ -230,6 +233,25 @@ def test_bits_of_a_mean_are_those_of_groups_of_eight(count):
     np.testing.assert_array_equal(tree.mean(trees, weights)["a.weight"].numpy(), total / sum(weights))
 
 
+@pytest.mark.parametrize("block", [1, 7, 2**16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_adding_in_place_and_by_blocks_has_the_bits_of_the_plain_formula(monkeypatch, block, dtype):
+    """Every term rounds once as a product, and once as it is added."""
+    monkeypatch.setattr(tree, "BLOCK", block)
+    trees = [{**random_tree(k, (5, 4), dtype), "none": torch.zeros(0), "one": torch.tensor(0.1 * k)} for k in range(19)]
+    del trees[8]["b.weight"], trees[9]["b.weight"]
+    weights = [0.3 * k + 0.7 for k in range(19)]
+    found = tree.mean(trees, weights)
+    for name in trees[0]:
+        total, among = None, [k for k in range(19) if name in trees[k]]
+        for start in range(0, 19, tree.GROUP):
+            terms = [trees[k][name].double() * weights[k] for k in among if start <= k < start + tree.GROUP]
+            group = functools.reduce(torch.add, terms)
+            total = group if total is None else total + group
+        wanted = (total / functools.reduce(operator.add, (weights[k] for k in among))).to(trees[0][name].dtype)
+        assert tree.digest({name: found[name]}) == tree.digest({name: wanted})
+
+
 def test_bits_do_not_depend_on_the_layout_of_what_is_added():
     trees = [random_tree(seed, (6, 5, 3, 3)) for seed in range(11)]
     laid_out = [{k: t.to(memory_format=torch.channels_last) for k, t in each.items()} for each in trees]
@@ -298,3 +320,37 @@ def test_shapes_that_differ(position):
 
 def test_nothing_gives_nothing():
     assert tree.mean([], []) == {}
+
+
+def test_inner_products_and_other_distances_are_numpys():
+    a, b = random_tree(1, (4, 3)), random_tree(2, (4, 3))
+    one, two = (np.concatenate([t[n].double().numpy().ravel() for n in sorted(t)]) for t in (a, b))
+    assert tree.dot(a, b) == pytest.approx(one @ two, rel=1e-12)
+    assert tree.cosine(a, b) == pytest.approx(one @ two / np.linalg.norm(one) / np.linalg.norm(two), rel=1e-12)
+    assert tree.distance(a, b, order=1) == pytest.approx(np.abs(one - two).sum(), rel=1e-6)
+    assert tree.cosine(a, {name: torch.zeros_like(t) for name, t in a.items()}) == 0
+    with pytest.raises(UsageError, match="tensor names differ"):
+        tree.dot(a, {"w": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("measure", [tree.dot, tree.cosine, tree.distance])
+def test_sums_over_a_tree_do_not_depend_on_the_order_of_its_keys(measure):
+    trees = [
+        {f"t{k}": torch.randn(50, generator=torch.Generator().manual_seed(s + k)) for k in range(9)} for s in (0, 50)
+    ]
+    turned = [dict(reversed(each.items())) for each in trees]
+    assert measure(*trees) == measure(*turned)
+
+
+def test_one_thread_is_for_the_block_only():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with tree.one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+        with contextlib.suppress(ZeroDivisionError), tree.one_thread():
+            assert 1 / 0
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_core import models
+from fl_core import models, tree
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from tests.conftest import TOY, Played, federation, network, play
@@ -76,6 +76,10 @@ FEDAVG_LIMITS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # algorithm, eve
     "playerfl, all shared": ("playerfl", True, {}),
     "local_adaptation": ("local_adaptation", False, {"finetune_epochs": 1}),
     "ditto's global model": ("ditto", False, {"lam": 0.7}),
+    "lg_fedavg, all shared": ("lg_fedavg", True, {}),
+    "fedlp, everything kept": ("fedlp", False, {"keep": 1}),
+    "fedlama, phi 1": ("fedlama", False, {"phi": 1}),
+    "pfedsd's global model, lam 0": ("pfedsd", False, {"lam": 0}),
 }
 
 
@@ -88,6 +92,24 @@ def test_the_limit_is_fedavg_bit_for_bit(limit: str, setting: Setting) -> None:
     assert found.server() == wanted.server()
     assert found.evaluated() == wanted.evaluated()  # with what clients keep to themselves
     assert len(set(wanted.server())) == 3, "the model must move in every round"
+
+
+@pytest.mark.parametrize("setting", [each for each in SETTINGS if each.model != "norm"], ids=repr)
+def test_fedbn_without_batch_normalisation_is_fedavg(setting: Setting) -> None:
+    found, wanted = run(setting, "fedbn"), fedavg(setting)
+    assert found.server() == wanted.server()
+    assert found.evaluated() == wanted.evaluated()
+
+
+@settings
+@pytest.mark.parametrize("name", ["vanilla", "anti"])
+def test_a_schedule_that_freezes_nothing_is_fedbabu(name: str, setting: Setting) -> None:
+    """With momentum and decay, until the last client has fine-tuned its copy."""
+    found, wanted = run(setting, name, options={"unfreeze": "0,0"}), run(setting, "fedbabu")
+    assert found.server() == wanted.server()
+    assert found.evaluated() == wanted.evaluated()
+    tuned = [{c: tree.digest(t) for c, t in p.checkpoints[-1].models["personal"].items()} for p in (found, wanted)]
+    assert tuned[0] == tuned[1]
 
 
 @settings

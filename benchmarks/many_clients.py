@@ -1,0 +1,65 @@
+"""``python -m benchmarks.many_clients``: what a run with very many clients holds in memory and writes to disk."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from fl_core import runner, store, timing
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData, Source, partitions
+from fl_core.data.federated import gather
+
+SHAPE, CLASSES = (1, 28, 28), 10
+
+
+def federation(clients: int, samples: int) -> FederatedData:
+    """Noise with random labels, the same number of samples for everyone."""
+    draw = np.random.default_rng(0)
+    total = clients * samples
+    x = draw.standard_normal((total, *SHAPE), dtype=np.float32)
+    y = draw.integers(CLASSES, size=total)
+    names = tuple(f"c{k:05d}" for k in range(clients))
+    source = Source("many", x, y, tuple(map(str, range(CLASSES))), np.repeat(np.arange(clients), samples), names)
+    return gather(source, partitions.make(source, "natural", seed=0))
+
+
+def main(clients: int = 10_000, algorithm: str = "fedper", samples: int = 20, rounds: int = 2) -> None:
+    """Run the 582,026-parameter network with its last layer personal, everyone in the first round, and print a table.
+
+    Args:
+        clients: number of clients; all take part in every round, so that everyone comes to hold a head.
+        algorithm: registry name.
+        samples: of each client, training, validation and test together.
+        rounds: the last ends with an evaluation and a checkpoint.
+    """
+    warnings.simplefilter("ignore")  # that clients have less than a batch
+    data = federation(clients, samples)
+    config = RunConfig(
+        model="scheduling_cnn", algorithm=algorithm, rounds=rounds, epochs=1, batch=10, lr=0.005, optimizer="sgd",
+        loss="cross_entropy", eval_every=rounds, checkpoint_every=rounds,
+    )  # fmt: skip
+    before = _peak()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        runner.run(config, out, data=data)
+        held = _peak()
+        blobs = [path.stat().st_size for path in (out / "blobs").iterdir()]
+        print(timing.read(out / "timing.jsonl").line())
+        print(f"{clients:,} clients of {algorithm}: {held:.2f} GB at most, {before:.2f} GB of it before the run")
+        print(f"last checkpoint: {len(blobs):,} blobs, {sum(blobs) / 1e9:.2f} GB", end="; ")
+        print(f"{len(store.Run(out).manifest(rounds)['states']):,} states")
+
+
+def _peak() -> float:
+    """Most memory that this process ever had, GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,247 @@
+"""S1 to S4: rounds of federated training, against the same steps written as plainly as PyTorch allows."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.pairs import PAIRS, Measured, compare, judged
+from fl_core import tree
+from fl_core.algorithms.base import Algorithm, Message, Problem, Round, State
+from fl_core.config import RunConfig
+from fl_core.data import ClientData, FederatedData, Source, Split, partitions
+from fl_core.data.federated import gather
+from fl_core.engine import Engine, Instruments, Schedule
+from fl_core.executors import executor
+from fl_core.local import Phase
+from fl_core.runner import site_of
+from fl_core.task import assemble
+from fl_core.transport import ALLOCATOR
+
+WORKERS = 2
+THREADS = 2
+
+
+def tuned() -> None:
+    """Start this program again with the allocator's settings, so that both sides of every comparison have them."""
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        os.environ.update(ALLOCATOR)
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
+
+
+def federation(clients: int, n: int, shape: tuple[int, ...], classes: int = 10, held: int = 0) -> FederatedData:
+    """Clients with ``n`` random training samples each; and ``held`` for validation and test each, at least two."""
+    held = max(held, 2)
+    generator = np.random.default_rng(0)
+    size = clients * (n + 2 * held)
+    x = generator.standard_normal((size, *shape), dtype=np.float32)
+    y = generator.integers(classes, size=size)
+    owner = np.repeat(np.arange(clients), n + 2 * held)
+    names = tuple(f"client_{k}" for k in range(clients))
+    source = Source("random", x, y, tuple(f"class {k}" for k in range(classes)), owner, names)
+    data = gather(source, partitions.make(source, "natural", seed=0))
+
+    def cut(client: ClientData) -> ClientData:
+        parts = (client.train, client.validation, client.test)
+        xs, ys = torch.cat([s.x for s in parts]), torch.cat([s.y for s in parts])
+        ends = (n, n + held, n + 2 * held)
+        splits = [Split(xs[a:b].clone(), ys[a:b].clone()) for a, b in zip((0, *ends), ends, strict=False)]
+        return ClientData(client.name, *splits)
+
+    return replace(data, clients=tuple(cut(client) for client in data.clients))
+
+
+@contextmanager
+def rounds(
+    config: RunConfig, data: FederatedData, make: Callable[[Problem], Algorithm] | None = None, count: int = 10**6
+) -> Iterator[Engine]:
+    """An engine that has begun; each call of its ``step`` is a round without evaluation.
+
+    Args:
+        make: the algorithm, if it is not the configuration's.
+    """
+    task = assemble(config, data=data)
+    site = site_of(task, {})
+    pool = executor(site, config.workers)
+    schedule = Schedule(count, task.config.participation, eval_every=count, checkpoint_every=count)
+    try:
+        engine = Engine(
+            task.problem,
+            (lambda _: make(task.problem)) if make else task.algorithm,
+            task.data,
+            tree.of(task.model),
+            site,
+            pool,
+            schedule,
+            Instruments(),
+        )
+        pool.use(engine.algorithm)
+        yield engine
+    finally:
+        pool.close()
+
+
+class BareLoop:
+    """FedAvg as plainly as PyTorch allows: tensor slices, one model, state dictionaries added up."""
+
+    def __init__(
+        self, model: nn.Module, data: FederatedData, batch: int, make: Callable[[Any], Any], take: int
+    ) -> None:
+        self.model, self.data, self.batch, self.make, self.take = copy.deepcopy(model), data, batch, make, take
+        self.round = 0
+
+    def __call__(self) -> None:
+        chosen = np.random.default_rng(self.round).choice(len(self.data.clients), self.take, replace=False)
+        self.round += 1
+        start = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        total: dict[str, Tensor] = {}
+        for client in chosen:
+            self.model.load_state_dict(start)
+            optimizer = self.make(self.model.parameters())
+            split = self.data.clients[client].train
+            order = torch.randperm(len(split))
+            for part in order.split(self.batch):
+                optimizer.zero_grad()
+                F.cross_entropy(self.model(split.x[part]), split.y[part]).backward()
+                optimizer.step()
+            for name, tensor in self.model.state_dict().items():
+                term = tensor / self.take
+                total[name] = total[name] + term if name in total else term
+        self.model.load_state_dict(total)
+
+
+class OneLayer(Algorithm):
+    """FedAvg of one layer; the rest stays at its start."""
+
+    name = "one layer"
+
+    def __init__(self, problem: Problem, layer: str) -> None:
+        super().__init__(problem)
+        self.tensors = frozenset(next(each.tensors for each in problem.layers if each.name == layer))
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return self.tensors
+
+    def kept(self, rnd: Round, client: int) -> frozenset[str]:
+        return frozenset()
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("train", self.tensors, self.problem.epochs),)
+
+    def send(self, server: State, client: int, rnd: Round) -> Message:
+        return Message({"model": server.trees["model"]})
+
+
+def _job(
+    name: str, config: RunConfig, data: FederatedData, make: Callable[[Any], Any], at_most: float, text: str, pairs: int
+) -> list[Measured]:
+    torch.set_num_threads(THREADS)
+    take = max(1, int(config.participation * len(data.clients)))
+    model = assemble(config, data=data).model
+    bare = BareLoop(model, data, int(config.batch or 1), make, take)
+    with rounds(config, data) as engine:
+        how = f"{config.algorithm}, {config.workers} workers" if config.workers else f"{config.algorithm}, one process"
+        return [compare(name, how, engine.step, text, bare, at_most=at_most, pairs=pairs, clock=time.perf_counter)]
+
+
+def _cross_device() -> tuple[RunConfig, FederatedData]:
+    config = RunConfig(
+        dataset="random",
+        model="scheduling_cnn",
+        participation=0.1,
+        epochs=1,
+        batch=10,
+        lr=0.005,
+        optimizer="sgd",
+        loss="cross_entropy",
+        workers=WORKERS,
+    )
+    return config, federation(100, 500, (1, 28, 28))
+
+
+def cross_device(pairs: int = PAIRS) -> list[Measured]:
+    """S1: 100 clients, 10 a round, batch 10, 500 samples each, SGD 0.005, the CNN with 582,026 parameters."""
+    tuned()
+    config, data = _cross_device()
+    text = f"bare loop, tensor slices, {THREADS} threads"
+    return _job("S1", config, data, lambda p: torch.optim.SGD(p, lr=0.005), 0.60, text, pairs)
+
+
+def cross_silo(pairs: int = PAIRS) -> list[Measured]:
+    """S2: 5 clients, all, batch 64, 2,000 samples each, AdamW, the 3Conv-2FC CNN."""
+    tuned()
+    config = RunConfig(
+        dataset="random",
+        model="fmnist_cnn",
+        epochs=1,
+        batch=64,
+        lr=0.001,
+        optimizer="adamw",
+        weight_decay=0.01,
+        loss="cross_entropy",
+        workers=WORKERS,
+    )
+    data = federation(5, 2000, (1, 28, 28))
+    text = f"bare loop, fused AdamW, {THREADS} threads, allocator tuned on both sides"
+    make = lambda p: torch.optim.AdamW(p, lr=0.001, weight_decay=0.01, fused=True)  # noqa: E731
+    return _job("S2", config, data, make, 0.60, text, pairs)
+
+
+def tiny(pairs: int = PAIRS) -> list[Measured]:
+    """S3: 4 clients, the 4-FC heart MLP (2,095 parameters), 200 samples each, batch 32."""
+    tuned()
+    config = RunConfig(
+        dataset="random", model="heart_mlp", epochs=1, batch=32, lr=0.01, optimizer="sgd", loss="cross_entropy"
+    )
+    data = federation(4, 200, (10,), classes=5)
+    return _job("S3", config, data, lambda p: torch.optim.SGD(p, lr=0.01), 0.50, f"bare loop, {THREADS} threads", pairs)
+
+
+def scheduling(pairs: int = PAIRS) -> list[Measured]:
+    """S4: S1 with one base layer trainable, each of the three in turn, against rounds that train all layers."""
+    tuned()
+    torch.set_num_threads(THREADS)
+    config, data = _cross_device()
+    rows: list[Measured] = []
+    with rounds(config, data) as full:
+        shares: dict[str, list[float]] = {}
+        for layer in ("conv1", "conv2", "fc1"):
+            with rounds(config, data, partial(OneLayer, layer=layer)) as one:
+                row = compare(
+                    "S4",
+                    f"{layer} alone",
+                    one.step,
+                    "a round of all layers",
+                    full.step,
+                    at_most=1.0,
+                    pairs=pairs,
+                    clock=time.perf_counter,
+                )
+                rows.append(replace(row, target="", holds=""))
+                shares[layer] = [row.ratio, row.low, row.high]
+    means = np.mean(list(shares.values()), axis=0)
+    rows.append(
+        replace(
+            judged("S4", "mean of the three", "a round of all layers", [float(means[0])], at_most=0.40),
+            low=float(means[1]),
+            high=float(means[2]),
+            holds="yes" if means[2] <= 0.40 else "no",
+            pairs=pairs,
+        )
+    )
+    return rows
+
+
+JOBS = {"s1": cross_device, "s2": cross_silo, "s3": tiny, "s4": scheduling}

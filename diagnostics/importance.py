@@ -1,0 +1,256 @@
+"""The first-order importance of layers, summed while a pass or a training goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from diagnostics.capture import Hook, hooked
+from diagnostics.gradients import TENSORS, Meter, tensors_of
+from diagnostics.resampling import PARTS
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.layers import Layer
+from fl_core.losses import Loss
+
+REDUCE = ("pooled", "mean_of_tensors")
+EMBEDDINGS = ("touched", "whole", "released")
+
+Result = Mapping[str, Any]
+"""What :meth:`SensitivityAccumulator.result` gives."""
+
+
+def moving(layer: Layer, tensors: str) -> tuple[str, ...]:
+    """Names of the layer's parameters that importance reads: its weights, or all, that are not frozen."""
+    return tuple(name for name in tensors_of(layer, tensors) if name not in layer.frozen)
+
+
+class SensitivityAccumulator:
+    """Sums the importance I_l = (1 / n_l) sum (w g)^2 of every layer over the steps of an epoch.
+
+    I_l is the first-order Taylor importance of Molchanov et al. per weight (PLayer-FL, Eq. 1 and 2), with w and g as
+    they are at the step, before the optimiser moves w. Feeding it costs one product and one norm a tensor, nothing is
+    copied to the host, and the sums are float64: one for each tensor and each of the parts into which the steps are
+    dealt. Tensors that are frozen or that no gradient reached count neither in the sum nor in n.
+
+    Args:
+        layers: in the order of the network.
+        tensors: ``"weights"`` (default) or ``"all"`` parameters.
+        reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2); with
+            ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
+        embeddings: with ``"touched"`` an embedding table counts at each step with the rows that have a gradient, with
+            ``"whole"`` with all: then a table looks the less important the fewer of its rows a batch looks up. What
+            the authors' released code does needs the samples: see :class:`ReleasedTables`.
+
+    Raises:
+        UsageError: an unknown choice; on the first update, no parameter of the layers among the gradients.
+    """
+
+    treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS[:2]
+
+    def __init__(
+        self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled", embeddings: str = "touched"
+    ) -> None:
+        self.embeddings = check_known("treatment of embeddings", embeddings, self.treatments)
+        self._tables = {name for layer in layers for name in layer.tables} if embeddings != "whole" else set()
+        self._touched: dict[str, Tensor] = {}
+        self.tensors = check_known("choice of tensors", tensors, TENSORS)
+        self.reduce = check_known("reduction of a layer", reduce, REDUCE)
+        self._names = {layer.name: moving(layer, tensors) for layer in layers}
+        self._known = {name for names in self._names.values() for name in names}
+        self._sums: dict[str, Tensor] = {}
+        self._sizes: dict[str, int] = {}
+        self._steps = 0
+
+    @torch.no_grad()
+    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+        """Take in one step. Every step counts once, whatever its number ``n`` of samples."""
+        names = [name for name in grads if name in self._known and grads[name] is not None]
+        if grads and self._known and not self._known & grads.keys():
+            raise UsageError(
+                f"gradients of {listing(grads, 3)}, but the layers hold {listing(sorted(self._known), 3)}: "
+                "another model's layers?"
+            )
+        for name in names:
+            w, g = params[name], grads[name]
+            if name not in self._tables:
+                # the norm in float64 squares there too: products far below 1 do not vanish, and no copy is made
+                self._add(name, torch.linalg.vector_norm(w * g, dtype=torch.float64).square_(), w.numel())
+            elif self.embeddings == "touched":
+                rows = (g != 0).flatten(1).any(1).sum()
+                self._add(name, torch.linalg.vector_norm(w * g, dtype=torch.float64).square_(), w[0].numel(), rows)
+        self._steps += 1
+
+    def _add(self, name: str, square: Tensor, size: int, rows: Tensor | int | None = None) -> None:
+        """Add to the step's part: a sum over entries, ``size`` of them, or as many in each of ``rows`` rows."""
+        if name not in self._sums:
+            self._sums[name] = square.new_zeros(PARTS)
+            self._sizes[name] = size
+            if rows is not None:
+                self._touched[name] = square.new_zeros(PARTS)
+        part = self._steps % PARTS
+        self._sums[name][part].add_(square)
+        if rows is not None:
+            self._touched[name][part].add_(rows)
+
+    def importance(self) -> Tensor:
+        """I_l averaged over the steps, [L] in float64; NaN for a layer that no gradient reached."""
+        return self._values()[:, 0]
+
+    def _values(self) -> Tensor:
+        """[L, 1 + parts] in float64: of all steps, and of each part's own."""
+        values = [self._layer(names) for names in self._names.values()]
+        device = next(iter(self._sums.values())).device if self._sums else torch.device("cpu")
+        parts = len(self._part_steps())
+        return torch.stack([v.to(device) for v in values]) if values else torch.empty(0, 1 + parts, dtype=torch.float64)
+
+    def _part_steps(self) -> list[int]:
+        """Steps of each part that has any."""
+        return [(self._steps - part - 1) // PARTS + 1 for part in range(min(self._steps, PARTS))]
+
+    def _layer(self, names: Sequence[str]) -> Tensor:
+        own = self._part_steps()
+        reached = [name for name in names if name in self._sums]
+        if not reached:
+            return torch.full((1 + len(own),), torch.nan, dtype=torch.float64)
+
+        def totals(each: Tensor) -> Tensor:
+            return torch.cat([each.sum(0, keepdim=True), each[: len(own)]])
+
+        sums = torch.stack([totals(self._sums[name]) for name in reached])
+        steps = torch.tensor([self._steps, *own], dtype=torch.float64, device=sums.device)
+        sizes = torch.tensor([self._sizes[name] for name in reached], dtype=torch.float64, device=sums.device)
+        sizes = sizes[:, None].expand_as(sums).clone()
+        for k, name in enumerate(reached):
+            if name in self._touched:  # rows a step; a table without any has a sum of 0
+                sizes[k] *= (totals(self._touched[name]) / steps).clamp_min(1.0 / self._steps)
+        pooled = sums.sum(0) / sizes.sum(0) if self.reduce == "pooled" else (sums / sizes).mean(0)
+        return pooled / steps
+
+    def result(self) -> dict[str, Any]:
+        """JSON: names of the ``layers`` that gradients reached, their ``importance`` (null = not finite), ``steps``.
+
+        ``parts`` has the steps and importances of each part of the steps, dealt in turn: what resamples are made of.
+        """
+        reached = [any(name in self._sums for name in names) for names in self._names.values()]
+        values = [v for v, r in zip(self._values().tolist(), reached, strict=True) if r]
+        finite = [[value if math.isfinite(value) else None for value in each] for each in values]
+        own = self._part_steps()
+        return {
+            "layers": [layer for layer, r in zip(self._names, reached, strict=True) if r],
+            "importance": [each[0] for each in finite],
+            "steps": self._steps,
+            "parts": [{"steps": steps, "importance": [each[1 + k] for each in finite]} for k, steps in enumerate(own)],
+        }
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the steps are dealt."""
+        return len(self._part_steps())
+
+    def drawn(self, times: Sequence[int]) -> Meter:
+        """What it would have summed, had each part come so many times."""
+        return Drawn(resampled(self.result(), times))
+
+
+@dataclass
+class Drawn:
+    """A resample of an accumulator's result, in the accumulator's place."""
+
+    given: Result
+
+    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+        raise TypeError("a resample takes in nothing more")
+
+    def result(self) -> Result:
+        """As :meth:`SensitivityAccumulator.result`."""
+        return self.given
+
+
+def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
+    """The result in which each part of the steps counts so many times: sum_k t_k s_k I^k / sum_k t_k s_k, s_k steps."""
+    weights = [count * part["steps"] for count, part in zip(times, result["parts"], strict=True)]
+    columns = zip(*(part["importance"] for part in result["parts"]), strict=True)
+    values = [
+        None
+        if any(value is None for value in column)
+        else math.fsum(w * value for w, value in zip(weights, column, strict=True)) / sum(weights)
+        for column in columns
+    ]
+    return {"layers": result["layers"], "importance": values, "steps": sum(weights)}
+
+
+class ReleasedTables(SensitivityAccumulator):
+    """The accumulator with embedding tables treated as by PLayer-FL's released code: means first, then the product.
+
+    For tokens x [n, T] the rows that the batch looks up are averaged over its samples, W[t] = (1/n) sum_i w[x_it] and
+    G[t] = (1/n) sum_i g[x_it], and the table's importance is the mean over the T d entries of (W G)^2; of other
+    tensors it is the mean over entries of (w g)^2, as always. A table that is looked up otherwise than by [n, T] (the
+    positions 0 .. T - 1) is used whole. It watches the tables during the passes, and so cannot be fed by training.
+    """
+
+    treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS[2:]
+
+    def __init__(self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled") -> None:
+        super().__init__(layers, tensors, reduce, "released")
+        self._ids: dict[str, list[Tensor]] = {}
+
+    @contextmanager
+    def watching(
+        self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
+    ) -> Iterator[None]:
+        """Note the rows that each table looks up inside the block."""
+        self._params = params
+        names = {id(params[name]): name for name in self._tables if name in params}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        tables = {p: m for p, m in modules.items() if isinstance(m, nn.Embedding) and id(m.weight) in names}
+
+        def hook_for(name: str) -> Hook:
+            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+                self._ids.setdefault(name, []).append(inputs[0].detach())
+
+            return hook
+
+        with hooked(model, {path: hook_for(names[id(module.weight)]) for path, module in tables.items()}):
+            yield
+
+    def edges(self) -> Mapping[str, GradientEdge]:
+        """None: the weights' gradients are enough."""
+        return {}
+
+    @torch.no_grad()
+    def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
+        """Take in the tables' part of the step that ``update`` has just counted."""
+        self._steps -= 1
+        for name in self._tables & self._known & grads.keys():
+            w, g = self._params[name], grads[name]
+            for ids in self._ids.get(name, []):
+                batched = ids.ndim > 1 and len(ids) == len(y)
+                means = [t[ids].mean(0) if batched else t for t in (w, g)]
+                square = torch.linalg.vector_norm(means[0] * means[1], dtype=torch.float64).square_()
+                rows = means[0].numel() // w[0].numel()
+                self._add(name, square, w[0].numel(), rows)
+        self._ids.clear()
+        self._steps += 1
+
+
+def importance(
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    layers: Sequence[Layer],
+    tensors: str = "weights",
+    reduce: str = "pooled",
+) -> Tensor:
+    """I_l = (1 / n_l) sum (w g)^2 of each layer, [L] in float64, at least 0; NaN where no gradient reaches.
+
+    One step of :class:`SensitivityAccumulator`, which explains the arguments.
+    """
+    accumulator = SensitivityAccumulator(layers, tensors, reduce)
+    accumulator.update(params, grads)
+    return accumulator.importance()

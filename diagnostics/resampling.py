@@ -1,0 +1,71 @@
+"""Rows of resampled batches: what a measurement would have been, had a client's batches been drawn anew.
+
+A client's batches are dealt in turn into at most :data:`PARTS` parts. A resample draws as many parts as there are, with
+replacement, and gives the metric's rows of what they hold: the bootstrap of the batches (Efron 1979), in groups, so
+that a gradient is kept for each part and not for each batch. Of a mean over k parts it shows (k - 1) / k of the
+variance, so few batches look surer than they are; one part cannot be resampled. A statistic that noise in the gradient
+inflates (its variance, its length) is inflated once more in a resample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from fl_core.errors import UsageError
+from fl_core.rows import Row
+from fl_core.seeds import numpy_generator
+
+PARTS = 10
+_MARK = ", resample "
+
+
+def check_resamples(resamples: int) -> int:
+    """Refuse a number of resamples below 0.
+
+    Raises:
+        UsageError: says so.
+    """
+    if resamples < 0:
+        raise UsageError(f"resamples={resamples}; a number of at least 0 is needed")
+    return resamples
+
+
+def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]:
+    """How often each part counts, [resamples, parts], each summing to ``parts``; none of fewer than two parts.
+
+    The seed and the client's name alone decide, so that metrics which see the same batches draw the same ones.
+    """
+    if parts < 2:
+        return []
+    random = numpy_generator(seed, "resample", client)
+    drawn: list[list[int]] = random.multinomial(parts, [1 / parts] * parts, size=resamples).tolist()
+    return drawn
+
+
+def marked(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
+    """The single clients' rows as those of a numbered resample, from 1: the variant and the estimator say so."""
+    return [
+        {
+            **row,
+            "variant": f"{row['variant']}{_MARK}{number}",
+            "estimator": f"{row['estimator']}, {parts} parts of the batches redrawn",
+            "stderr": None,
+        }
+        for row in rows
+        if row["client"] and not row["client_b"]
+    ]
+
+
+def parted(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A frame's own rows, and those of resamples."""
+    redrawn = table["variant"].str.contains(_MARK, regex=False)
+    return table[~redrawn], table[redrawn]
+
+
+def resamples_of(table: pd.DataFrame, variant: str) -> pd.DataFrame:
+    """The resamples of a variant, with the resample's number in the column ``resample``."""
+    start = f"{variant}{_MARK}"
+    own = table[table["variant"].str.startswith(start)]
+    return own.assign(resample=own["variant"].str.removeprefix(start).astype(int))

@@ -1,0 +1,136 @@
+"""Layers that are averaged more or less often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from fl_core import tree
+from fl_core.algorithms.base import Algorithm, Inside, Message, Round, State, Update, register
+from fl_core.errors import UsageError
+from fl_core.local import Context
+from fl_core.tree import Tree
+
+PENDING = "pending"  # at a client: layers trained since they were last sent; at the server: their names, by client
+DUE = "due"
+INTERVALS, DISCREPANCY = "intervals", "discrepancy"
+
+
+@register
+class FedLAMA(Algorithm):
+    """Layers on which clients agree are averaged less often (FedLAMA; Lee et al. 2023, Algorithms 1 and 2).
+
+    The paper's unit of time, tau' local steps, is here the local training of ``tau`` rounds. A layer l is averaged
+    every tau_l rounds, tau_l being tau or phi tau; then its discrepancy is noted,
+    d_l = mean_i ||w_il - mean_l||^2 / (tau_l dim_l). Every phi tau rounds all layers are due, and the intervals are
+    chosen anew (:func:`long_layers`). The last round of a run averages all layers.
+
+    A layer that is not due stays with its client, which goes on training it from where it stands, also where other
+    clients have been averaged since: local work is never thrown away. So what a client sends is what is due, and what
+    it receives is what it has not trained since it last sent it. With phi = 1 and tau = 1 it is FedAvg.
+
+    ``crossing``: give the long interval also to the layer at which the two curves cross, as the authors' released
+    code does.
+    """
+
+    name = "fedlama"
+    summary = "trains all; layers travel when they are due; the averaged model"
+    paper = "Lee et al. 2023"
+    travels, keeps, cost = "the layers that are due", "layers that are not due", "from 2P / phi to 2P, with tau = 1"
+
+    @dataclass(frozen=True)
+    class Config:
+        tau: int = 1
+        phi: int = 2
+        crossing: bool = False
+
+        def __post_init__(self) -> None:
+            for name in ("tau", "phi"):
+                if getattr(self, name) < 1:
+                    raise UsageError(f"fedlama: {name} must be at least 1, not {getattr(self, name)}")
+
+    def due(self, server: State, rnd: Round) -> list[str]:
+        """Names of the layers that are averaged at the end of this round."""
+        intervals, done = server.meta.get(INTERVALS, {}), rnd.index + 1
+        every = [(layer.name, intervals.get(layer.name, self.config.tau)) for layer in self.problem.layers]
+        return [name for name, interval in every if done % interval == 0 or done == self.problem.rounds]
+
+    def insides(self, server: State, rnd: Round) -> Iterator[Inside]:
+        """``averaging_interval``: rounds between two averages of each layer, as chosen last."""
+        intervals = server.meta.get(INTERVALS, {})
+        for layer in self.problem.layers:
+            yield Inside("averaging_interval", intervals.get(layer.name, self.config.tau), layer=layer.name)
+
+    def of_layers(self, names: Iterable[str]) -> frozenset[str]:
+        """Names of the tensors of these layers."""
+        chosen = set(names)
+        return frozenset(n for layer in self.problem.layers if layer.name in chosen for n in layer.tensors)
+
+    def send(self, server: State, client: int, rnd: Round) -> Message:
+        pending = self.of_layers(server.meta.get(PENDING, {}).get(str(client), ()))
+        names = self.shared(rnd, client) - pending
+        return Message({"model": tree.pick(server.trees["model"], names)}, {DUE: self.due(server, rnd)})
+
+    def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
+        state.meta[DUE] = message.meta[DUE]
+        return {**super().begin(state, message, rnd, client), **state.trees.pop(PENDING, {})}
+
+    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        due, travelling = self.of_layers(state.meta.pop(DUE)), self.shared(rnd, client)
+        message = super().reply(state, trained, ctx, rnd, client)
+        message.trees["model"] = tree.pick(trained["model"], travelling & due)
+        state.trees[PENDING] = tree.pick(trained["model"], travelling - due)
+        return message
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        due, replies = self.due(server, rnd), list(updates)
+        super().aggregate(server, replies, rnd)
+        waiting = [layer.name for layer in self.problem.layers if layer.name not in due]
+        pending = {**server.meta.get(PENDING, {}), **{str(update.client): waiting for update in replies}}
+        server.meta[PENDING] = {client: names for client, names in pending.items() if names}
+        self._note(server, due, [update.message.trees["model"] for update in replies])
+        if (rnd.index + 1) % (self.config.phi * self.config.tau) == 0:
+            self._adjust(server)
+
+    def _note(self, server: State, due: Sequence[str], trees: Sequence[Tree]) -> None:
+        noted, intervals = server.meta.setdefault(DISCREPANCY, {}), server.meta.get(INTERVALS, {})
+        for layer in self.problem.layers:
+            names = [name for name in layer.parameters if name in trees[0]]
+            if layer.name in due and names:
+                mean = tree.pick(server.trees["model"], names)
+                apart = sum(tree.distance(tree.pick(each, names), mean) ** 2 for each in trees) / len(trees)
+                interval = intervals.get(layer.name, self.config.tau)
+                noted[layer.name] = apart / (interval * sum(mean[name].numel() for name in names))
+
+    def _adjust(self, server: State) -> None:
+        noted: Mapping[str, float] = server.meta[DISCREPANCY]
+        sizes = {
+            layer.name: sum(server.trees["model"][name].numel() for name in layer.parameters)
+            for layer in self.problem.layers
+            if layer.name in noted
+        }
+        long = long_layers(noted, sizes, crossing=self.config.crossing)
+        server.meta[INTERVALS] = {name: self.config.tau * (self.config.phi if name in long else 1) for name in sizes}
+
+
+def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = False) -> list[str]:
+    """The layers that are averaged less often: those on which clients agree, until too much is at stake.
+
+    Layers are taken by ascending discrepancy. delta_k is the share of all discrepancy (each layer's, times its size)
+    among the first k, lambda_k their share of all parameters: what is lost and what is saved. Those before the first k
+    with delta_k > 1 - lambda_k are long; with ``crossing`` that one too.
+
+    Args:
+        discrepancy: d_l, per parameter and round, at least 0. Where nobody differs at all, no layer is long.
+        sizes: parameters of each layer.
+    """
+    order = sorted(discrepancy, key=lambda name: discrepancy[name])  # of equals the one nearer to the input first
+    lost = list(accumulate(discrepancy[name] * sizes[name] for name in order))
+    saved = list(accumulate(sizes[name] for name in order))
+    if not order or not lost[-1] > 0:
+        return []
+    all_lost, all_saved = lost[-1], saved[-1]
+    parts = zip(lost, saved, strict=True)
+    first = next(k for k, (at, part) in enumerate(parts) if at * all_saved > (all_saved - part) * all_lost)
+    return order[: first + crossing]

@@ -1,0 +1,168 @@
+"""Layers that join the training one after another, from the input or from the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, make_dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, cast
+
+from fl_core import tree
+from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, find, register
+from fl_core.errors import UsageError
+from fl_core.layers import Layer
+from fl_core.local import Context, Phase
+from fl_core.plan import LayerPlan
+from fl_core.tree import Tree
+
+FROZEN = "frozen"  # a client's tree of what has not thawed yet
+TRAINED = "trained"  # the metric of the rows that say which layers train
+
+
+class Scheduled(Algorithm):
+    """A schedule over another algorithm: the plan's shared layers thaw one by one (Jang and Choi 2024, Alg. 1).
+
+    Layer k of the shared ones, counted from the end at which the schedule begins, trains and travels from the 0-based
+    round t_k on; until then it stands at its common initial value. Everything else is what the algorithm ``over``
+    which it is laid makes of it: FedBABU (default, the paper's method: the head stays at its random start until all
+    layers are fine-tuned at the end), or any other (the paper's section 5.4). ``--set`` takes that one's keys too.
+
+    ``unfreeze``: t_1, t_2, ..., one for each layer that the plan shares (the paper: 0,100,200; ablation 0,50,100).
+    Default: spread evenly over the run, which is the paper's choice for its 3 layers and 300 rounds. With all of them 0
+    it is the algorithm below.
+
+    Frozen layers are not sent: their values are known on both sides. The paper's Algorithm 1 sends them too, with the
+    same result.
+
+    Raises:
+        UsageError: another number of rounds than layers; an algorithm below that is a schedule itself, or that would
+            decide on a plan while it trains.
+    """
+
+    splits = True
+    keeps = "the head until the end"
+    trains, travels, cost = "the layers of the body that are thawed", "what is trained", "2 thawed"
+    forward: ClassVar[bool] = True  # whether the schedule begins at the input
+
+    @dataclass(frozen=True)
+    class Config:
+        over: str = "fedbabu"
+        unfreeze: tuple[int, ...] | None = None
+
+    def __new__(cls, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None) -> Any:
+        return super().__new__(cls.under(config or {}))
+
+    def __init__(
+        self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(problem, plan, config)
+        if self.decides:
+            raise UsageError(f"{self.name} over {self.config.over} needs a plan; fedper with plan=auto makes its own")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the class is made at run time, so a worker makes it again
+        rest = {key: value for key, value in vars(self).items() if key != "config"}
+        return _again, (self.name, rest, vars(self.config))
+
+    @classmethod
+    def under(cls, config: Mapping[str, Any]) -> type[Algorithm]:
+        return _laid(cls.name, str(config.get("over", Scheduled.Config.over)))
+
+    @classmethod
+    def thawing(cls, plan: LayerPlan) -> tuple[Layer, ...]:
+        """The layers that thaw, first to last."""
+        return plan.body if cls.forward else plan.body[::-1]
+
+    def adopt(self, plan: LayerPlan) -> LayerPlan:
+        adopted = super().adopt(plan)
+        self.rounds_of(adopted)
+        return adopted
+
+    def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
+        """The round from which each thawing layer trains."""
+        names = [layer.name for layer in self.thawing(plan)]
+        given = self.config.unfreeze
+        if given is None:
+            return tuple(k * self.problem.rounds // len(names) for k in range(len(names)))
+        if len(given) != len(names):
+            raise UsageError(
+                f"{self.name}: unfreeze gives {len(given)} rounds for {len(names)} layers: {', '.join(names)}"
+            )
+        return given
+
+    def frozen(self, rnd: Round) -> frozenset[str]:
+        """Names of the tensors that stand at their initial value in this round."""
+        if self.plan is None:
+            return frozenset()
+        layers = zip(self.thawing(self.plan), self.rounds_of(self.plan), strict=True)
+        return frozenset(name for layer, since in layers if rnd.index < since for name in layer.tensors)
+
+    def insides(self, server: State, rnd: Round) -> Iterator[Inside]:
+        """``trained``: whether a layer trained in the round before, 1 or 0."""
+        yield from super().insides(server, rnd)
+        if rnd.index:
+            trained = {name for phase in self.phases(Round(rnd.index - 1), 0) for name in phase.train}
+            for layer in self.problem.layers:
+                yield Inside(TRAINED, float(not trained.isdisjoint(layer.tensors)), layer=layer.name)
+
+    # --- the hooks of the algorithm below, with what is frozen left out ---
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return super().shared(rnd, client) - self.frozen(rnd)
+
+    def kept(self, rnd: Round, client: int) -> frozenset[str]:
+        return super().kept(rnd, client) - self.frozen(rnd)
+
+    def start(self, initial: Tree, client: int) -> State:
+        state = super().start(initial, client)
+        state.trees[FROZEN] = tree.pick(initial, self.frozen(Round(0)))
+        return state
+
+    def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
+        return {**state.trees[FROZEN], **super().begin(state, message, rnd, client)}
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        frozen = self.frozen(rnd)
+        return tuple(replace(phase, train=phase.train - frozen) for phase in super().phases(rnd, client))
+
+    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        message = super().reply(state, trained, ctx, rnd, client)
+        state.trees[FROZEN] = tree.pick(state.trees[FROZEN], self.frozen(rnd))
+        return message
+
+
+@register
+class Vanilla(Scheduled):
+    """The schedule from the input to the output."""
+
+    name = "vanilla"
+    summary = "FedBABU (or another) whose body thaws layer by layer from the input"
+    paper = "Jang and Choi 2024, layer scheduling"
+    forward = True
+
+
+@register
+class Anti(Scheduled):
+    """The schedule from the output to the input."""
+
+    name = "anti"
+    summary = "FedBABU (or another) whose body thaws layer by layer from the output"
+    paper = "Jang and Choi 2024, layer scheduling"
+    forward = False
+
+
+@cache
+def _laid(name: str, over: str) -> type[Scheduled]:
+    """The schedule over an algorithm: a class whose hooks reach that algorithm's by ``super()``."""
+    schedule, below = find(name), find(over)
+    if issubclass(below, Scheduled):
+        raise UsageError(f"{name} over {over}: one schedule cannot be laid over another")
+    config = make_dataclass("Config", (), bases=(Scheduled.Config, below.Config), frozen=True)
+    laid = type(f"{schedule.__name__}Over{below.__name__}", (schedule, below), {"Config": config})
+    return cast(type[Scheduled], laid)
+
+
+def _again(name: str, rest: dict[str, Any], options: dict[str, Any]) -> Algorithm:
+    kind = _laid(name, options["over"])
+    algorithm: Algorithm = object.__new__(kind)
+    algorithm.__dict__.update(rest, config=kind.Config(**options))
+    return algorithm

@@ -1,0 +1,168 @@
+"""What becomes of layers and plans when an algorithm builds into a model: second heads, prompts, adapters, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from fl_core import tree
+from fl_core.errors import check_known
+from fl_core.layers import Layer, layers_of
+from fl_core.plan import LayerPlan
+
+SHARED, PERSONAL = "shared", "personal"
+
+
+class Plain:
+    """A model as it is before anything is built into it: which tensor has which name, which module which path."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = tree.live(model)
+        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+
+
+class Built:
+    """The way from a plain model to the one that was built from it.
+
+    A tensor of the plain model stays in its layer, whatever its name is now. A new tensor inside a module that
+    owned tensors before (an adapter around its weight) joins that module's layer. Every other new tensor is in a layer
+    of its own, one for each path in ``adds``, which says whether it is shared or personal.
+
+    Attributes:
+        added: the layers of their own.
+        personal: names of the tensors among them that never travel.
+
+    Raises:
+        TypeError: a tensor of the plain model is gone, or a new one is under no path of ``adds``: the algorithm's
+            mistake, not its user's.
+    """
+
+    def __init__(self, plain: Plain, model: nn.Module, adds: Mapping[str, str], example: Tensor, by: str) -> None:
+        self.tensors = tree.live(model)
+        self._parameters = {name for name, _ in model.named_parameters()}
+        now = {id(tensor): name for name, tensor in self.tensors.items()}
+        for name, tensor in plain.tensors.items():
+            if id(tensor) not in now:
+                raise TypeError(f"building lost the tensor {name!r}: what is kept of a model must be the same tensor")
+        self.names = {name: now[id(tensor)] for name, tensor in plain.tensors.items()}
+        self.added: tuple[Layer, ...] = ()
+        self.personal: frozenset[str] = frozenset()
+        self._adapters: dict[str, str] = {}  # new tensor -> one of the plain tensors whose layer it joins
+        self._order: dict[str, int] = {}
+        self._paths = self._new_paths(plain, model)
+        self.changed = len(self.tensors) != len(self.names) or any(old != new for old, new in self.names.items())
+        if self.changed:
+            self._add(plain, adds, layers_of(model, example, by=by))
+
+    def layers(self, plain: Sequence[Layer]) -> tuple[Layer, ...]:
+        """The plain model's layers, however they are grouped, as the built one's, with those added, by first use."""
+        if not self.changed:
+            return tuple(plain)
+        found = [*(self._carried(layer) for layer in plain), *self.added]
+        return tuple(sorted(found, key=lambda layer: min(self._order[name] for name in layer.tensors)))
+
+    def plan(self, plan: LayerPlan) -> LayerPlan:
+        """A plan made for the built model as it is; one for the plain model carried over.
+
+        Raises:
+            UsageError: it was made for another model.
+        """
+        if not self.changed or {name for layer in plan.layers for name in layer.tensors} == self.tensors.keys():
+            plan.check_tensors(self.tensors)
+            return plan
+        plan.check_tensors(self.names)
+        layers = self.layers(plan.layers)
+        own = tuple(layer.name for layer in self.added if self.personal.isdisjoint(layer.tensors))
+
+        def placed(values: tuple[float | None, ...]) -> tuple[float | None, ...]:
+            known = dict(zip(plan.names, values, strict=False))
+            return tuple(known.get(layer.name) for layer in layers) if values else ()
+
+        clients = {name: placed(values) for name, values in plan.why.clients.items()}
+        why = replace(plan.why, values=placed(plan.why.values), clients=clients)
+        return LayerPlan(layers, (*plan.shared, *own), why)
+
+    def _add(self, plain: Plain, adds: Mapping[str, str], traced: Sequence[Layer]) -> None:
+        self._order = {name: k for k, layer in enumerate(traced) for name in layer.tensors}
+        used = {name for layer in traced if layer.used for name in layer.tensors}
+        old = set(self.names.values())
+        members: dict[str, list[str]] = {path: [] for path in adds}
+        for name in self.tensors:
+            if name in old:
+                continue
+            path = next((path for path in adds if _inside(name, path)), None)
+            if path is not None:
+                members[path].append(name)
+            else:
+                self._adapters[name] = self._adapted(plain, name)
+        self.added = tuple(
+            Layer(
+                name=path,
+                parameters=tuple(name for name in names if name in self._parameters),
+                buffers=tuple(name for name in names if name not in self._parameters),
+                output="" if path in self.tensors else path,
+                used=not used.isdisjoint(names),
+            )
+            for path, names in members.items()
+            if names
+        )
+        for layer in self.added:
+            if check_known("place of what is added", adds[layer.name], (SHARED, PERSONAL)) == PERSONAL:
+                self.personal |= set(layer.tensors)
+
+    def _adapted(self, plain: Plain, name: str) -> str:
+        """One of the plain tensors of the module that a new tensor was put into: the nearest that holds any."""
+        path = _owner(name)
+        while path:
+            near = [old for old in plain.tensors if _inside(self.names[old], path)]
+            if near:
+                first = min(near, key=lambda old: len(_owner(old)))
+                if _owner(first) and all(_inside(old, _owner(first)) for old in near):
+                    return first
+                break
+            path = _owner(path)
+        raise TypeError(f"building added {name!r} without saying in ``adds`` whether it is shared or personal")
+
+    def _carried(self, layer: Layer) -> Layer:
+        joining = sorted(name for name, near in self._adapters.items() if near in layer.tensors)
+        parameters = [name for name in joining if name in self._parameters]
+        return replace(
+            layer,
+            parameters=(*(self.names[name] for name in layer.parameters), *parameters),
+            buffers=(*(self.names[name] for name in layer.buffers), *(n for n in joining if n not in parameters)),
+            output=self._output(layer),
+            tables=tuple(self.names[name] for name in layer.tables),
+        )
+
+    def _output(self, layer: Layer) -> str:
+        """Where the layer's representation is now: the module that gave it, unless its tensors have moved elsewhere."""
+        held = [self.names[name] for name in layer.tensors if _inside(name, layer.output)]
+        path = self._paths.get(layer.output, "") if layer.output else ""
+        return path if all(_inside(name, path) for name in held) else _owner(held[0])
+
+    def _new_paths(self, plain: Plain, model: nn.Module) -> dict[str, str]:
+        """The present path of each module of the plain model; of one that was wrapped, its wrapper's."""
+        now: dict[int, str] = {id(module): path for path, module in model.named_modules()}
+        known = {now[id(module)] for module in plain.modules.values() if id(module) in now}
+        found: dict[str, str] = {}
+        for old, module in plain.modules.items():
+            path = now.get(id(module), old)
+            held, outer = self._held(path), _owner(path)
+            while held and outer and outer not in known and self._held(outer) == held:
+                path, outer = outer, _owner(outer)
+            found[old] = path
+        return found
+
+    def _held(self, path: str) -> set[str]:
+        """The plain tensors that are inside a path now."""
+        return {old for old, name in self.names.items() if _inside(name, path)}
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _inside(name: str, path: str) -> bool:
+    return path == "" or name == path or name.startswith(path + ".")

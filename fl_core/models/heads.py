@@ -1,0 +1,85 @@
+"""A model taken apart at its last linear layer, and put together with a second one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError
+
+
+def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
+    """The feature extractor and the classifier: ``head(body(x))`` is what ``model(x)`` was.
+
+    The model itself becomes the extractor: where its last linear layer was there is now an identity.
+
+    Args:
+        example: a batch that the model takes.
+
+    Raises:
+        UsageError: the model does not end in a linear layer.
+    """
+    outputs: dict[str, Any] = {}
+    hooks = [
+        module.register_forward_hook(lambda _module, _args, output, path=path: outputs.update({path: output}))
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            wanted = model(example)
+            path = next((path for path, output in outputs.items() if output is wanted), None)
+            if path is None:
+                raise UsageError(
+                    f"{type(model).__name__} does not end in a linear layer: it has no classifier to split"
+                )
+            head = model.get_submodule(path)
+            body = _without(model, path)
+            if not torch.equal(head(body(example)), wanted):
+                raise UsageError(f"{type(model).__name__} uses its last linear layer, {path!r}, more than once")
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(training)
+    assert isinstance(head, nn.Linear)
+    return body, head
+
+
+def _without(model: nn.Module, path: str) -> nn.Module:
+    if not path:
+        return nn.Identity()
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, nn.Identity())
+    return model
+
+
+class TwoHeads(nn.Module):
+    """One extractor under a generic head and a personal head, whose logits are added.
+
+    The personal head starts at zero: before it has learnt anything, the prediction is the generic head's.
+    """
+
+    def __init__(self, body: nn.Module, generic: nn.Linear) -> None:
+        super().__init__()
+        self.body, self.generic = body, generic
+        self.personal = nn.Linear(generic.in_features, generic.out_features, bias=generic.bias is not None)
+        self.personal.to(device=generic.weight.device, dtype=generic.weight.dtype)
+        for param in self.personal.parameters():
+            nn.init.zeros_(param)
+
+    def forward(self, x: Tensor, both: bool = False) -> Any:
+        """Logits [n, C] of the personal prediction.
+
+        Args:
+            both: instead the pair of generic and personal logits, the latter with a gradient for the personal head
+                alone.
+        """
+        features = self.body(x)
+        generic = self.generic(features)
+        if both:
+            return generic, generic.detach() + self.personal(features.detach())
+        return generic + self.personal(features)

@@ -1,0 +1,39 @@
+"""When things happen in a run, and to whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_core import seeds
+
+
+@dataclass
+class Schedule:
+    """When things happen, in rounds, and how much of local training is recorded.
+
+    Attributes:
+        local_scores: score what local training gave in every round, not only where all clients are evaluated.
+        local_models: how many of a round's trained models a checkpoint keeps, those of the first sampled clients.
+    """
+
+    rounds: int
+    participation: float
+    eval_every: int
+    checkpoint_every: int
+    local_scores: bool = False
+    local_models: int = 100
+
+    def evaluates(self, done: int) -> bool:
+        """Whether all clients are evaluated after this many rounds."""
+        return done % self.eval_every == 0 or done == self.rounds
+
+    def saves(self, done: int) -> bool:
+        """Whether a checkpoint is written after this many rounds."""
+        return done % self.checkpoint_every == 0 or done == self.rounds
+
+
+def sampled_clients(seed: int, index: int, count: int, participation: float) -> tuple[int, ...]:
+    """The clients of a round, ascending: max(1, floor(participation x count)) of them, the same for all algorithms."""
+    take = max(1, int(participation * count + 1e-9))
+    draw = seeds.numpy_generator(seed, "sample", index)
+    return tuple(sorted(int(c) for c in draw.choice(count, size=take, replace=False)))

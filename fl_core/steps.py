@@ -1,0 +1,95 @@
+"""A step of local training that is more than the optimiser's: several gradients, further batches, copies kept aside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fl_core import seeds
+from fl_core.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from fl_core.local import Context, Observer, Phase, Training
+    from fl_core.workspace import Workspace
+
+Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
+
+
+class Steps:
+    """What a phase's own step works with.
+
+    The step is a method of the algorithm, named by :attr:`fl_core.local.Phase.step`, which takes this object, the
+    phase's next batch and the context. ``steps.descend(steps.gradients(batch))`` is what happens without one.
+
+    Attributes:
+        params: the parameters that train, by name: the model's own, to be changed in place without gradients.
+        live: all of the model's tensors, by name.
+        optimizer: the phase's, over ``params``.
+        training: the run's local training.
+        taken: batches of the phase that were taken before this one.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        workspace: Workspace,
+        params: Mapping[str, Tensor],
+        objective: Callable[..., Tensor],
+        optimizer: torch.optim.Optimizer,
+        training: Training,
+        ctx: Context,
+        data: Batch,
+        seed: int,
+        observers: Sequence[Observer],
+        explain: Callable[[tuple[Tensor | None, ...], float, int], str],
+    ) -> None:
+        self.params, self.optimizer, self.training = params, optimizer, training
+        self._inputs, self.live = workspace.params, workspace.live
+        self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
+        self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
+        self._data, self._observers, self._explain = data, observers, explain
+        self._draws: dict[str, torch.Generator] = {}
+
+    def gradients(self, batch: Batch) -> dict[str, Tensor]:
+        """Of the phase's loss on a batch at the parameters' present values; without those that it does not reach.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
+        """
+        loss = self._objective(self._inputs, batch, self._ctx)
+        params = list(self.params.values())
+        for param in params:
+            param.grad = None
+        if loss.requires_grad:
+            loss.backward(inputs=params)  # lays gradients out in memory as the parameters are, unlike autograd.grad
+        grads = tuple(param.grad for param in params)
+        for param in params:
+            param.grad = None
+        value, size = loss.item(), len(batch[1])
+        if not math.isfinite(value):
+            raise NonFiniteError(self._explain(grads, value, self.taken))
+        self.loss, self.samples = self.loss + value * size, self.samples + size
+        return {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
+
+    def descend(self, grads: Mapping[str, Tensor]) -> None:
+        """The optimiser's step along these gradients; a parameter without one stays where it is."""
+        for observer in self._observers:
+            observer.update(self._inputs, grads)
+        for name, param in self.params.items():
+            param.grad = grads.get(name)
+        self.optimizer.step()
+        for param in self.params.values():
+            param.grad = None
+
+    def draw(self, stream: str) -> Batch:
+        """A batch drawn independently of the phase's own, without replacement: the next one of the named stream."""
+        if stream not in self._draws:
+            parts = (self._ctx.round, self._ctx.client, f"{self._phase.stream}/{stream}")
+            self._draws[stream] = seeds.torch_generator(self._seed, "batches", *parts)
+        x, y = self._data
+        chosen = torch.randperm(len(y), generator=self._draws[stream])[: self.training.batch].to(y.device)
+        return x[chosen], y[chosen]

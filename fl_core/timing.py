@@ -1,0 +1,134 @@
+"""Where a run's time goes: seconds by what they were spent on, steps a second, and one line that says both."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_core.errors import CorruptError, UsageError
+
+PARTS = {
+    "train": "clients train, and this process waits for them",
+    "move": "jobs and results cross the borders of processes; 0 without worker processes",
+    "aggregate": "messages are made and replies are mixed",
+    "evaluate": "models are scored",
+    "save": "rows and checkpoints are written",
+    "other": "all the rest",
+}
+"""What the seconds of a round are told apart by."""
+
+
+class Clock:
+    """Charges every second to one part: the innermost that is on, or ``other``."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._on: list[str] = []
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """Charge the time in here to a part; parts within parts are charged to the inner one alone."""
+        self._charge()
+        self._on.append(part)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._on.pop()
+
+    def shift(self, source: str, target: str, seconds: float) -> None:
+        """Charge seconds to another part than the one they were charged to."""
+        self._seconds[source] -= seconds
+        self._seconds[target] += seconds
+
+    def take(self) -> dict[str, float]:
+        """The seconds since the last time, by part."""
+        self._charge()
+        found = {part: max(self._seconds[part], 0.0) for part in PARTS}
+        self._seconds.clear()
+        return found
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        self._seconds[self._on[-1] if self._on else "other"] += now - self._since
+        self._since = now
+
+
+@dataclass
+class Pace:
+    """What some rounds took: ``steps`` of all clients together, and ``seconds`` by part."""
+
+    steps: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count a round in, as ``timing.jsonl`` has it."""
+        self.steps += record["steps"]
+        for part in PARTS:
+            self.seconds[part] += record[part]
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return sum(self.seconds.values())
+
+    @property
+    def rate(self) -> float:
+        """Steps a second, over everything; NaN before any time has passed."""
+        return self.steps / self.total if self.total else float("nan")
+
+    def shares(self) -> str:
+        """The parts that took a noticeable share of the time, in words."""
+        total = self.total
+        shares = {part: round(100 * seconds / total) if total else 0 for part, seconds in self.seconds.items()}
+        return ", ".join(f"{part} {share} %" for part, share in shares.items() if share)
+
+    def line(self) -> str:
+        """One line of summary."""
+        return f"{self.steps:,} client steps in {self.total:,.1f} s, {self.rate:,.0f} a second: {self.shares()}"
+
+
+def read(path: Path | str) -> Pace:
+    """The pace of a whole run from its ``timing.jsonl``; of a round that ran twice, only the last time counts.
+
+    Raises:
+        UsageError: there is no such file.
+        CorruptError: a line in it is no record of a round.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"no timing at {path}")
+    records = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        record = _record(line)
+        if record is None:
+            raise CorruptError(f"{path}, line {number}: not the timing of a round")
+        records[record["round"]] = record
+    pace = Pace()
+    for record in records.values():
+        pace.add(record)
+    return pace
+
+
+def rewind(path: Path, done: int) -> None:
+    """Cut the timing of a run that goes on after round ``done``: what is later is gone, and so is a torn line."""
+    if path.is_file():
+        lines = [(line, _record(line)) for line in path.read_bytes().splitlines()]
+        path.write_bytes(b"".join(line + b"\n" for line, record in lines if record and record["round"] <= done))
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    names = ("round", "steps", *PARTS)
+    sound = isinstance(record, dict) and all(type(record.get(name)) in (int, float) for name in names)
+    return record if sound else None

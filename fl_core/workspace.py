@@ -1,0 +1,135 @@
+"""A model skeleton on a device: trees go in, are trained or evaluated, and come out as trees."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_core import tree
+from fl_core.errors import check_known
+from fl_core.tree import Tree
+
+FORMATS = ("auto", "contiguous", "channels_last")
+_NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def memory_format(model: nn.Module, wanted: str = "auto", example: Tensor | None = None) -> str:
+    """How images and their weights lie in memory while a model trains: ``contiguous`` or ``channels_last``.
+
+    ``auto`` is ``channels_last`` for every model with a Conv2d, except one that fails on an ``example`` so placed. The
+    rule is fixed and never a matter of timing, since the two formats round differently. Trees that leave a workspace
+    are contiguous in either.
+
+    Raises:
+        UsageError: ``wanted`` is unknown.
+    """
+    if check_known("memory format", wanted, FORMATS) != "auto":
+        return wanted
+    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return "contiguous"
+    return "channels_last" if example is None or takes_channels_last(model, example) else "contiguous"
+
+
+def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
+    """Whether a model with convolutions takes images [n, C, H, W] with their channels last.
+
+    One that flattens maps by ``view`` does not: in that order a map has no view as a vector. The model is left as it
+    was; another error of its forward pass is raised.
+    """
+    if x.ndim != 4 or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return False
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(x.to(memory_format=torch.channels_last))
+    except RuntimeError as error:
+        if "view" not in str(error):
+            raise
+        return False
+    finally:
+        for module, training in modes:
+            module.training = training
+    return True
+
+
+class Workspace:
+    """A copy of a model on a device, to be filled with trees; images lie in one format (see :func:`memory_format`)."""
+
+    def __init__(self, model: nn.Module, device: str | torch.device = "cpu", memory: str = "auto") -> None:
+        self.memory = memory_format(model, memory)
+        self.model = copy.deepcopy(model).to(device)
+        self._format = torch.channels_last if self.memory == "channels_last" else torch.contiguous_format
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.ndim == 4:
+                tensor.data = tensor.data.to(memory_format=self._format)  # one channel too, unlike contiguous()
+        self.device = torch.device(device)
+        self.live = tree.live(self.model)
+        self.params = dict(self.model.named_parameters())
+        names = {module: name for name, module in self.model.named_modules()}
+        self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples of a batch
+        self.norms = [
+            (module, {f"{names[module]}.{key}".lstrip(".") for key in module.state_dict()})
+            for module in self.model.modules()
+            if isinstance(module, _NORM)
+        ]
+
+    def place(self, x: Tensor) -> Tensor:
+        """Samples [n, *shape] on the device, images in the workspace's memory format."""
+        return x.to(self.device, memory_format=self._format) if x.ndim == 4 else x.to(self.device)
+
+    def load(self, source: Tree) -> None:
+        """Copy a whole tree in, strictly."""
+        tree.load(self.model, source)
+
+    def read(self) -> Tree:
+        """The tree as it is now: contiguous copies on the CPU."""
+        return {
+            name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, t in self.live.items()
+        }
+
+    def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
+        """Logits [n, C]. The skeleton itself runs where ``params`` are its own.
+
+        Args:
+            options: keywords of a built model's forward pass, which then returns what it says.
+        """
+        if params is self.params:
+            return self.model(x, **options)
+        return torch.func.functional_call(self.model, dict(params), (x,), options)
+
+    def infer(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits [n, C] of a whole tree: evaluation mode and no gradient, also amid training."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return torch.func.functional_call(self.model, dict(params), (x,))
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    @contextmanager
+    def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
+        """Training mode in which exactly these tensors move; yields the trained parameters, sorted."""
+        flags = {name: param.requires_grad for name, param in self.params.items()}
+        chosen = {name for name in names if flags.get(name)}  # what the model's author froze stays frozen
+        try:
+            self.model.train()
+            for module, own in self.norms:
+                module.train(bool(own & names))
+            for name, param in self.params.items():
+                param.requires_grad_(name in chosen)
+                param.grad = None
+            yield sorted(chosen)
+        finally:
+            for name, param in self.params.items():
+                param.requires_grad_(flags[name])
+                param.grad = None

@@ -1,0 +1,178 @@
+"""Layers that the model's author froze: measured around, shared, and never asked to decide."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diagnostics import cli, diagnose
+from diagnostics.curve import curve_of
+from diagnostics.measure import instruments, of_task
+from diagnostics.select import explain, select
+from fl_core import models, runner
+from fl_core.errors import UsageError
+from fl_core.layers import layers_of
+from fl_core.plan import LayerPlan
+from tests.conftest import CONFIG, TOY, network
+
+
+def frozen(*names: str, kind: str = "plain") -> nn.Module:
+    model = network(kind)
+    for name, parameter in model.named_parameters():
+        if any(name.startswith(f"{layer}.") for layer in names):
+            parameter.requires_grad_(False)
+    return model
+
+
+def layers(model: nn.Module) -> Any:
+    return layers_of(model, models.example(TOY.shape))
+
+
+# --- layers and plans ------------------------------------------------------------------------------------------
+
+
+def test_layers_know_their_frozen_tensors() -> None:
+    found = layers(frozen("fc1", "bn1", kind="norm"))
+    conv, fc1, fc2 = found
+    assert conv.frozen == ("bn1.weight", "bn1.bias")
+    assert (fc1.frozen, fc2.frozen) == (("fc1.weight",), ())
+    assert [layer.still for layer in found] == [False] * 3
+    assert [layer.still for layer in layers(frozen("fc1"))] == [True, False, False]
+    plan = LayerPlan.prefix(found, 1)
+    assert LayerPlan.from_json(plan.to_json()) == plan
+
+
+def test_a_model_that_is_frozen_as_a_whole_was_put_aside() -> None:
+    found = layers(network("plain").requires_grad_(False))
+    assert found == layers(network("plain"))
+
+
+def test_plans_count_the_layers_that_train() -> None:
+    found = layers(frozen("fc2"))
+    assert LayerPlan.all_but_last(found).trainable == ("fc1", "fc3")
+    assert LayerPlan.all_but_last(found).shared == ("fc1", "fc2")
+    assert LayerPlan(found, ("fc1",)).cut == LayerPlan(found, ("fc1", "fc2")).cut == 1
+    assert LayerPlan(found, ()).with_first(1).shared == ("fc1", "fc2")
+    assert LayerPlan(found, ()).with_first(0).shared == ("fc2",)
+
+
+# --- rows and decisions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [("fc1",), ("fc2",)])
+def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: Sequence[str]) -> None:
+    """Its row says why; the others are as if it were not there, relative to the first that trains."""
+    model = frozen(*which)
+    data = {c.name: (c.train.x, c.train.y) for c in TOY.clients}
+    metrics = ("grad_variance", "federation_sensitivity")
+    report, free = (diagnose(m, data, metrics, progress=False) for m in (model, network("plain")))
+    rows = report.frame[(report.frame["metric"] == "federation_sensitivity") & (report.frame["client"] == "a")]
+    said = {(r.layer, r.variant): r.status for r in rows.itertuples()}
+    kept = [name for name in ("fc1", "fc2", "fc3") if name not in which]
+    assert set(said.values()) == {"ok", "frozen: its weights do not train"}
+    assert {layer for (layer, _), status in said.items() if status != "ok"} == set(which)
+    assert report.values("grad_variance").equals(free.values("grad_variance"))  # the gradient is there all the same
+    importance = free.values("federation_sensitivity", "importance").loc[kept]
+    expected = importance.cumsum() / importance.iloc[0]
+    found = report.values("federation_sensitivity").loc[kept]
+    assert found.to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-12)
+    for metric in metrics:
+        assert curve_of(report.layers, report.frame, metric).names == tuple(kept)
+    plan = select(report, "largest_jump")
+    assert plan.shared == tuple(name for name in ("fc1", "fc2") if name in which or name == kept[0])
+    assert next(line for line in explain(plan).splitlines() if line.split()[:1] == [which[0]]).endswith("frozen")
+    vote = select(report, "vote")
+    assert set(which) <= set(vote.shared)
+
+
+@pytest.mark.parametrize("algorithm", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"])
+@pytest.mark.parametrize("which", ["fc1", "fc2", "fc4"])
+def test_playerfl_decides_among_the_layers_that_train(algorithm: str, which: str) -> None:
+    sizes = [36, 8, 7, 6, 5, 3]
+    names = [f"fc{k + 1}" for k in range(5)]
+    model = nn.Sequential()
+    torch.manual_seed(0)
+    for name, before, after in zip(names, sizes[:-1], sizes[1:], strict=True):
+        model.add_module(f"relu_{name}" if len(model) else "flat", nn.ReLU() if len(model) else nn.Flatten())
+        model.add_module(name, nn.Linear(before, after))
+    model.get_submodule(which).requires_grad_(False)
+    config = replace(CONFIG, algorithm=algorithm, rounds=2)
+    engine = runner.run(config, data=TOY, model=model, instruments=instruments(), progress=False)
+    plan = engine.algorithm.plan
+    assert plan is not None
+    assert plan.trainable == tuple(name for name in names if name != which)
+    assert plan.cut is not None
+    assert 1 <= plan.cut < len(plan.trainable)
+    assert which in plan.shared
+    assert plan.why.values[names.index(which)] is None
+    for client in range(len(TOY.clients)):
+        tree = engine.models(client)["personal"]
+        assert torch.equal(tree[f"{which}.weight"], model.get_submodule(which).weight)  # type: ignore[arg-type]
+    assert model.get_submodule(which).weight.requires_grad is False
+
+
+def test_what_a_run_decides_is_what_the_diagnosis_decides() -> None:
+    model = frozen("fc1", kind="drop")
+    config = replace(CONFIG, algorithm="playerfl", rounds=1)
+    engine = runner.run(config, data=TOY, model=copy.deepcopy(model), instruments=instruments(), progress=False)
+    report = of_task(runner.assemble(config, data=TOY, model=model), ["federation_sensitivity"], progress=False)
+    plan = select(report)
+    assert engine.algorithm.plan is not None
+    assert engine.algorithm.plan.shared == plan.shared
+    assert engine.algorithm.plan.why.values == pytest.approx(plan.why.values)
+    assert "fc1" in plan.shared
+
+
+class Biased(nn.Module):
+    """The second layer's weights are frozen, its bias trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(36, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+        self.fc2.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(self.fc2(self.fc1(x.flatten(1)).relu()).relu())
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Biased(), "layer 'fc2' has no weights that train"),
+        (frozen("fc1", "fc2"), "playerfl needs 2 layers to choose between; the model has 1"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused_first(model: nn.Module, words: str, tmp_path: Path) -> None:
+    config = replace(CONFIG, algorithm="playerfl")
+    with pytest.raises(UsageError, match=words):
+        runner.run(config, tmp_path / "run", data=TOY, model=model, instruments=instruments(), progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_runs_playerfl_on_a_model_with_a_frozen_first_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half_frozen.py").write_text(
+        "from torch import nn\n\ndef make(shape, n_classes):\n"
+        "    first = nn.Linear(64, 12).requires_grad_(False)\n"
+        "    rest = nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, n_classes)\n"
+        "    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), *rest)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    small = "--dataset digits --clients 3 --samples 40 --rounds 2 --model half_frozen:make"
+    cli.main(["run", "--algorithm", "playerfl", *small.split(), "--out", "run"])
+    plan = LayerPlan.load("run/plan.json")
+    assert plan.shared == ("1", "3")
+    assert plan.why.values[0] is None
+    cli.main(["diagnose", "run", "--model-code", "half_frozen:make", "--metrics", "federation_sensitivity"])
+    cli.main(["select", "rows.jsonl", "--explain"])
+    assert "frozen" in capsys.readouterr().out

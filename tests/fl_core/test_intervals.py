@@ -1,0 +1,210 @@
+"""FedLAMA: which layers are due, which are long, and that no local work is ever thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_core import tree
+from fl_core.algorithms import Round, State
+from fl_core.algorithms.intervals import DISCREPANCY, INTERVALS, FedLAMA, long_layers
+from fl_core.errors import UsageError
+from fl_core.tree import Tree
+from tests.conftest import TOY, Played, network, play
+
+CLIENTS = [client.name for client in TOY.clients]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "long layers": {"rounds": 7, "options": {"phi": 3, "crossing": True}},
+    "half the clients": {"rounds": 7, "participation": 0.5, "options": {"crossing": True}, "momentum": 0.9},
+    "two rounds are one unit": {"rounds": 9, "options": {"tau": 2, "crossing": True}},
+    "batch norm": {"rounds": 5, "model": "norm", "options": {"crossing": True}, "optimizer": "adamw", "lr": 0.01},
+    "batch norm, local": {"rounds": 5, "model": "norm", "bn": "local", "options": {"crossing": True}},
+}
+settings = pytest.mark.parametrize("setting", SETTINGS)
+
+
+@cache
+def played(setting: str) -> Played:
+    return play(algorithm="fedlama", eval_every=9, **SETTINGS[setting])
+
+
+def rounds(setting: str) -> Iterator[tuple[FedLAMA, Round, State, dict[str, State], State, dict[str, Tree]]]:
+    """Every round: server and clients before it, the server after it, and the models that local training gave."""
+    run = played(setting)
+    algorithm = run.engine.algorithm
+    assert isinstance(algorithm, FedLAMA)
+    initial = tree.of(network(SETTINGS[setting].get("model", "plain")))
+    server, clients = algorithm.open(initial), {name: algorithm.start(initial, c) for c, name in enumerate(CLIENTS)}
+    for index, checkpoint in enumerate(run.checkpoints):
+        local = checkpoint.models["local"]
+        sampled = tuple(CLIENTS.index(name) for name in local)
+        yield algorithm, Round(index, sampled=sampled), server, clients, checkpoint.server, local
+        server, clients = checkpoint.server, checkpoint.clients
+
+
+# --- which layers are long -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("discrepancy", "sizes", "wanted", "crossing"),
+    [
+        ((1, 2, 8), (10, 10, 10), "ab", "abc"),  # delta 1/11, 3/11, 1 against 1 - lambda 2/3, 1/3, 0
+        ((1, 5, 5), (10, 10, 10), "a", "ab"),  # delta 1/11, 6/11
+        ((8, 2, 1), (10, 10, 10), "cb", "cba"),
+        ((1, 1), (1, 99), "a", "ab"),
+        ((1, 1), (99, 1), "", "a"),
+        ((1, 1), (5, 5), "a", "ab"),  # 1/2 is not above 1/2
+        ((0, 3), (5, 5), "a", "ab"),
+        ((3,), (5,), "", "a"),
+        ((0, 0), (5, 5), "", ""),
+        ((), (), "", ""),
+    ],
+)
+def test_long_layers_by_hand(
+    discrepancy: tuple[float, ...], sizes: tuple[int, ...], wanted: str, crossing: str
+) -> None:
+    noted = dict(zip("abc", discrepancy, strict=False))
+    dims = dict(zip("abc", sizes, strict=False))
+    assert long_layers(noted, dims) == list(wanted)
+    assert long_layers(noted, dims, crossing=True) == list(crossing)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(1, 1000)), min_size=1, max_size=8))
+def test_long_layers_are_the_definition_in_fractions(drawn: list[tuple[int, int]]) -> None:
+    order = sorted(range(len(drawn)), key=lambda k: drawn[k][0])
+    lost, size = sum(d * n for d, n in drawn), sum(n for _, n in drawn)
+    wanted = []
+    for k in range(1, len(order) + 1):
+        part = [drawn[at] for at in order[:k]]
+        if not lost or Fraction(sum(d * n for d, n in part), lost) > 1 - Fraction(sum(n for _, n in part), size):
+            break
+        wanted = order[:k]
+    found = long_layers({str(k): d for k, (d, _) in enumerate(drawn)}, {str(k): n for k, (_, n) in enumerate(drawn)})
+    assert found == [str(k) for k in wanted]
+
+
+@pytest.mark.parametrize("key", ["tau", "phi"])
+def test_an_interval_of_no_rounds_is_refused(key: str) -> None:
+    with pytest.raises(UsageError, match=f"fedlama: {key} must be at least 1, not 0"):
+        play(algorithm="fedlama", options={key: 0})
+
+
+# --- what a run does -------------------------------------------------------------------------------------------
+
+
+@settings
+def test_a_layer_is_averaged_when_it_is_due_and_stands_still_otherwise(setting: str) -> None:
+    stood = 0
+    for algorithm, rnd, server, _, after, local in rounds(setting):
+        due = algorithm.of_layers(algorithm.due(server, rnd)) & algorithm.shared(rnd, 0)
+        mean = tree.mean([tree.pick(t, due) for t in local.values()], [TOY.weights[c] for c in rnd.sampled])
+        wanted = {**server.trees["model"], **mean}
+        assert tree.digest(after.trees["model"]) == tree.digest(wanted)
+        stood += len(wanted) - len(due)
+        if rnd.index + 1 == SETTINGS[setting]["rounds"]:
+            assert due == algorithm.shared(rnd, 0), "the last round averages everything"
+    assert stood, "some layer must have waited, or nothing was tested"
+
+
+@settings
+def test_local_work_is_never_thrown_away(setting: str) -> None:
+    """A client goes on from where it left every layer that it has not sent since it trained it."""
+    waiting: dict[str, Tree] = {}
+    went_on = 0
+    for algorithm, rnd, server, clients, _, local in rounds(setting):
+        due = algorithm.of_layers(algorithm.due(server, rnd))
+        for client in rnd.sampled:
+            name = CLIENTS[client]
+            state = State(dict(clients[name].trees), dict(clients[name].meta))
+            begun = algorithm.begin(state, algorithm.send(server, client, rnd), rnd, client)
+            own = {**clients[name].trees["model"], **waiting.get(name, {})}
+            assert tree.digest(begun) == tree.digest({**server.trees["model"], **own})
+            went_on += len(waiting.get(name, {}))
+            waiting[name] = {n: local[name][n] for n in algorithm.shared(rnd, client) - due}
+    assert went_on
+    if SETTINGS[setting].get("participation", 1) == 1:
+        assert not any(waiting.values()), "in the end all of it is in the server's model"
+
+
+@settings
+def test_intervals_follow_the_discrepancies_of_the_clients(setting: str) -> None:
+    chosen = 0
+    noted: dict[str, float] = {}
+    for algorithm, rnd, server, _, after, local in rounds(setting):
+        tau, phi = algorithm.config.tau, algorithm.config.phi
+        intervals = server.meta.get(INTERVALS, {})
+        sizes = {}
+        for layer in algorithm.problem.layers:
+            sizes[layer.name] = sum(after.trees["model"][n].numel() for n in layer.parameters)
+            if layer.name in algorithm.due(server, rnd):
+                apart = [
+                    sum(
+                        float((t[n].double() - after.trees["model"][n].double()).square().sum())
+                        for n in layer.parameters
+                    )
+                    for t in local.values()
+                ]
+                interval = intervals.get(layer.name, tau)
+                noted[layer.name] = sum(apart) / len(apart) / interval / sizes[layer.name]
+        assert after.meta[DISCREPANCY] == pytest.approx(noted, rel=1e-5)
+        if (rnd.index + 1) % (tau * phi):
+            assert after.meta.get(INTERVALS, {}) == intervals
+        else:
+            long = long_layers(noted, sizes, crossing=True)
+            assert after.meta[INTERVALS] == {name: tau * (phi if name in long else 1) for name in sizes}
+            chosen += len(long)
+    assert chosen
+
+
+@settings
+def test_bytes_are_those_of_the_layers_that_travel(setting: str) -> None:
+    down, up = (played(setting).values(metric, variant="") for metric in ("bytes_down", "bytes_up"))
+    saved = 0
+    for algorithm, rnd, server, clients, _, local in rounds(setting):
+        floats = {n for n, t in server.trees["model"].items() if t.is_floating_point()} & algorithm.shared(rnd, 0)
+        size = {n: 4 * server.trees["model"][n].numel() for n in floats}
+        due = algorithm.of_layers(algorithm.due(server, rnd))
+        for name in local:
+            kept = clients[name].trees.get("pending", {})
+            assert down[rnd.index + 1, name] == sum(size[n] for n in floats - kept.keys())
+            assert up[rnd.index + 1, name] == sum(size[n] for n in floats & due)
+            saved += sum(size.values()) - sum(size[n] for n in floats & due)
+    assert saved > 0
+
+
+def test_over_a_full_period_a_layer_costs_its_share() -> None:
+    """2 dim_l tau' / tau_l a round, once everyone has the intervals: here rounds 4 to 6 of phi = 3."""
+    run = played("long layers")
+    intervals = run.checkpoints[2].server.meta[INTERVALS]
+    assert set(intervals.values()) == {1, 3}
+    up = run.values("bytes_up", variant="")
+    for name in CLIENTS:
+        found = sum(up[k, name] for k in (4, 5, 6))
+        dims = {layer.name: sum(tree.of(network("plain"))[n].numel() for n in layer.parameters) for layer in layers()}
+        assert found == sum(4 * dims[layer] * 3 / interval for layer, interval in intervals.items())
+
+
+def layers() -> Any:
+    return played("long layers").engine.problem.layers
+
+
+def test_rows_say_how_often_each_layer_is_averaged() -> None:
+    run = play(algorithm="fedlama", rounds=4, eval_every=2, options={"phi": 2, "crossing": True})
+    told = {(r["round"], r["layer"]): r["value"] for r in run.rows if r["metric"] == "averaging_interval"}
+    for done in (2, 4):
+        wanted = run.checkpoints[done - 1].server.meta[INTERVALS]
+        assert {layer: told[done, layer] for layer in wanted} == wanted
+        assert told[0, "fc1"] == 1
+
+
+def test_without_training_no_layer_becomes_long() -> None:
+    run = play(algorithm="fedlama", epochs=0, rounds=4)
+    assert run.checkpoints[1].server.meta[INTERVALS] == {layer.name: 1 for layer in run.engine.problem.layers}
+    assert torch.equal(run.checkpoints[-1].server.trees["model"]["fc1.bias"], tree.of(network("plain"))["fc1.bias"])

@@ -1,0 +1,253 @@
+"""Vanilla and anti scheduling: what thaws when, what it costs, and over which algorithms."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+
+from fl_core import models, runner, tree
+from fl_core.algorithms import Problem, Round, find, registry
+from fl_core.algorithms.scheduling import Scheduled
+from fl_core.costs import training_flops
+from fl_core.errors import UsageError
+from fl_core.layers import layers_of, sizes
+from fl_core.plan import LayerPlan
+from fl_core.workspace import Workspace
+from tests.conftest import CONFIG, TOY, network, play
+
+HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}
+ORDER = {"vanilla": ("fc1", "fc2", "fc3"), "anti": ("fc3", "fc2", "fc1")}
+BELOW = sorted(name for name in registry() if name not in ORDER and not name.startswith("playerfl"))
+
+
+def layers() -> Any:
+    return layers_of(network("plain"), models.example(TOY.shape))
+
+
+def algorithm(name: str, plan: LayerPlan | None = None, rounds: int = 300, **options: Any) -> Scheduled:
+    made = find(name)(Problem(layers(), frozenset(), TOY.weights, 1, 0, rounds=rounds), plan, options)
+    assert isinstance(made, Scheduled)
+    return made
+
+
+def everything() -> LayerPlan:
+    return LayerPlan.everything(layers())
+
+
+def frozen_layers(made: Scheduled, index: int) -> set[str]:
+    frozen = made.frozen(Round(index))
+    found = {layer.name for layer in made.problem.layers if set(layer.tensors) <= frozen}
+    assert frozen == {n for layer in made.problem.layers if layer.name in found for n in layer.tensors}
+    return found
+
+
+# --- the schedule ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_layers_thaw_in_order_at_their_rounds(name: str) -> None:
+    made = algorithm(name, everything(), unfreeze="0,5,9")
+    _, second, third = ORDER[name]
+    for index, wanted in {0: {second, third}, 4: {second, third}, 5: {third}, 8: {third}, 9: set(), 300: set()}.items():
+        assert frozen_layers(made, index) == wanted
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_by_default_the_run_is_divided_evenly_which_is_the_papers_schedule(name: str) -> None:
+    assert algorithm(name, everything(), rounds=300).rounds_of(everything()) == (0, 100, 200)
+    assert algorithm(name, everything(), rounds=7).rounds_of(everything()) == (0, 2, 4)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_only_the_layers_that_the_plan_shares_are_scheduled(name: str) -> None:
+    plan = LayerPlan(layers(), ("fc1", "fc3"))
+    made = algorithm(name, plan, unfreeze=(0, 3))
+    assert frozen_layers(made, 0) == ({"fc3"} if name == "vanilla" else {"fc1"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unfreeze": "0,1"}, "vanilla: unfreeze gives 2 rounds for 3 layers: fc1, fc2, fc3"),
+        ({"unfreeze": "0,1,x"}, "vanilla: unfreeze must be int, not 'x'"),
+        ({"unfreeze": "0,1,-2"}, "vanilla: unfreeze must be at least 0"),
+        ({"unfreeze": 3}, "vanilla: unfreeze must be a list of int, not 3"),
+        ({"over": "fedbaby"}, "unknown algorithm 'fedbaby': did you mean 'fedbabu'"),
+        ({"over": "anti"}, "vanilla over anti: one schedule cannot be laid over another"),
+        ({"over": "fedprox", "nu": 1}, "unknown configuration key of vanilla 'nu': did you mean 'mu'"),
+        ({"mu": 1}, "unknown configuration key of vanilla 'mu'"),
+    ],
+)
+def test_schedules_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        algorithm("vanilla", everything(), **options)
+
+
+def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
+    with pytest.raises(UsageError, match="vanilla over playerfl needs a plan; fedper with plan=auto makes its own"):
+        runner.assemble(
+            replace(CONFIG, algorithm="vanilla", options={"over": "playerfl"}), data=TOY, model=network("plain")
+        )
+    play(algorithm="vanilla", options={"over": "playerfl"}, plan=LayerPlan.prefix(layers(), 1), rounds=1)
+
+
+@pytest.mark.parametrize("over", ["fedbabu", "fedprox", "ditto"])
+def test_a_schedule_crosses_to_a_worker(over: str) -> None:
+    made = algorithm("anti", everything(), unfreeze="0,2,4", over=over)
+    again = pickle.loads(pickle.dumps(made))
+    assert isinstance(again, find(over))
+    assert type(again) is type(made)
+    assert asdict(again.config) == asdict(made.config)
+    for index in (0, 3, 5):
+        assert again.phases(Round(index), 0) == made.phases(Round(index), 0)
+
+
+# --- a run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.25])
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+@pytest.mark.parametrize("name", ORDER)
+def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(name: str, kind: str, participation: float) -> None:
+    """At the server and in every client's model, with momentum and weight decay; the head stands until the end."""
+    played = play(
+        algorithm=name, model=kind, rounds=4, participation=participation, options={"unfreeze": "1,2"}, **HARD
+    )
+    made, start = played.engine.algorithm, tree.of(network(kind))
+    assert isinstance(made, Scheduled)
+    assert made.plan is not None
+    previous = start
+    for checkpoint in played.checkpoints:
+        index = checkpoint.round - 1
+        still = made.frozen(Round(index)) | made.plan.head_tensors
+        server = checkpoint.server.trees["model"]
+        for n in start:
+            assert torch.equal(server[n], previous[n]) == (n in still), n
+            assert not (n in still and not torch.equal(server[n], start[n])), n
+        for state in checkpoint.clients.values():
+            model = made.models(checkpoint.server, state, Round(checkpoint.round))["global"]
+            assert tree.digest(model) == tree.digest(server), "also for a client that has not been there for long"
+        for local in checkpoint.models["local"].values():
+            assert all(torch.equal(local[n], start[n]) for n in still)
+        previous = server
+    tuned = played.checkpoints[-1].models["personal"].values()
+    assert all(not torch.equal(t[n], start[n]) for t in tuned for n in made.problem.parameters)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_only_thawed_layers_travel(name: str) -> None:
+    played = play(algorithm=name, rounds=4, eval_every=4, options={"unfreeze": "0,2"})
+    size = {k: 4 * v for k, v in sizes(layers(), network("plain")).items()}
+    first = size["fc1" if name == "vanilla" else "fc2"]
+    both = size["fc1"] + size["fc2"]
+    for metric in ("bytes_down", "bytes_up"):
+        found = played.values(metric, variant="")
+        assert {k: {v for (at, _), v in found.items() if at == k} for k in (1, 2, 3, 4)} == {
+            1: {first},
+            2: {first},
+            3: {both},
+            4: {both},
+        }
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_rows_say_which_layers_trained(name: str) -> None:
+    played = play(algorithm=name, rounds=5, eval_every=2, options={"unfreeze": "0,3"})
+    told = [r for r in played.rows if r["metric"] == "trained"]
+    assert {r["client"] for r in told} == {""}
+    found = {(r["round"], r["layer"]): r["value"] for r in told}
+    assert len(found) == len(told)
+    first, second = ("fc1", "fc2") if name == "vanilla" else ("fc2", "fc1")
+    early = {first: 1, second: 0, "fc3": 0}
+    late = {first: 1, second: 1, "fc3": 0}
+    wanted = {2: early, 4: late, 5: late}
+    assert found == {(k, layer): value for k, values in wanted.items() for layer, value in values.items()}
+
+
+@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("name", ORDER)
+def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name: str, below: str) -> None:
+    """Bit for bit, with all that it records."""
+    common: dict[str, Any] = {"model": "norm", "rounds": 2, "eval_every": 2, "participation": 0.5, **HARD}
+    wanted = play(algorithm=below, **common)
+    count = 1 if below == "lg_fedavg" else 2
+    found = play(algorithm=name, options={"over": below, "unfreeze": (0,) * count}, **common)
+    assert found.server() == wanted.server()
+    assert found.evaluated() == wanted.evaluated()
+    told = [r | {"algorithm": ""} for r in found.rows if r["metric"] != "trained"]
+    assert told == [r | {"algorithm": ""} for r in wanted.rows]
+
+
+SHARING = ("fedavg", "fedprox", "fedper", "fedrep", "fedbabu", "fedbn", "ditto", "pfedsd", "feddyn", "fedlp", "fedcac")
+
+
+@pytest.mark.parametrize("below", [*SHARING, "fedlama", "local", "local_adaptation"])
+@pytest.mark.parametrize("name", ORDER)
+def test_a_schedule_holds_over_other_algorithms(name: str, below: str) -> None:
+    options = {"over": below, "unfreeze": "0,2"}
+    played = play(algorithm=name, rounds=4, participation=0.5, options=options, eval_every=4, **HARD)
+    made, start = played.engine.algorithm, tree.of(network("plain"))
+    assert isinstance(made, Scheduled)
+    late = {"fc2.weight", "fc2.bias"} if name == "vanilla" else {"fc1.weight", "fc1.bias"}
+    assert made.frozen(Round(1)) == late
+    for checkpoint in played.checkpoints:
+        trees = [checkpoint.server.trees["model"], *checkpoint.models["local"].values()]
+        for state in checkpoint.clients.values():
+            trees += made.models(checkpoint.server, state, Round(checkpoint.round)).values()
+        if checkpoint.round <= 2:
+            assert all(torch.equal(t[n], start[n]) for t in trees for n in late)
+        else:
+            assert all(not torch.equal(t[n], start[n]) for t in checkpoint.models["local"].values() for n in late)
+
+
+def test_a_schedule_takes_the_keys_of_what_is_below() -> None:
+    strong, weak = (play(algorithm="vanilla", options={"over": "fedprox", "mu": mu}).server() for mu in ("2", 0))
+    assert strong != weak
+    assert play(algorithm="vanilla", options={"over": "fedavg"}).server() == weak
+
+
+# --- the paper's numbers ---------------------------------------------------------------------------------------
+
+
+def paper_cnn() -> tuple[torch.nn.Module, Any]:
+    model = models.build("scheduling_cnn", (1, 28, 28), 10, seed=0)
+    return model, layers_of(model, models.example((1, 28, 28)))
+
+
+def phases(name: str) -> list[frozenset[str]]:
+    """The tensors that are trained in each third of 300 rounds."""
+    _, found = paper_cnn()
+    problem = Problem(found, frozenset(), (1,) * 100, 1, 0, rounds=300)
+    made = find(name)(problem, LayerPlan.all_but_last(found) if name != "fedavg" else None)
+    return [made.phases(Round(index), 0)[0].train for index in (0, 100, 200)]
+
+
+COUNTS = {
+    "fedavg": (582_026, 582_026, 582_026),
+    "fedbabu": (576_896, 576_896, 576_896),
+    "vanilla": (832, 52_096, 576_896),
+    "anti": (524_800, 576_064, 576_896),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "naive"), [("fedavg", 873.039), ("fedbabu", 865.344), ("vanilla", 314.912), ("anti", 838.880)]
+)
+def test_trained_parameters_are_those_of_the_papers_table(name: str, naive: float) -> None:
+    """Table 4 counts trained parameters x 50 batches x 100 clients x 300 rounds, in units of 10^9."""
+    start = tree.of(paper_cnn()[0])
+    counts = tuple(sum(start[n].numel() for n in trained) for trained in phases(name))
+    assert counts == COUNTS[name]
+    assert sum(counts) * 100 * 50 * 100 / 1e9 == pytest.approx(naive, abs=5e-4)
+
+
+def test_floating_point_operations_reverse_the_papers_order() -> None:
+    """Over 300 rounds, against FedAvg: errors pass through frozen layers above the lowest that trains."""
+    space = Workspace(paper_cnn()[0])
+    totals = {name: sum(training_flops(space, (1, 28, 28), each) for each in phases(name)) for name in COUNTS}
+    share = {name: total / totals["fedavg"] for name, total in totals.items()}
+    assert share == pytest.approx({"fedavg": 1, "fedbabu": 1, "vanilla": 0.883, "anti": 0.695}, abs=0.005)

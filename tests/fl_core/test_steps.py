@@ -1,0 +1,195 @@
+"""What a phase may say about its steps: rates of its own, groups, a limit, a step of the algorithm's making."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fl_core import seeds, tree
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.base import Problem, Round, State
+from fl_core.errors import NonFiniteError
+from fl_core.local import Context, Group, Phase, Training
+from fl_core.losses import build
+from fl_core.site import Result, Site, TrainJob
+from fl_core.steps import Batch, Steps
+from tests.conftest import TOY, network, play
+from tests.identities.test_references import layers_of, models
+
+HARD = Training(2, 8, 0.05, momentum=0.9, weight_decay=0.05)
+LAYERS = layers_of(network("plain"), models.example(TOY.shape))
+ALL = frozenset(name for layer in LAYERS for name in layer.tensors)
+HEAD = frozenset(LAYERS[-1].tensors)
+
+
+class Stepping(FedAvg):
+    """FedAvg in whatever phases a test gives it."""
+
+    def __init__(self, *phases: Phase, problem: Problem | None = None) -> None:
+        super().__init__(problem or Problem(LAYERS, frozenset(), TOY.weights, 2, 0))
+        self.given = phases
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return self.given
+
+    def usual(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        steps.descend(steps.gradients(batch))
+
+    def twice(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        for _ in range(2):
+            steps.descend(steps.gradients(batch))
+
+    def counting(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """A momentum copy of the model beside it."""
+        self.usual(steps, batch, ctx)
+        key = ctx.scratch.setdefault("key", {})
+        for name, tensor in steps.live.items():
+            key[name] = 0.5 * key.get(name, torch.zeros_like(tensor)) + 0.5 * tensor.detach()
+        assert steps.taken == self.seen
+        self.seen += 1
+
+    seen = 0
+
+
+def trained(*phases: Phase, training: Training = HARD, client: int = 1, state: State | None = None) -> Result:
+    algorithm = Stepping(*phases)
+    site = Site(network("plain"), TOY, training, build("cross_entropy"), LAYERS, {})
+    site.algorithm = algorithm
+    initial = tree.of(network("plain"))
+    rnd = Round(0, "train", (client,))
+    message = algorithm.send(State({"model": initial}), client, rnd)
+    return site.run(TrainJob(client, rnd, message, state or algorithm.start(initial, client), keep_local=True))
+
+
+def model(*phases: Phase, **options: Any) -> tree.Tree:
+    found = trained(*phases, **options).tree
+    assert found is not None
+    return found
+
+
+def same(one: tree.Tree, other: tree.Tree) -> bool:
+    return tree.digest(one) == tree.digest(other)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("own", [{"lr": 0.01}, {"weight_decay": 0.2}, {"momentum": 0.3}, {"momentum": 0.0, "lr": 0.2}])
+def test_rates_of_a_phase_are_in_place_of_the_runs(own: dict[str, Any], optimizer: str) -> None:
+    base = replace(HARD, optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0)
+    found = model(Phase("train", ALL, 2, **own), training=base)
+    asked = {k: v for k, v in own.items() if optimizer == "sgd" or k != "momentum"}
+    assert same(found, model(Phase("train", ALL, 2), training=replace(base, **asked)))
+    assert same(found, model(Phase("train", ALL, 2), training=base)) == (not asked)
+
+
+def test_a_group_trains_at_its_own_rates() -> None:
+    """Layers do not meet in a last layer's own gradient: alone at its rate, it moves as in a group."""
+    group = Group(HEAD, lr=0.5, momentum=0.1, weight_decay=0.0)
+    both = model(Phase("train", ALL, 1, groups=(group,), steps=1))
+    rest = model(Phase("train", ALL - HEAD, 1, steps=1))
+    alone = model(Phase("train", HEAD, 1, steps=1), training=replace(HARD, lr=0.5, weight_decay=0.0))
+    for name in ALL:
+        assert torch.equal(both[name], (alone if name in HEAD else rest)[name])
+    plain = model(Phase("train", ALL, 1, steps=1))
+    assert not any(torch.equal(both[name], plain[name]) for name in HEAD)
+
+
+def test_groups_that_say_nothing_change_nothing() -> None:
+    groups = (Group(HEAD), Group(frozenset(LAYERS[0].tensors)))
+    assert same(model(Phase("train", ALL, 2, groups=groups)), model(Phase("train", ALL, 2)))
+
+
+def test_a_group_of_frozen_tensors_leaves_them_frozen() -> None:
+    found = model(Phase("train", ALL - HEAD, 2, groups=(Group(HEAD, lr=9.0),)))
+    assert same(found, model(Phase("train", ALL - HEAD, 2)))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_state_of_a_kept_optimiser_survives_groups(keep: bool) -> None:
+    training, phase = replace(HARD, keep_optimizer=keep), Phase("train", ALL, 1, groups=(Group(HEAD, lr=0.01),))
+    first = trained(phase, training=training)
+    again = [model(phase, training=training, state=s) for s in (first.state, State({"model": {}}))]
+    assert same(*again) == (not keep)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 7, 99])
+def test_a_phase_stops_after_its_steps(steps: int) -> None:
+    found = trained(Phase("train", ALL, 2, steps=steps))
+    n, per_epoch = len(TOY.clients[1].train), -(-len(TOY.clients[1].train) // HARD.batch)
+    taken = min(steps, 2 * per_epoch)
+    assert found.work["train/steps"] == taken
+    epochs, rest = divmod(taken, per_epoch)
+    assert found.work["train/samples"] == epochs * n + rest * HARD.batch
+    assert found.tree is not None
+    assert same(found.tree, tree.of(network("plain"))) == (steps == 0)
+    whole = trained(Phase("train", ALL, 2))
+    assert whole.tree is not None
+    assert same(found.tree, whole.tree) == (steps >= 2 * per_epoch)
+
+
+def test_the_usual_step_written_out_is_the_usual_step() -> None:
+    """Bit for bit, with its records."""
+    own, usual = trained(Phase("train", ALL, 2, step="usual")), trained(Phase("train", ALL, 2))
+    assert own.tree is not None
+    assert usual.tree is not None
+    assert same(own.tree, usual.tree)
+    assert own.work == usual.work
+
+
+def test_every_gradient_counts_as_work() -> None:
+    once, twice = trained(Phase("train", ALL, 2)), trained(Phase("train", ALL, 2, step="twice"))
+    assert twice.work["train/samples"] == 2 * once.work["train/samples"]
+    assert twice.work["train/steps"] == once.work["train/steps"]
+
+
+def test_trees_that_steps_keep_become_the_clients() -> None:
+    found = trained(Phase("train", ALL, 1, step="counting"))
+    key = found.state.trees["key"]
+    assert key.keys() == ALL
+    assert found.tree is not None
+    assert not any(torch.equal(key[name], found.tree[name]) for name in ALL)
+    assert not any(t.requires_grad for t in key.values())
+
+
+def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None:
+    seen: dict[str, list[Tensor]] = {"phase": [], "a": [], "b": []}
+
+    class Drawing(Stepping):
+        def draws(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+            seen["phase"].append(batch[0])
+            for stream in ("a", "b"):
+                x, y = steps.draw(stream)
+                assert len(x) == len(y) == HARD.batch
+                seen[stream].append(x)
+
+    site = Site(network("plain"), TOY, HARD, build("cross_entropy"), LAYERS, {})
+    site.algorithm = algorithm = Drawing(Phase("train", ALL, 2, step="draws"))
+    initial = tree.of(network("plain"))
+    rnd, job_state = Round(3, "train", (1,)), State({"model": {}})
+    site.run(TrainJob(1, rnd, algorithm.send(State({"model": initial}), 1, rnd), job_state))
+    every = [x for batches in seen.values() for x in batches]
+    assert not any(torch.equal(every[i], every[j]) for i in range(len(every)) for j in range(i))
+    x = TOY.clients[1].train.x
+    draws = seeds.torch_generator(0, "batches", 3, 1, "main/a")
+    for batch in seen["a"]:
+        assert torch.equal(batch, x[torch.randperm(len(x), generator=draws)[: HARD.batch]])
+
+
+def test_a_loss_that_is_not_finite_is_refused_in_a_step_of_ones_own() -> None:
+    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'b', phase 'train': the loss is .* at step"):
+        trained(Phase("train", ALL, 2, step="usual", lr=1e30))
+
+
+def test_engines_run_the_phases_of_an_algorithm_with_steps() -> None:
+    """Two clients in a round, three rounds: the personal trees of those not sampled stay as they were."""
+    played = play(algorithm="pfedme", participation=0.5)
+    start = tree.digest(tree.of(network("plain")))
+    trained_so_far: set[str] = set()
+    for checkpoint in played.checkpoints:
+        trained_so_far |= set(checkpoint.models["local"])
+        for name, state in checkpoint.clients.items():
+            assert (tree.digest(state.trees["personal"]) == start) == (name not in trained_so_far)
+    assert len(trained_so_far) > 0

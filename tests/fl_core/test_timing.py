@@ -1,0 +1,109 @@
+"""Where the time goes: every second is charged once, and a run's file says what its progress bar said."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fl_core import runner, timing
+from fl_core.errors import CorruptError, UsageError
+from fl_core.timing import PARTS, Clock, Pace
+from tests.conftest import CONFIG, TOY, network
+
+
+@pytest.fixture(name="hands")
+def _hands(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock's hands, moved by the test."""
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_a_second_is_charged_to_the_innermost_part(hands: list[float]) -> None:
+    clock = Clock()
+    hands[0] += 1
+    with clock.on("train"):
+        hands[0] += 2
+        with clock.on("aggregate"):
+            hands[0] += 4
+        hands[0] += 8
+    hands[0] += 16
+    assert clock.take() == {"train": 10, "move": 0, "aggregate": 4, "evaluate": 0, "save": 0, "other": 17}
+    hands[0] += 1
+    assert sum(clock.take().values()) == 1
+
+
+def test_an_error_ends_a_part_too(hands: list[float]) -> None:
+    clock = Clock()
+    with suppress(KeyError), clock.on("save"):
+        hands[0] += 3
+        raise KeyError
+    hands[0] += 1
+    assert {part: seconds for part, seconds in clock.take().items() if seconds} == {"save": 3, "other": 1}
+
+
+def test_seconds_can_be_charged_to_another_part(hands: list[float]) -> None:
+    clock = Clock()
+    with clock.on("train"):
+        hands[0] += 5
+    clock.shift("train", "move", 2)
+    found = clock.take()
+    assert (found["train"], found["move"]) == (3, 2)
+
+
+def test_a_line_for_people() -> None:
+    pace = Pace()
+    pace.add({"steps": 900, **dict.fromkeys(PARTS, 0.0), "train": 1.5, "save": 0.5})
+    pace.add({"steps": 100, **dict.fromkeys(PARTS, 0.0), "train": 1.98, "other": 0.02})
+    assert (pace.steps, pace.total, pace.rate) == (1000, 4.0, 250.0)
+    assert pace.line() == "1,000 client steps in 4.0 s, 250 a second: train 87 %, save 12 %"
+    assert math.isnan(Pace().rate)
+
+
+def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
+    config = replace(CONFIG, rounds=3, eval_every=2)
+    engine = runner.run(config, tmp_path / "run", data=TOY, model=network("plain"), progress=False)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    steps = sum(math.ceil(n / 8) for n in TOY.weights)
+    assert [line["steps"] for line in lines] == [0, steps, steps, steps]
+    assert all(line[part] > 0 for line in lines[1:] for part in ("train", "aggregate", "save", "other"))
+    assert [line["evaluate"] > 0 for line in lines] == [True, False, True, True]
+    assert {line["move"] for line in lines} == {0}
+    assert timing.read(tmp_path / "run" / "timing.jsonl") == engine.pace
+
+
+def test_a_round_that_ran_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "timing.jsonl"
+    records = [{"round": k, "steps": steps, **dict.fromkeys(PARTS, 1.0)} for k, steps in ((1, 5), (2, 7), (2, 8))]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert timing.read(path).steps == 13
+    assert timing.read(path).total == 2 * len(PARTS)
+
+
+def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(tmp_path: Path) -> None:
+    out, common = tmp_path / "run", {"data": TOY, "model": network("plain"), "progress": False}
+    runner.run(CONFIG, out, **common)  # type: ignore[arg-type]
+    (out / "checkpoints" / "000003.json").unlink()
+    (out / "checkpoints" / "000002.json").unlink()
+    whole = (out / "timing.jsonl").read_bytes()
+    (out / "timing.jsonl").write_bytes(b"from an old version\n" + whole[:-9])
+    runner.resume(out, **common)  # type: ignore[arg-type]
+    found = (out / "timing.jsonl").read_bytes()
+    assert found.splitlines()[:2] == whole.splitlines()[:2]
+    assert [json.loads(line)["round"] for line in found.splitlines()] == [0, 1, 2, 3]
+    assert timing.read(out / "timing.jsonl").steps == 3 * sum(math.ceil(n / 8) for n in TOY.weights)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"round": 1, "steps": 3}', '{"round": 1, "train": "long"}'])
+def test_what_is_no_timing_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match="no timing at"):
+        timing.read(tmp_path / "timing.jsonl")
+    (tmp_path / "timing.jsonl").write_text(line + "\n")
+    with pytest.raises(CorruptError, match="line 1: not the timing of a round"):
+        timing.read(tmp_path / "timing.jsonl")

@@ -1,0 +1,120 @@
+"""What crosses a process border arrives whole, whatever its size, and shares nothing where it is kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from fl_core import tree
+from fl_core.algorithms import Message, Round, State
+from fl_core.site import FinishJob, Result, ScoreJob, TrainJob
+from fl_core.transport import ALLOCATOR, Channel, Slot, allocator_settings
+
+ODD = {
+    "mask": torch.tensor([True, False, True]),
+    "half": torch.ones(3).half(),
+    "count": torch.tensor(3),
+    "nothing": torch.ones(0, 4),
+    "fine": torch.randn(5, generator=torch.Generator().manual_seed(0)).double(),
+    "turned": torch.arange(12.0).reshape(3, 4).t(),
+    "images": torch.arange(96.0).reshape(2, 3, 4, 4).to(memory_format=torch.channels_last),
+}
+NEEDED = 64 * 5 + 384  # five small tensors and the images
+
+
+def messages() -> list[Any]:
+    message = Message({"model": ODD, "more": {"a": torch.full((7,), 2.0)}}, {"n": [1, None]})
+    state = State({"model": {}, "personal": ODD}, {"m": "x"})
+    return [
+        TrainJob(3, Round(1, "train", (3, 4)), message, state, ("test",), keep_local=True),
+        FinishJob(1, 2, ODD),
+        ScoreJob(0, ODD, ("test",), "personal", 4),
+        Result(2, message, state, ODD, {"test": {"loss": 0.5}}, {"train/steps": 3}),
+        Result(2),
+    ]
+
+
+def parts(value: Any) -> dict[str, Any]:
+    """Everything in a job or result, its trees by digest."""
+    found: dict[str, Any] = {}
+    for name, part in vars(value).items():
+        if isinstance(part, (State, Message)):
+            found |= {f"{name}/{key}": tree.digest(each) for key, each in part.trees.items()}
+            found[f"{name}/meta"] = part.meta
+        else:
+            found[name] = tree.digest(part) if name == "tree" and part is not None else part
+    return found
+
+
+@pytest.mark.parametrize("room", [0, 64, NEEDED, NEEDED + 64, 2 * NEEDED, 1 << 16])
+@pytest.mark.parametrize("which", range(len(messages())))
+def test_everything_arrives_whatever_fits(which: int, room: int) -> None:
+    value, slot = messages()[which], Slot.of(room)
+    before = parts(value)
+    packed = slot.put(value)
+    for copy in (True, False):
+        found = slot.take(packed, copy=copy)
+        assert type(found) is type(value)
+        assert parts(found) == before
+    assert parts(value) == before
+
+
+def test_what_fits_is_not_carried_as_bytes() -> None:
+    value = FinishJob(0, 0, ODD)
+    kinds = [type(Slot.of(room).put(value).tree).__name__ for room in (NEEDED - 64, NEEDED)]
+    assert kinds == ["_Bytes", "_Placed"]
+
+
+def test_a_copy_outlives_the_slots_next_contents_and_a_view_does_not() -> None:
+    slot = Slot.of(1 << 12)
+    first, second = ({"x": torch.full((4,), value)} for value in (1.0, 2.0))
+    packed = slot.put(FinishJob(0, 0, first))
+    kept, seen = (slot.take(packed, copy=copy).tree["x"] for copy in (True, False))
+    slot.put(FinishJob(0, 0, second))
+    assert kept.tolist() == first["x"].tolist()
+    assert seen.tolist() == second["x"].tolist()
+
+
+def test_two_ends_of_a_channel() -> None:
+    a, b = multiprocessing.Pipe()
+    there, back = Slot.of(1 << 12), Slot.of(1 << 12)
+    ours, theirs = Channel(a, there, back, keeps=True), Channel(b, back, there, keeps=False)
+    error = KeyError("client")
+    error.client = 3  # type: ignore[attr-defined]
+    for kind, value in (("run", messages()[0]), ("ok", messages()[3])):
+        for sender, receiver in ((ours, theirs), (theirs, ours)):
+            sender.send((kind, value))
+            found_kind, found = receiver.recv()
+            assert found_kind == kind
+            assert parts(found) == parts(value)
+    theirs.send(("error", error))
+    kind, found = ours.recv()
+    assert (kind, str(found)) == ("error", str(error))
+    theirs.close()
+    with pytest.raises(EOFError):
+        ours.recv()
+    ours.close()
+
+
+def test_the_allocators_settings_are_there_for_a_moment_and_never_replace_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, *others = ALLOCATOR
+    for name in others:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(first, "7")
+    before = dict(os.environ)
+
+    def fail_inside() -> None:
+        with allocator_settings():
+            assert os.environ[first] == "7"
+            assert {name: os.environ[name] for name in others} == {name: ALLOCATOR[name] for name in others}
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail_inside()
+    assert dict(os.environ) == before

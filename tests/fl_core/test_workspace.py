@@ -1,0 +1,213 @@
+"""The skeleton that trains: its memory format, and the plain loop as its reference."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_core import models, runner, seeds, tree
+from fl_core.algorithms import Problem, find
+from fl_core.data import Split
+from fl_core.errors import UsageError
+from fl_core.local import Context, Phase, Training, batch_slices, train
+from fl_core.losses import build
+from fl_core.tree import Tree
+from fl_core.workspace import Workspace, memory_format
+from tests.conftest import CONFIG, TOY, network, site_of
+
+CE = build("cross_entropy")
+TRAININGS = {
+    "sgd": Training(epochs=2, batch=8, lr=0.05, weight_decay=0.01),
+    "momentum": Training(epochs=2, batch=8, lr=0.05, momentum=0.9),
+    "adamw": Training(epochs=2, batch=8, lr=0.01, optimizer="adamw", weight_decay=0.1),
+}
+
+
+def colours(seed: int = 0) -> nn.Module:
+    """Convolutions over 3 channels with pooling and batch normalisation, in float64.
+
+    No bias comes before the normalisation: its gradient is 0, and AdamW would make steps of the rounding.
+    """
+    with seeds.torch_seeded(seed):
+        parts = [nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)]
+        parts += [nn.Conv2d(6, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)]
+        return nn.Sequential(*parts).double()
+
+
+def samples(n: int = 29, shape: tuple[int, ...] = (3, 8, 8)) -> Split:
+    draws = torch.Generator().manual_seed(1)
+    return Split(torch.randn(n, *shape, generator=draws).double(), torch.randint(3, (n,), generator=draws))
+
+
+def trained(
+    model: nn.Module, training: Training, split: Split, memory: str = "auto", kept: Tree | None = None
+) -> tuple[Tree, Tree]:
+    space = Workspace(model, memory=memory)
+    start = tree.of(model)
+    algorithm = find("fedavg")(Problem((), frozenset(), (len(split),), training.epochs, 0))
+    ctx = Context("fedavg", 0, 0, "a", len(split), CE, space.forward, start)
+    phase = Phase("train", frozenset(start), training.epochs)
+    return train(space, algorithm, phase, start, split, training, ctx, {}, kept)
+
+
+def by_hand(model: nn.Module, training: Training, split: Split) -> Tree:
+    """The same training as plainly as PyTorch allows."""
+    model = copy.deepcopy(model).train()
+    values = list(model.parameters())
+    decay = training.weight_decay
+    optimizer: torch.optim.Optimizer
+    if training.optimizer == "sgd":
+        optimizer = torch.optim.SGD(values, lr=training.lr, momentum=training.momentum, weight_decay=decay)
+    else:
+        optimizer = torch.optim.AdamW(values, lr=training.lr, weight_decay=decay)
+    draws = seeds.torch_generator(0, "batches", 0, 0, "main")
+    for _ in range(training.epochs):
+        order = torch.randperm(len(split), generator=draws)
+        for part in batch_slices(len(split), training.batch, whole=True):
+            optimizer.zero_grad()
+            CE(model(split.x[order[part]]), split.y[order[part]]).backward()
+            optimizer.step()
+    return tree.of(model)
+
+
+def assert_near(found: Tree, wanted: Tree, within: float = 1e-10) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=within, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_a_model_with_a_convolution_has_its_channels_last(name: str) -> None:
+    shape = (10,) if name == "heart_mlp" else (3, 32, 32)
+    model = models.build(name, shape, 3)
+    wanted = "channels_last" if name.endswith("_cnn") else "contiguous"
+    assert memory_format(model) == Workspace(model).memory == wanted
+    assert memory_format(model, "contiguous") == "contiguous"
+
+
+class Views(nn.Module):
+    """Flattens its maps by a view, which needs them channel by channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.drop, self.fc = nn.Conv2d(1, 3, 3), nn.Dropout(), nn.Linear(48, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.conv(x)
+        return self.fc(self.drop(maps.view(len(maps), -1)))
+
+
+def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
+    task = runner.assemble(CONFIG, data=TOY, model=Views())
+    assert task.config.memory_format == "contiguous"
+    assert not runner.run(CONFIG, data=TOY, model=Views(), progress=False).rows[-1]["status"].startswith("not")
+    assert all(module.training for module in task.model.modules())
+    with pytest.raises(RuntimeError, match="to have 1 channels"):
+        memory_format(Views(), example=torch.randn(2, 2, 6, 6))
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(UsageError, match="unknown memory format 'chanels_last': did you mean 'channels_last'"):
+        memory_format(nn.Linear(1, 1), "chanels_last")
+    with pytest.raises(UsageError, match="unknown memory format"):
+        runner.assemble(replace(CONFIG, memory_format="fast"), data=TOY, model=network("norm"))
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("norm", "channels_last"), ("plain", "contiguous")])
+def test_the_format_is_recorded_and_obeyed(kind: str, wanted: str) -> None:
+    task = runner.assemble(CONFIG, data=TOY, model=network(kind))
+    assert task.config.memory_format == site_of(task).workspace.memory == wanted
+    chosen = runner.assemble(replace(CONFIG, memory_format="contiguous"), data=TOY, model=network(kind))
+    assert site_of(chosen).workspace.memory == "contiguous"
+
+
+def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
+    model = colours()
+    before, strides = tree.digest(tree.of(model)), [p.stride() for p in model.parameters()]
+    space = Workspace(model)
+    space.load({name: torch.zeros_like(value) for name, value in tree.of(model).items()})
+    assert tree.digest(tree.of(model)) == before
+    assert [p.stride() for p in model.parameters()] == strides
+    inner = space.params["4.weight"]
+    assert inner.is_contiguous(memory_format=torch.channels_last)
+    assert not inner.is_contiguous()
+    assert space.place(samples().x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_one_channel_is_last_too() -> None:
+    """PyTorch takes such a tensor for either format; what an operation gives follows its strides."""
+    space = Workspace(nn.Conv2d(1, 4, 3))
+    x = space.place(torch.randn(2, 1, 8, 8))
+    assert x.stride() == (64, 1, 8, 1)
+    assert space.model(x).is_contiguous(memory_format=torch.channels_last)
+    plain = Workspace(nn.Conv2d(1, 4, 3), memory="contiguous")
+    assert plain.model(plain.place(torch.randn(2, 1, 8, 8))).is_contiguous()
+
+
+@pytest.mark.parametrize("which", TRAININGS)
+@pytest.mark.parametrize("memory", ["channels_last", "contiguous"])
+def test_training_is_the_plain_loop(which: str, memory: str) -> None:
+    model, split = colours(), samples()
+    found, _ = trained(model, TRAININGS[which], split, memory)
+    wanted = by_hand(model, TRAININGS[which], split)
+    assert tree.distance(wanted, tree.of(model)) > 0.1
+    assert_near(found, wanted)
+
+
+@pytest.mark.parametrize("which", ["momentum", "adamw"])
+def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which: str) -> None:
+    training = replace(TRAININGS[which], keep_optimizer=True)
+    results = []
+    for memory in ("channels_last", "contiguous"):
+        first, state = trained(colours(), training, samples(), memory)
+        assert all(value.is_contiguous() for value in (*first.values(), *state.values()))
+        again, _ = trained(colours(), training, samples(), memory, kept=state)
+        fresh, _ = trained(colours(), training, samples(), memory)
+        assert tree.distance(again, fresh) > 1e-3, "the state matters"
+        results.append(again)
+    assert_near(*results)
+
+
+class Turned(nn.Module):
+    """A linear map whose gradient comes out of the backward pass in another order of memory than the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4).double() / 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unsqueeze(-1) * self.weight.t()).sum(1)
+
+
+@pytest.mark.parametrize("which", TRAININGS)
+def test_the_order_of_a_gradient_in_memory_does_not_matter(which: str) -> None:
+    model, split = Turned(), samples(shape=(4,))
+    out = model(split.x).sum()
+    assert torch.autograd.grad(out, model.weight)[0].stride() != model.weight.stride()
+    found, _ = trained(model, TRAININGS[which], split)
+    assert_near(found, by_hand(model, TRAININGS[which], split))
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 26])
+def test_batches_are_the_same_however_they_are_gathered(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, _ = trained(colours(), TRAININGS["sgd"], samples())
+    monkeypatch.setattr("fl_core.local.GATHERED", limit)
+    found, _ = trained(colours(), TRAININGS["sgd"], samples())
+    assert tree.digest(found) == tree.digest(wanted)
+
+
+def test_scores_do_not_depend_on_the_format() -> None:
+    found: list[Any] = []
+    for memory in ("channels_last", "contiguous"):
+        task = runner.assemble(replace(CONFIG, memory_format=memory), data=TOY, model=network("norm"))
+        task.model.double()
+        split = TOY.clients[0].test
+        space = site_of(task).workspace
+        space.model.eval()
+        found.append(space.model(space.place(split.x.double())))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)

@@ -1,0 +1,148 @@
+"""Mixtures at the limits of their weights: alone, and with those of FedAvg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fl_core import models, tree
+from fl_core.algorithms import Problem, Round, State, Update, find
+from fl_core.executors import Serial
+from fl_core.layers import layers_of
+from fl_core.local import Training
+from fl_core.losses import build
+from fl_core.site import Site, TrainJob
+from fl_core.tree import Tree
+from tests.conftest import TOY, network
+from tests.identities.test_limits import Setting, local, run, settings
+from tests.identities.test_references import DATA, check_close, initial, plain_training
+
+SGD: dict[str, Any] = {"epochs": 2, "batch": 8, "lr": 0.05}
+
+
+def rounds(
+    algorithm: str, training: Training, options: dict[str, Any] | None = None, *, kind: str = "plain", count: int = 3
+) -> list[dict[str, Any]]:
+    """The server and every client's model after each round with all clients, in float64, with ``bn=local``."""
+    model, data = network(kind).double(), DATA
+    layers = layers_of(model, models.example(TOY.shape).double())
+    buffers = frozenset(name for layer in layers for name in layer.buffers)
+    chosen = find(algorithm)(Problem(layers, buffers, data.weights, training.epochs, 3), None, options)
+    serial = Serial(Site(model, data, training, build("cross_entropy"), layers, {}))
+    serial.use(chosen)
+    start = tree.of(model)
+    server, states = (
+        chosen.open(tree.clone(start)),
+        [chosen.start(tree.clone(start), c) for c in range(len(data.clients))],
+    )
+    after = []
+    for index in range(count):
+        rnd = Round(index, "train", tuple(range(len(states))))
+        jobs = [TrainJob(c, rnd, chosen.send(server, c, rnd).clone(), states[c]) for c in rnd.sampled]
+        updates = []
+        for result in serial.run(jobs):
+            states[result.client] = result.state
+            updates.append(Update(result.client, data.weights[result.client], result.message))
+        chosen.aggregate(server, updates, rnd)
+        which = chosen.evaluates
+        found = [tree.clone(chosen.models(server, state, Round(index + 1))[which]) for state in states]
+        after.append({"server": tree.clone(server.trees["model"]), "models": found})
+    return after
+
+
+def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        for mine, yours in zip(one["models"], other["models"], strict=True):
+            assert mine.keys() == yours.keys()
+            for name in mine:
+                assert mine[name].dtype == (torch.float64 if mine[name].is_floating_point() else torch.int64)
+                torch.testing.assert_close(mine[name], yours[name], rtol=0, atol=1e-10)
+
+
+TRAININGS = [Training(**SGD), Training(**SGD, momentum=0.9, weight_decay=0.01), Training(2, 8, 0.01, "adamw")]
+trainings = pytest.mark.parametrize("training", TRAININGS, ids=["sgd", "momentum and decay", "adamw"])
+ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "pfedla, itself": ("pfedla", {"weights": "self"}),
+    "heurpfedla, itself": ("heurpfedla", {"weights": "self", "k": 2}),
+    "fedamp, no pull": ("fedamp", {"lam": 0}),
+    "heurfedamp, itself, no pull": ("heurfedamp", {"self_weight": 1, "lam": 0}),
+    "heurfedamp, itself, no pull, from the cloud": ("heurfedamp", {"self_weight": 1, "lam": 0, "start": "cloud"}),
+}
+
+
+@settings
+@pytest.mark.parametrize("limit", ALONE)
+def test_who_weighs_only_itself_is_alone_bit_for_bit(limit: str, setting: Setting) -> None:
+    algorithm, options = ALONE[limit]
+    assert run(setting, algorithm, options=options).evaluated() == local(setting).evaluated()
+
+
+@trainings
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+@pytest.mark.parametrize("limit", ALONE)
+def test_who_weighs_only_itself_is_alone_in_float64(limit: str, kind: str, training: Training) -> None:
+    algorithm, options = ALONE[limit]
+    same(rounds(algorithm, training, options, kind=kind), rounds("local", training, kind=kind))
+
+
+@trainings
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+def test_pfedla_with_the_weights_of_fedavg_is_fedavg(kind: str, training: Training) -> None:
+    ours = rounds("pfedla", training, {"weights": "samples"}, kind=kind)
+    theirs = rounds("fedavg", training, kind=kind)
+    same(ours, theirs)
+    away = rounds("pfedla", training, {"weights": "learned"}, kind=kind)
+    assert all(tree.distance(a, b) > 1e-4 for a, b in zip(away[-1]["models"], theirs[-1]["models"], strict=True))
+
+
+@settings
+@pytest.mark.parametrize("algorithm", ["fedamp", "heurfedamp"])
+@pytest.mark.parametrize("start", ["own", "cloud"])
+def test_with_a_pull_a_client_is_not_alone(algorithm: str, start: str, setting: Setting) -> None:
+    wanted = local(setting)
+    found = run(setting, algorithm, options={"lam": 1, "alpha": 10, "start": start})
+    trained: set[str] = set()
+    for index, checkpoint in enumerate(found.checkpoints):
+        again = trained & set(checkpoint.models["local"])
+        trained |= again | set(checkpoint.models["local"])
+        for k, name in enumerate(found.engine.names):
+            if name in again:
+                assert found.evaluated()[index][k] != wanted.evaluated()[index][k]
+
+
+def test_fedamps_defaults_differ_from_local_after_two_rounds() -> None:
+    training = Training(**SGD)
+    ours, theirs = (rounds(name, training, count=2) for name in ("fedamp", "local"))
+    gaps = [tree.distance(a, b) for a, b in zip(ours[-1]["models"], theirs[-1]["models"], strict=True)]
+    assert all(gap > 1e-9 for gap in gaps)
+
+
+@pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
+def test_fedamps_pull_is_to_the_clients_own_mixture(name: str) -> None:
+    """One round in float64 from known uploads, against the arithmetic written plainly."""
+    model = network("plain").double()
+    layers = layers_of(model, models.example(TOY.shape).double())
+    options = {"lam": 0.7, "alpha": 2.0, "sigma": 50.0}
+    chosen = find(name)(Problem(layers, frozenset(), DATA.weights, 2, 3), None, options)
+    draw = torch.Generator().manual_seed(5)
+    uploads = [
+        {n: t + 0.1 * torch.randn(t.shape, generator=draw, dtype=t.dtype) for n, t in initial().items()}
+        for _ in DATA.clients
+    ]
+    server = chosen.open(initial())
+    server.trees |= {f"client/{c}": upload for c, upload in enumerate(uploads)}
+    serial = Serial(Site(model, DATA, Training(**SGD), build("cross_entropy"), layers, {}))
+    serial.use(chosen)
+    rnd = Round(0, "train", tuple(range(len(uploads))))
+    jobs = [TrainJob(c, rnd, chosen.send(server, c, rnd).clone(), State({"model": uploads[c]})) for c in rnd.sampled]
+    for result in serial.run(jobs):
+        client = result.client
+        weights = chosen.weights(server, client, rnd)[0]  # type: ignore[attr-defined]
+        cloud = {n: sum(w * u[n] for w, u in zip(weights, uploads, strict=True)) for n in uploads[0]}
+
+        def pull(now: Tree, _start: Tree, cloud: Any = cloud) -> torch.Tensor:
+            return 0.7 / (2 * 2.0) * torch.stack([((now[n] - cloud[n]) ** 2).sum() for n in now]).sum()
+
+        check_close(result.message.trees["model"], plain_training(client, uploads[client], pull=pull))
