@@ -92,6 +92,8 @@ class RunConfig:
     """Worker processes; the results are the same bits with any number."""
     device: str = "cpu"
     """Where clients train."""
+    keep_frozen: bool = True
+    """Compute what frozen first layers give of a client's samples once, not in every step."""
     memory_format: str = "auto"
     """Of images while clients train: contiguous, channels_last, or auto: channels_last for a model with a Conv2d."""
     eval_every: int | None = None

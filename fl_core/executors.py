@@ -195,7 +195,7 @@ class _Packed:
     def __init__(self, site: Site, x: torch.Tensor, y: torch.Tensor, lengths: list[tuple[str, list[int]]]) -> None:
         self.model, self.training, self.criterion = site.workspace.model, site.training, site.criterion
         self.layers, self.makers, self.device = site.layers, site.makers, str(site.workspace.device)
-        self.memory = site.workspace.memory
+        self.memory, self.keep_frozen = site.workspace.memory, site.workspace.keep_frozen
         self.rest = replace(site.data, clients=())
         self.x, self.y, self.lengths = x, y, lengths
 
@@ -208,7 +208,8 @@ class _Packed:
                 at += size
             clients.append(ClientData(name, *splits))
         data = replace(self.rest, clients=tuple(clients))
-        return Site(self.model, data, self.training, self.criterion, self.layers, self.makers, self.device, self.memory)
+        how = (self.device, self.memory, self.keep_frozen)
+        return Site(self.model, data, self.training, self.criterion, self.layers, self.makers, *how)
 
 
 def _packed(data: FederatedData) -> tuple[torch.Tensor, torch.Tensor, list[tuple[str, list[int]]]]:

@@ -220,8 +220,12 @@ def train(
                 seen, data = list(watching.values()), (x, y)
                 own = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, explain)
                 step = getattr(algorithm, phase.step)
+            frozen = workspace.frozen(ctx.client, split.x, x)
             for _ in range(phase.epochs):
-                for batch in _batches(x, y, slices[:left], draws):
+                for bx, by, ahead in _batches((x, y, frozen), slices[:left], draws):
+                    batch = (bx, by)
+                    if ahead is not None:
+                        workspace.go_on(bx, ahead)
                     if own is not None:
                         step(own, batch, ctx)
                         own.taken += 1
@@ -254,14 +258,23 @@ def train(
     return result, state
 
 
-def _batches(x: Tensor, y: Tensor, slices: list[slice], draws: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch in a new order. Small data are put in order at once, which saves time with every batch."""
+def _batches(
+    data: tuple[Tensor, Tensor, Tensor | None], slices: list[slice], draws: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """One epoch of samples, labels and what is known of the samples, in a new order."""
+    x, y, known = data
     order = torch.randperm(len(y), generator=draws).to(y.device)
-    if x.nbytes <= GATHERED:
-        x, y = x[order], y[order]
-        yield from ((x[part], y[part]) for part in slices)
-    else:
-        yield from ((x[order[part]], y[order[part]]) for part in slices)
+    x_at, y_at, known_at = (_in_order(values, order) for values in (x, y, y if known is None else known))
+    for part in slices:
+        yield x_at(part), y_at(part), None if known is None else known_at(part)
+
+
+def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
+    """Batches by their place in the order. Small data are put in order at once, which saves time with every batch."""
+    if values.nbytes > GATHERED:
+        return lambda part: values[order[part]]
+    ordered = values[order]
+    return lambda part: ordered[part]
 
 
 def _grouped(phase: Phase, params: Mapping[str, Tensor]) -> list[Tensor] | list[dict[str, Any]]:

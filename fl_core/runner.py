@@ -251,6 +251,7 @@ def site_of(task: Task, observers: Mapping[str, Any]) -> Site:
         observers,
         config.device,
         config.memory_format,
+        config.keep_frozen,
     )
 
 

@@ -39,5 +39,8 @@ def torch_seeded(seed: int) -> Iterator[None]:
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        if torch.accelerator.is_available():
+            torch.manual_seed(seed)
+        else:  # the same for the CPU, without the stack that the other notes down for devices yet to be found
+            torch.default_generator.manual_seed(seed)
         yield

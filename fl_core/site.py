@@ -82,8 +82,9 @@ class Site:
         observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]],
         device: str = "cpu",
         memory: str = "auto",
+        keep_frozen: bool = True,
     ) -> None:
-        self.workspace = Workspace(model, device, memory)
+        self.workspace = Workspace(model, device, memory, keep_frozen)
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None

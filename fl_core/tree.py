@@ -237,20 +237,25 @@ class Mean:
         }
 
     def _accumulate(self, key: str, tensor: Tensor, weight: float) -> None:
-        if key not in self._group:
-            self._group[key] = torch.empty_like(tensor, dtype=torch.float64, memory_format=torch.contiguous_format)
-        group = self._group[key]
+        small = tensor.numel() <= BLOCK
         if key not in self._open:
             self._open.add(key)
-            group.copy_(tensor).mul_(weight)
+            if small:
+                self._group[key] = (tensor.double() * weight).contiguous()
+                return
+            if key not in self._group:
+                self._group[key] = torch.empty(tensor.shape, dtype=torch.float64, device=tensor.device)
+            self._group[key].copy_(tensor).mul_(weight)
+            return
+        # the product is a step of its own: fused into the sum it would round by the hardware
+        if small:
+            self._group[key].add_(tensor.double() * weight)
             return
         if self._block.device != tensor.device or not self._block.numel():
             self._block = torch.empty(BLOCK, dtype=torch.float64, device=tensor.device)
-        sums, values = group.view(-1), tensor.reshape(-1)
-        for part, value in zip(sums.split(BLOCK), values.split(BLOCK), strict=True):
-            term = self._block[: len(value)]
-            term.copy_(value).mul_(weight)  # a step of its own: fused into the sum it would round by the hardware
-            part.add_(term)
+        parts = zip(self._group[key].view(-1).split(BLOCK), tensor.reshape(-1).split(BLOCK), strict=True)
+        for sums, values in parts:
+            sums.add_(self._block[: len(values)].copy_(values).mul_(weight))
 
     def _shape(self, key: str) -> torch.Size:
         return (self._group if key in self._group else self._total)[key].shape

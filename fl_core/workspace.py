@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import check_known
+from fl_core.prefix import Cut, Outputs, cut
 from fl_core.tree import Tree
 
 FORMATS = ("auto", "contiguous", "channels_last")
@@ -62,7 +63,9 @@ def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
 class Workspace:
     """A copy of a model on a device, to be filled with trees; images lie in one format (see :func:`memory_format`)."""
 
-    def __init__(self, model: nn.Module, device: str | torch.device = "cpu", memory: str = "auto") -> None:
+    def __init__(
+        self, model: nn.Module, device: str | torch.device = "cpu", memory: str = "auto", keep_frozen: bool = True
+    ) -> None:
         self.memory = memory_format(model, memory)
         self.model = copy.deepcopy(model).to(device)
         self._format = torch.channels_last if self.memory == "channels_last" else torch.contiguous_format
@@ -72,6 +75,9 @@ class Workspace:
         self.device = torch.device(device)
         self.live = tree.live(self.model)
         self.params = dict(self.model.named_parameters())
+        self.keep_frozen = keep_frozen
+        self._outputs, self._cut = Outputs(), Cut((), ())
+        self._ahead: tuple[Tensor, Tensor] | None = None
         names = {module: name for name, module in self.model.named_modules()}
         self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples of a batch
         self.norms = [
@@ -102,8 +108,28 @@ class Workspace:
             options: keywords of a built model's forward pass, which then returns what it says.
         """
         if params is self.params:
+            if self._ahead is not None and x is self._ahead[0] and not options:
+                return self._cut.onward(self._ahead[1])
             return self.model(x, **options)
         return torch.func.functional_call(self.model, dict(params), (x,), options)
+
+    def frozen(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
+        """Amid :meth:`trains`, what the first layers give that stay as they are: [n, ...], see :mod:`fl_core.prefix`.
+
+        None where there are no such layers, or nothing is gained.
+
+        Args:
+            samples, x: the client's own tensor of samples [n, *shape], and the same as :meth:`place` gives it.
+        """
+        where = cut(self.model) if self.keep_frozen else None
+        if where is None:
+            return None
+        self._cut = where
+        return self._outputs.of(client, where, samples, x)
+
+    def go_on(self, x: Tensor, outputs: Tensor) -> None:
+        """From now on the model's own pass over this very ``x`` starts with what the frozen layers give of it."""
+        self._ahead = (x, outputs)
 
     def infer(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits [n, C] of a whole tree: evaluation mode and no gradient, also amid training."""
@@ -130,6 +156,7 @@ class Workspace:
                 param.grad = None
             yield sorted(chosen)
         finally:
+            self._ahead = None
             for name, param in self.params.items():
                 param.requires_grad_(flags[name])
                 param.grad = None

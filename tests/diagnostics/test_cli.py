@@ -176,7 +176,7 @@ def test_flags_become_the_configuration():
         ("run --threshold nan", "threshold must be finite"),
         ("run --dataset mnist", "FEDLAYERS_DATA_ROOT"),
         ("run --dataset mnist --data-root nowhere", "the data root"),
-        ("run --algorithm fedavg --plan auto", "takes no plan; these do: fedbabu"),
+        ("run --algorithm fedavg --plan auto", "takes no plan; these do: anti, fedbabu"),
         ("run --algorithm fedper --plan nope.json", "no plan at nope.json"),
         ("resume nowhere", "no run at nowhere"),
         ("verify nowhere", "no run at nowhere"),

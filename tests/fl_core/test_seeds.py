@@ -62,3 +62,13 @@ def test_seeded_block_draws_its_own_and_restores(fails):
             assert fails
     assert torch.equal(*drawn)
     assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_the_block_draws_as_after_manual_seed(monkeypatch, available):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: available)
+    torch.manual_seed(11)
+    expected = torch.nn.functional.dropout(torch.ones(50)), torch.randperm(9)
+    with torch_seeded(11):
+        drawn = torch.nn.functional.dropout(torch.ones(50)), torch.randperm(9)
+    assert all(torch.equal(a, b) for a, b in zip(drawn, expected, strict=True))

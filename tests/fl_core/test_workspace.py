@@ -50,7 +50,7 @@ def trained(
     space = Workspace(model, memory=memory)
     start = tree.of(model)
     algorithm = find("fedavg")(Problem((), frozenset(), (len(split),), training.epochs, 0))
-    ctx = Context("fedavg", 0, 0, "a", len(split), CE, space.forward, start)
+    ctx = Context("fedavg", 0, 0, "a", len(split), CE, space.forward, start, split.y)
     phase = Phase("train", frozenset(start), training.epochs)
     return train(space, algorithm, phase, start, split, training, ctx, {}, kept)
 
