@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from benchmarks import measurements, training
+from benchmarks import measurements, picture, training
 from benchmarks.pairs import table
 from fl_core.errors import check_known
 
@@ -17,12 +17,15 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: Annotated[int | Non
     """Run jobs by name, each in an alternating run with its baseline, and write benchmarks/results/JOB.csv.
 
     Args:
-        jobs: names, or ``list``.
+        jobs: names; or ``list``, or ``plot`` for a picture of the tables that there are.
         pairs: alternating pairs (for coverage: seeds) in place of each job's own number; nothing is written then.
     """
     if jobs == ("list",):
         for name, job in JOBS.items():
             print(f"{name:12} {(job.__doc__ or '').splitlines()[0]}")
+        return
+    if jobs == ("plot",):
+        print(f"wrote {picture.draw()}")
         return
     for name in jobs:
         check_known("benchmark", name, JOBS)

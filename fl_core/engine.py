@@ -145,11 +145,12 @@ class Engine:
         )
         with bar:
             while self.done < self.schedule.rounds:
-                self._round()
+                self.step()
                 bar.set_postfix_str(f"{self.pace.rate:,.0f} steps/s: {self.pace.shares()}", refresh=False)
                 bar.update()
 
-    def _round(self) -> None:
+    def step(self) -> None:
+        """One round: train, aggregate, and evaluate, record and save when they are due."""
         index = self.done
         sampled = sampled_clients(self.problem.seed, index, len(self.names), self.schedule.participation)
         self.kept = {}
