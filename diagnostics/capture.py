@@ -162,10 +162,9 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
     """
     if batch is not None and batch < 1:
         raise UsageError(f"a batch of {batch} samples; at least 1 is needed")
-    if hasattr(data, "x") and hasattr(data, "y"):
-        data = (data.x, data.y)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and any(isinstance(part, Tensor) for part in data):
-        x, y = _checked(data, "the data")
+    pair = whole(data)
+    if pair is not None:
+        x, y = pair
         size = batch or len(x)
         return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
     if not isinstance(data, Iterable):
@@ -173,6 +172,19 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
     if isinstance(data, Iterator):
         raise UsageError("data is an iterator, which can be read only once; give the pair or the loader itself")
     return _loaded(data)
+
+
+def whole(data: Data) -> Batch | None:
+    """The pair of tensors (x, y) that data are; None for a loader.
+
+    Raises:
+        UsageError: as :func:`batches`.
+    """
+    if hasattr(data, "x") and hasattr(data, "y"):
+        data = (data.x, data.y)
+    if isinstance(data, (tuple, list)) and len(data) == 2 and any(isinstance(part, Tensor) for part in data):
+        return _checked(data, "the data")
+    return None
 
 
 def _loaded(loader: Iterable[Any]) -> Iterator[Batch]:

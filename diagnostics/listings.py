@@ -30,26 +30,15 @@ def algorithms() -> str:
 
 
 def datasets() -> str:
-    """Name and defaults of every dataset."""
-    shown = (
-        "model",
-        "clients",
-        "partition",
-        "alpha",
-        "samples",
-        "rounds",
-        "epochs",
-        "batch",
-        "lr",
-        "optimizer",
-        "loss",
-    )
+    """Name and defaults of every dataset; rounds are times local epochs where those are not 1."""
+    shown = ("model", "clients", "partition", "alpha", "samples", "rounds", "batch", "lr", "optimizer", "loss")
     lines = []
     for name, recipe in data.datasets().items():
         values: dict[str, object] = {key: getattr(recipe, key) for key in shown}
         values["clients"] = recipe.clients or "natural"
         values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
         values["samples"] = recipe.samples or "all"
+        values["rounds"] = recipe.rounds if recipe.epochs == 1 else f"{recipe.rounds} x {recipe.epochs}"
         values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
         values["loss"] = _with(recipe.loss, recipe.loss_options)
         lines.append({"name": name, **values})

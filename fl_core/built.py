@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -30,29 +30,42 @@ class Built:
     owned tensors before (an adapter around its weight) joins that module's layer. Every other new tensor is in a layer
     of its own, one for each path in ``adds``, which says whether it is shared or personal.
 
+    Args:
+        cuts: whether the algorithm may have left tensors of the plain model out, and with them whole layers.
+
     Attributes:
         added: the layers of their own.
         personal: names of the tensors among them that never travel.
 
     Raises:
-        TypeError: a tensor of the plain model is gone, or a new one is under no path of ``adds``: the algorithm's
-            mistake, not its user's.
+        TypeError: a tensor of the plain model is gone unasked, or a new one is under no path of ``adds``: the
+            algorithm's mistake, not its user's.
     """
 
-    def __init__(self, plain: Plain, model: nn.Module, adds: Mapping[str, str], example: Tensor, by: str) -> None:
+    def __init__(
+        self,
+        plain: Plain,
+        model: nn.Module,
+        adds: Mapping[str, str],
+        example: Tensor,
+        by: str,
+        cuts: bool = False,
+    ) -> None:
         self.tensors = tree.live(model)
         self._parameters = {name for name, _ in model.named_parameters()}
         now = {id(tensor): name for name, tensor in self.tensors.items()}
         for name, tensor in plain.tensors.items():
-            if id(tensor) not in now:
+            if id(tensor) not in now and not cuts:
                 raise TypeError(f"building lost the tensor {name!r}: what is kept of a model must be the same tensor")
-        self.names = {name: now[id(tensor)] for name, tensor in plain.tensors.items()}
+        self.names = {name: now[id(tensor)] for name, tensor in plain.tensors.items() if id(tensor) in now}
+        self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self.added: tuple[Layer, ...] = ()
         self.personal: frozenset[str] = frozenset()
         self._adapters: dict[str, str] = {}  # new tensor -> one of the plain tensors whose layer it joins
         self._order: dict[str, int] = {}
         self._paths = self._new_paths(plain, model)
-        self.changed = len(self.tensors) != len(self.names) or any(old != new for old, new in self.names.items())
+        same = {name: name for name in plain.tensors}
+        self.changed = self.names != same or self.tensors.keys() != same.keys()
         if self.changed:
             self._add(plain, adds, layers_of(model, example, by=by))
 
@@ -60,7 +73,10 @@ class Built:
         """The plain model's layers, however they are grouped, as the built one's, with those added, by first use."""
         if not self.changed:
             return tuple(plain)
-        found = [*(self._carried(layer) for layer in plain), *self.added]
+        found = [
+            *(self._carried(layer) for layer in plain if not self.names.keys().isdisjoint(layer.tensors)),
+            *self.added,
+        ]
         return tuple(sorted(found, key=lambda layer: min(self._order[name] for name in layer.tensors)))
 
     def plan(self, plan: LayerPlan) -> LayerPlan:
@@ -116,7 +132,7 @@ class Built:
         """One of the plain tensors of the module that a new tensor was put into: the nearest that holds any."""
         path = _owner(name)
         while path:
-            near = [old for old in plain.tensors if _inside(self.names[old], path)]
+            near = [old for old, now in self.names.items() if _inside(now, path)]
             if near:
                 first = min(near, key=lambda old: len(_owner(old)))
                 if _owner(first) and all(_inside(old, _owner(first)) for old in near):
@@ -127,18 +143,23 @@ class Built:
 
     def _carried(self, layer: Layer) -> Layer:
         joining = sorted(name for name, near in self._adapters.items() if near in layer.tensors)
-        parameters = [name for name in joining if name in self._parameters]
+        added = [name for name in joining if name in self._parameters]
+        parameters = (*self._now(layer.parameters), *added)
         return replace(
             layer,
-            parameters=(*(self.names[name] for name in layer.parameters), *parameters),
-            buffers=(*(self.names[name] for name in layer.buffers), *(n for n in joining if n not in parameters)),
+            parameters=parameters,
+            buffers=(*self._now(layer.buffers), *(name for name in joining if name not in added)),
             output=self._output(layer),
-            tables=tuple(self.names[name] for name in layer.tables),
+            tables=self._now(layer.tables),
+            frozen=tuple(name for name in parameters if name in self._frozen),
         )
+
+    def _now(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(self.names[name] for name in names if name in self.names)
 
     def _output(self, layer: Layer) -> str:
         """Where the layer's representation is now: the module that gave it, unless its tensors have moved elsewhere."""
-        held = [self.names[name] for name in layer.tensors if _inside(name, layer.output)]
+        held = self._now(name for name in layer.tensors if _inside(name, layer.output))
         path = self._paths.get(layer.output, "") if layer.output else ""
         return path if all(_inside(name, path) for name in held) else _owner(held[0])
 

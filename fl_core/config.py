@@ -16,6 +16,7 @@ from fl_core import data
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import WAYS
 from fl_core.local import OPTIMIZERS, Training
+from fl_core.stacked import STACKS
 from fl_core.workspace import FORMATS
 
 BN = ("global", "local", "drop")
@@ -27,7 +28,7 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
 
     dataset: str = "heart"
-    """Registered name, or the path of your own .npz, .csv or folder of images."""
+    """Registered name, or the path of your own .npz, .csv or .jsonl file or folder of images."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
@@ -45,7 +46,7 @@ class RunConfig:
     clients: int | None = None
     """Number of clients."""
     partition: str | None = None
-    """natural, iid, dirichlet, pathological, non_iid_1 or non_iid_2."""
+    """natural, natural_dirichlet, iid, dirichlet, pathological, non_iid_1 or non_iid_2."""
     alpha: float | None = None
     """Concentration of the Dirichlet partition; smaller means that clients differ more."""
     classes_per_client: int | None = None
@@ -92,10 +93,12 @@ class RunConfig:
     """Worker processes; the results are the same bits with any number."""
     device: str = "cpu"
     """Where clients train."""
-    keep_frozen: bool = True
-    """Compute what frozen first layers give of a client's samples once, not in every step."""
+    recompute_frozen: bool = False
+    """Compute frozen first layers in every step, not once."""
+    stack: str = "auto"
+    """Train clients together: on, off or auto."""
     memory_format: str = "auto"
-    """Of images while clients train: contiguous, channels_last, or auto: channels_last for a model with a Conv2d."""
+    """auto, contiguous, or channels_last."""
     eval_every: int | None = None
     """Rounds between evaluations of all clients; default a twentieth, or what costs a tenth of the time."""
     checkpoint_every: int | None = None
@@ -108,10 +111,12 @@ class RunConfig:
     """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Let torchvision fetch missing files."""
-    client_column: str = data.files.CLIENT_COLUMN
-    """Of your own .csv file."""
-    label_column: str = data.files.LABEL_COLUMN
-    """Of your own .csv file."""
+    client_column: str = data.tables.CLIENT_COLUMN
+    """Of your own .csv or .jsonl file."""
+    label_column: str = data.tables.LABEL_COLUMN
+    """Of your own .csv or .jsonl file."""
+    text_column: str = data.tables.TEXT_COLUMN
+    """Of your own .csv or .jsonl file: the texts, where samples are texts."""
 
     @property
     def training(self) -> Training:
@@ -148,14 +153,16 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     if given is not None:
         recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
     else:
-        recipe = data.recipe(config.dataset, client_column=config.client_column)
+        recipe = data.recipe(config.dataset, client_column=config.client_column, text_column=config.text_column)
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
+    own_model = recipe.model_options if config.model in (None, recipe.model) else {}
     loss = config.loss or recipe.loss
     rounds = recipe.rounds if config.rounds is None else config.rounds
     check_known("value of bn", config.bn, BN)
     check_known("way of grouping layers", config.by, WAYS)
     check_known("optimizer", optimizer, OPTIMIZERS)
+    check_known("value of stack", config.stack, STACKS)
     check_known("memory format", config.memory_format, FORMATS)
     for name, value, least in (
         ("rounds", rounds, 1),
@@ -180,6 +187,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     filled = replace(
         config,
         model=or_else(config.model, recipe.model),
+        model_options={**own_model, **config.model_options},
         rounds=rounds,
         epochs=epochs,
         batch=or_else(config.batch, recipe.batch),
@@ -205,12 +213,12 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
     To score everyone's validation and test samples costs about a quarter of a local epoch of everyone: a forward pass
     takes a third of a training step's time, and the two splits have half as many samples as training. The round's
-    locally trained models are scored as well. A run has at least four evaluations and at most about twenty.
+    locally trained models are scored as well. There are at least three evaluations and at most twenty, beside the one
+    before the first round.
     """
-    if not epochs:
-        return max(1, rounds // 20)
-    cost = 0.25 * (1 + participation) / (participation * epochs)  # in rounds of training
-    return max(1, rounds // 20, min(math.ceil(10 * cost), rounds // 4))
+    cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
+    count = min(20, max(3, rounds // max(1, math.ceil(10 * cost))))
+    return math.ceil(rounds / count)
 
 
 def _located(dataset: str) -> str:

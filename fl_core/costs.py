@@ -7,19 +7,24 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fl_core import models
 from fl_core.errors import check_known
 from fl_core.local import Workspace
 
 
-def training_flops(workspace: Workspace, shape: tuple[int, ...], trained: frozenset[str]) -> float:
+def training_flops(
+    workspace: Workspace, shape: tuple[int, ...], trained: frozenset[str], held: frozenset[str] | None = None
+) -> float:
     """Floating-point operations of one training sample, forward and backward, when exactly ``trained`` moves.
 
     Counted by PyTorch's own counter (matrix products, convolutions and attention; a multiply-add is two) on a batch
     of two, halved. Freezing early layers saves their weight gradients and everything below them; freezing late ones
-    saves their weight gradients only.
+    saves their weight gradients only; blocks that are not ``held`` cost nothing.
     """
-    dtype = next(iter(workspace.params.values())).dtype
-    x = torch.zeros((2, *shape), device=workspace.device, dtype=dtype)
+    workspace.hold(held)
+    x = models.example(shape).to(workspace.device)
+    if x.is_floating_point():
+        x = x.to(next(iter(workspace.params.values())).dtype)
     buffers = [(buffer, buffer.clone()) for buffer in workspace.model.buffers()]
     counter = FlopCounterMode(display=False)
     with torch.random.fork_rng(), workspace.trains(trained) as names, counter:

@@ -100,7 +100,7 @@ class Engine:
         self.done = 0
         self.clock, self.pace = Clock(), Pace()
         self._steps = 0  # of the current round
-        self._flops: dict[frozenset[str], float] = {}
+        self._flops: dict[tuple[frozenset[str], ...], float] = {}
 
     # --- the loop ---
 
@@ -338,20 +338,24 @@ class Engine:
 
     def _count_work(self, work: Work, rnd: Round, result: Result) -> None:
         client = result.client
-        phases = self.algorithm.finish(client) if rnd.exchange == "finish" else self.algorithm.phases(rnd, client)
+        if rnd.exchange == "finish":
+            phases, held = self.algorithm.finish(client), self.problem.tensors
+        else:
+            phases, held = self.algorithm.phases(rnd, client), self.algorithm.held(rnd, client)
         for phase in phases:
             samples = result.work.get(f"{phase.name}/samples", 0)
             steps = result.work.get(f"{phase.name}/steps", 0)
             work[client, "steps", ""] += steps
             self._steps += int(steps)
-            work[client, "flops", ""] += samples * self._flops_of(phase)
+            work[client, "flops", ""] += samples * self._flops_of(phase, held)
             if f"{phase.name}/loss" in result.work:
                 work[client, "train_loss", phase.name] = result.work[f"{phase.name}/loss"]
 
-    def _flops_of(self, phase: Phase) -> float:
-        if phase.train not in self._flops:
-            self._flops[phase.train] = costs.training_flops(self.site.workspace, self.data.shape, phase.train)
-        return self._flops[phase.train]
+    def _flops_of(self, phase: Phase, held: frozenset[str]) -> float:
+        case = (phase.train, held)
+        if case not in self._flops:
+            self._flops[case] = costs.training_flops(self.site.workspace, self.data.shape, *case)
+        return self._flops[case]
 
     def _record_work(self, work: Work, variant: str = "") -> None:
         for (client, metric, part), value in sorted(work.items()):  # not in the order in which clients answered

@@ -22,6 +22,7 @@ from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import RunError
 from fl_core.site import Job, Result, Site
+from fl_core.stacked import Stacked
 from fl_core.transport import ALIGNED, Channel, Slot, allocator_settings
 
 SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker
@@ -181,8 +182,10 @@ class Workers:
         return RunError(f"a worker process ended with exit code {process.exitcode}; {hint}")
 
 
-def executor(site: Site, workers: int) -> Executor:
-    """Serial for 0 or 1 workers."""
+def executor(site: Site, workers: int, stack: bool = False) -> Executor:
+    """Clients in stacks in this process, whatever the workers; else one by one, here for 0 or 1 workers."""
+    if stack:
+        return Stacked(site)
     return Serial(site) if workers < 2 else Workers(site, workers)
 
 

@@ -156,6 +156,7 @@ class Context:
     labels: Tensor  # of the client's training samples, int64 [n_train], on the training device
     trees: dict[str, Tree] = field(default_factory=dict)  # what else it received or kept, there too
     infer: Callable[[Mapping[str, Tensor], Tensor], Tensor] = _no_inference  # :meth:`Workspace.infer`
+    held: frozenset[str] | None = None  # names of the tensors that the client has at all; None = all
     finishing: bool = False  # fine-tuning after that many rounds, instead of training in the next
     observed: dict[str, Any] = field(default_factory=dict)
     work: dict[str, float] = field(default_factory=dict)  # steps, samples and mean loss, by "phase/quantity"
@@ -197,7 +198,7 @@ def train(
     Raises:
         NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and layer.
     """
-    workspace.load(source)
+    workspace.load(source, ctx.held)
     seed, parts = algorithm.problem.seed, (ctx.round, ctx.client, phase.stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
     objective = getattr(algorithm, phase.loss)

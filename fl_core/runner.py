@@ -185,7 +185,7 @@ def _check_same_start(task: Task, path: Path, weights: bool) -> None:
 
 def _begin(task: Task, writer: store.Writer, command: str) -> None:
     environment = {
-        "versions": {name: _version(name) for name in ("fedlayers", "torch", "torchvision", "timm", "numpy")},
+        "versions": {name: _version(name) for name in ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy")},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": task.config.device,
@@ -216,7 +216,7 @@ def _execute(
         config.local_scores,
         config.local_models,
     )
-    with closing(executor(site, config.workers)) as pool:
+    with closing(executor(site, config.workers, config.stack == "on")) as pool:
         engine = Engine(
             task.problem,
             task.algorithm,
@@ -251,7 +251,7 @@ def site_of(task: Task, observers: Mapping[str, Any]) -> Site:
         observers,
         config.device,
         config.memory_format,
-        config.keep_frozen,
+        not config.recompute_frozen,
     )
 
 
@@ -317,6 +317,8 @@ def load_models(
     built = {}
     for client in (c.name for c in task.data.clients):
         if client in trees[which]:
+            if trees[which][client].keys() < tree.live(task.model).keys():
+                raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
             built[client] = _copy_with(task.model, trees[which][client])
     return built, task
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -55,6 +55,19 @@ class ScoreJob:
 
 
 @dataclass
+class Part:
+    """The phase that a job has come to, and what it works on."""
+
+    phase: Phase
+    source: Tree
+    ctx: Context
+    optimizer: Tree
+
+
+Parts = Generator[Part, tuple[Tree, Tree] | None, "Result"]
+
+
+@dataclass
 class Result:
     """What comes back from any job; fields that do not apply stay empty."""
 
@@ -92,13 +105,32 @@ class Site:
     def run(self, job: Job) -> Result:
         """Run one job."""
         with one_thread():
-            if isinstance(job, TrainJob):
-                return self._train(job)
-            if isinstance(job, FinishJob):
-                return self._finish(job)
-            return Result(job.client, scores=self._scores(job.client, job.tree, job.splits, job.model, job.done))
+            parts, answer = self.parts(job), None
+            while True:
+                try:
+                    part = parts.send(answer)
+                except StopIteration as end:
+                    return end.value
+                answer = self.phase(part)
 
-    def _train(self, job: TrainJob) -> Result:
+    def parts(self, job: Job) -> Parts:
+        """A job from phase to phase: it waits for what each gives (see :meth:`phase`), and returns its result."""
+        if isinstance(job, TrainJob):
+            return (yield from self._train(job))
+        if isinstance(job, FinishJob):
+            return (yield from self._finish(job))
+        return Result(job.client, scores=self._scores(job.client, job.tree, job.splits, job.model, job.done))
+
+    def phase(self, part: Part) -> tuple[Tree, Tree]:
+        """Train one phase: the trained tree, and the optimiser's state."""
+        observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
+        split = self.data.clients[part.ctx.client].train
+        source, kept = part.source, part.optimizer
+        return train(
+            self.workspace, self._algorithm(), part.phase, source, split, self.training, part.ctx, observers, kept
+        )
+
+    def _train(self, job: TrainJob) -> Parts:
         algorithm = self._algorithm()
         state = State(dict(job.state.trees), dict(job.state.meta))
         optimizer = state.trees.pop(OPTIMIZER_TREE, {})
@@ -111,11 +143,13 @@ class Site:
             }
         trained = {**state.trees, "model": algorithm.begin(state, job.message, job.rnd, job.client)}
         ctx = self._context(algorithm, job.client, job.rnd.index, job.message.trees.get("model", trained["model"]))
+        ctx.held = algorithm.held(job.rnd, job.client)
         beside = {**state.trees, **job.message.trees}
         ctx.trees = {name: self._there(t) for name, t in beside.items() if name != "model"}
         for phase in algorithm.phases(job.rnd, job.client):
-            trained[phase.tree], kept = self._phase(algorithm, phase, trained[phase.tree], ctx, optimizer)
-            optimizer = {**optimizer, **kept}
+            answer = yield Part(phase, trained[phase.tree], ctx, optimizer)
+            assert answer is not None
+            trained[phase.tree], optimizer = answer[0], {**optimizer, **answer[1]}
         for name, kept in ctx.scratch.items():
             trained[name] = {
                 key: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -130,24 +164,19 @@ class Site:
             message,
             state,
             tree=local if job.keep_local else None,
-            scores=self._scores(job.client, local, job.score, "local", job.rnd.index + 1),
+            scores=self._scores(job.client, local, job.score, "local", job.rnd.index + 1, ctx.held),
             work=ctx.work,
         )
 
-    def _finish(self, job: FinishJob) -> Result:
+    def _finish(self, job: FinishJob) -> Parts:
         algorithm = self._algorithm()
         ctx = self._context(algorithm, job.client, job.index, job.tree, finishing=True)
         tree = job.tree
         for phase in algorithm.finish(job.client):
-            tree, _ = self._phase(algorithm, phase, tree, ctx, {})
+            answer = yield Part(phase, tree, ctx, {})
+            assert answer is not None
+            tree = answer[0]
         return Result(job.client, tree=tree, work=ctx.work)
-
-    def _phase(
-        self, algorithm: Algorithm, phase: Phase, source: Tree, ctx: Context, optimizer: Tree
-    ) -> tuple[Tree, Tree]:
-        observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
-        split = self.data.clients[ctx.client].train
-        return train(self.workspace, algorithm, phase, source, split, self.training, ctx, observers, optimizer)
 
     def _context(
         self, algorithm: Algorithm, client: int, index: int, reference: Tree, finishing: bool = False
@@ -170,11 +199,17 @@ class Site:
         return {name: tensor.to(self.workspace.device) for name, tensor in source.items()}
 
     def _scores(
-        self, client: int, tree: Tree, splits: tuple[str, ...], model: str, done: int
+        self,
+        client: int,
+        tree: Tree,
+        splits: tuple[str, ...],
+        model: str,
+        done: int,
+        held: frozenset[str] | None = None,
     ) -> dict[str, dict[str, float]]:
         if not splits:
             return {}
-        self.workspace.load(tree)
+        self.workspace.load(tree, held)
         self.workspace.model.eval()
         found: dict[str, dict[str, float]] = {}
         for name in splits:

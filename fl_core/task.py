@@ -12,6 +12,7 @@ import fl_core
 from fl_core import data as datasets
 from fl_core import losses, models, tree
 from fl_core.algorithms.base import Algorithm, Problem, configured, find, registry
+from fl_core.blocks import paths_of_blocks
 from fl_core.built import Built, Plain
 from fl_core.config import AUTO, RunConfig, resolved
 from fl_core.data import FederatedData, Partition
@@ -20,6 +21,7 @@ from fl_core.errors import UsageError, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.losses import Loss
 from fl_core.plan import LayerPlan
+from fl_core.stacked import stacks
 from fl_core.workspace import memory_format
 
 
@@ -93,7 +95,7 @@ def assemble(
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
     data = data or loaded
     if data is None:
-        kept = ("samples", "data_root", "download", "client_column", "label_column")
+        kept = ("samples", "data_root", "download", "client_column", "label_column", "text_column")
         dealt = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance", "seed")
         drawn = dealt if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in (*kept, *drawn)}
@@ -120,7 +122,7 @@ def assemble(
     model = kind.build(model, options, shape=data.shape, n_classes=data.n_classes, seed=config.seed)
     if config.bn == "drop":
         _drop_statistics(model)
-    built = Built(plain, model, kind.adds, models.example(data.shape), config.by)
+    built = Built(plain, model, kind.adds, models.example(data.shape), config.by, cuts=kind.cuts)
     if built.changed:
         models.check_fit(f"{type(model).__name__}, built for {kind.name},", model, data.shape, data.n_classes)
     layers = built.layers(plain_layers)
@@ -132,8 +134,13 @@ def assemble(
         seed=config.seed,
         norms=_normalisations(model),
         rounds=int(config.rounds or 0),
+        blocks=paths_of_blocks(model),
     )
-    config = replace(config, memory_format=memory_format(model, config.memory_format, models.example(data.shape)))
+    config = replace(
+        config,
+        memory_format=memory_format(model, config.memory_format, models.example(data.shape)),
+        stack="on" if stacks(model, config.device, config.stack) else "off",
+    )
     _check_batches(model, data, int(config.batch or 1), config.bn)
     if plan is None and config.plan not in (None, AUTO):
         plan = LayerPlan.load(str(config.plan))

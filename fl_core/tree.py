@@ -38,13 +38,16 @@ def live(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name in persistent}
 
 
-def load(module: nn.Module, tree: Mapping[str, Tensor]) -> None:
+def load(module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | None = None) -> None:
     """Copy a tree into a module, strictly: the keys must be exactly the module's.
+
+    Args:
+        held: names of the only tensors that the tree is to have.
 
     Raises:
         UsageError: keys or shapes differ; the message names the first of them.
     """
-    targets = live(module)
+    targets = live(module) if held is None else pick(live(module), held)
     check_same(targets, tree, "the model", "the tree")
     with torch.no_grad():
         for name, target in targets.items():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_core import tree
+from fl_core import blocks, tree
 from fl_core.errors import check_known
 from fl_core.prefix import Cut, Outputs, cut
 from fl_core.tree import Tree
@@ -75,6 +75,7 @@ class Workspace:
         self.device = torch.device(device)
         self.live = tree.live(self.model)
         self.params = dict(self.model.named_parameters())
+        self.held: frozenset[str] | None = None  # names of the tensors that are there at all; None = all
         self.keep_frozen = keep_frozen
         self._outputs, self._cut = Outputs(), Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
@@ -90,15 +91,25 @@ class Workspace:
         """Samples [n, *shape] on the device, images in the workspace's memory format."""
         return x.to(self.device, memory_format=self._format) if x.ndim == 4 else x.to(self.device)
 
-    def load(self, source: Tree) -> None:
-        """Copy a whole tree in, strictly."""
-        tree.load(self.model, source)
+    def hold(self, names: frozenset[str] | None = None) -> None:
+        """Leave out of the forward pass what has none of the named tensors (see :func:`fl_core.blocks.hold`)."""
+        if names == self.live.keys():
+            names = None
+        if names != self.held:
+            blocks.hold(self.model, names)
+            self.held = names
+
+    def load(self, source: Tree, held: frozenset[str] | None = None) -> None:
+        """Copy a tree in, strictly: the whole model's, or that of the part which is held; the rest is left out."""
+        self.hold(held)
+        tree.load(self.model, source, self.held)
 
     def read(self) -> Tree:
-        """The tree as it is now: contiguous copies on the CPU."""
+        """The tree as it is now, of the part that is held: contiguous copies on the CPU."""
         return {
             name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, t in self.live.items()
+            if self.held is None or name in self.held
         }
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:

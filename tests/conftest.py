@@ -19,8 +19,8 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 from diagnostics.measure import instruments
-from fl_core import runner, tree
-from fl_core.algorithms import Round
+from fl_core import models, runner, tree
+from fl_core.algorithms import Round, find
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData, Source, partitions
 from fl_core.data.federated import gather
@@ -59,9 +59,22 @@ def federation(
 TOY = federation()
 
 
+BLOCKS: dict[str, dict[str, Any]] = {
+    "vit": {"patch": 3, "depth": 3, "width": 8, "heads": 2},
+    "mixer": {"patch": 3, "depth": 3, "width": 8},
+}
+
+
+def kind_for(algorithm: str, kind: str) -> str:
+    """The kind of network, or a small transformer where the algorithm needs blocks that the kind does not have."""
+    return "vit" if find(algorithm).needs_blocks and kind not in BLOCKS else kind
+
+
 def network(kind: str, seed: int = 0) -> nn.Module:
     """Three or four layers on samples of TOY: ``plain``, with dropout (``drop``), with batch normalisation (``norm``),
-    or with a layer that no forward pass reaches (``unused``)."""
+    or with a layer that no forward pass reaches (``unused``); or three residual blocks: ``vit`` and ``mixer``."""
+    if kind in BLOCKS:
+        return models.build(kind, (1, 6, 6), 3, seed=seed, options=BLOCKS[kind])
     with torch_seeded(seed):
         flat = ("flat", nn.Flatten())
         if kind == "norm":
@@ -186,7 +199,9 @@ def play(
     if "config_plan" in changes:
         changes["plan"] = changes.pop("config_plan")
     config = replace(config, **changes)
-    task = runner.assemble(config, data=data, model=network(model) if isinstance(model, str) else model, plan=plan)
+    if isinstance(model, str):
+        model = network(kind_for(config.algorithm, model))
+    task = runner.assemble(config, data=data, model=model, plan=plan)
     borrowed = borrowed or instruments()
     site = site_of(task, borrowed)
     initial = tree.of(task.model)

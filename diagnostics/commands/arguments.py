@@ -21,6 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
         "samples_per_client", "dominance", "samples", "client_column", "label_column",
+        "text_column",
     ),
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
@@ -28,7 +29,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "rounds", "participation", "epochs", "batch", "lr", "optimizer", "momentum", "weight_decay", "amsgrad",
         "keep_optimizer", "loss",
     ),
-    "execution": ("seed", "workers", "device", "eval_every", "checkpoint_every", "local_scores"),
+    "execution": (
+        "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",
+        "local_scores",
+    ),
 }  # fmt: skip
 """The configuration's fields as the help groups them; what the ``--set`` arguments fill is not among them."""
 ABOUT = {

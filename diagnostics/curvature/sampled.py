@@ -13,12 +13,12 @@ what must hold and in what they cost:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from diagnostics.capture import Data, batches
+from diagnostics.capture import Batch, Data, batches, whole
 from diagnostics.curvature.draws import draw_of
 from diagnostics.curvature.exact import factors
 from diagnostics.curvature.model import (
@@ -33,6 +33,9 @@ from fl_core.seeds import torch_generator
 
 Estimates = dict[str, tuple[float, float]]
 """Layer to (value, standard error)."""
+
+STRATUM, STRATA = 16, 10  # samples that get the same number of probes: at least so many, in about so many groups
+FLOOR = 0.05  # of the mean gradient: what a sample without one counts as
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
 
@@ -97,46 +100,107 @@ def output_traces(
     u_n^T H_n u_n with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.draws`); H_n u_n of all samples
     is one Hessian-vector product. Each module of a layer has a product of its own: nothing of other blocks enters.
 
+    In eval mode samples are taken in the order of their gradient at the layer's output, and get probes in proportion
+    to it (:func:`_shares`): where the gradient is small, there is little curvature to be uncertain about.
+
     Returns:
         The estimates, by layer why there is none, and the number of samples. The standard error is of the differences
         between a sample's probes, of which there must be two or more.
     """
     paths = {layer: list(dict.fromkeys(map(owner, names))) for layer, names in layers.items()}
     every = list(dict.fromkeys(path for some in paths.values() for path in some))
-    generators = {layer: torch_generator(run.seed, "output probes", layer) for layer in layers}
-    values = dict.fromkeys(layers, 0.0)
-    variances = dict.fromkeys(layers, 0.0)
+    sizes, n = _gradient_sizes(run, data, every, batch)
+    pair = None if run.model.training else whole(data)
+    done: Estimates = {}
     failures: dict[str, str] = {}
+    for layer, names in layers.items():
+        generator = torch_generator(run.seed, "output probes", layer)
+        size = torch.stack([sizes[path] for path in paths[layer]]).sum(0).sqrt()
+        value = variance = 0.0
+        try:
+            for index, (x, y, count) in enumerate(_shares(data, pair, size, batch, probes)):
+                sample = _sampled(run, x, y, index, paths[layer], names, count, generator)
+                value += float(sample.mean(0).sum())
+                variance += float(sample.var(0).sum()) / count
+        except _NoSecondDerivative as reason:
+            failures[layer] = str(reason)
+        else:
+            done[layer] = value / n, math.sqrt(variance) / n
+    return done, failures, n
+
+
+class _NoSecondDerivative(Exception):
+    """An operation after a layer cannot be differentiated twice; a signal that becomes the layer's status."""
+
+
+def _sampled(
+    run: Differentiable,
+    x: Tensor,
+    y: Tensor,
+    index: int,
+    paths: Sequence[str],
+    names: Sequence[str],
+    probes: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """The draws u_n^T H_n u_n of one batch, float64 [probes, n], summed over the layer's modules."""
+    with tapped(run.model, paths, len(x), passes=1) as taps:
+        _, losses = run.forward(x, y, index)
+    found = usable(taps, index)
+    edges = [found[path].edge for path in paths]
+    deltas = torch.autograd.grad(losses.sum(), edges, create_graph=True)
+    if index == 0 and any(map(differentiable_once, deltas)):
+        raise _NoSecondDerivative(CUT)
+    sample = torch.zeros(probes, len(y), dtype=torch.float64, device=losses.device)
+    try:
+        for path, delta in zip(paths, deltas, strict=True):
+            weight, bias = (f"{path}.{local}" in names for local in ("weight", "bias"))
+            draw = draw_of(run.model.get_submodule(path), found[path].a, weight, bias)
+            for probe in range(probes):
+                sample[probe] += _curvature_along(draw(generator), delta, found[path])
+    except RuntimeError as error:
+        raise _NoSecondDerivative(no_second_derivative(error)) from error
+    return sample
+
+
+def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch: int) -> tuple[dict[str, Tensor], int]:
+    """The squared norm of each sample's gradient at the modules' outputs, [n] by path; and n."""
+    parts: dict[str, list[Tensor]] = {path: [] for path in paths}
     n = 0
     for index, (x, y) in enumerate(batches(data, batch)):
-        with tapped(run.model, every, len(x), passes=1) as taps:
+        with tapped(run.model, paths, len(x), passes=1) as taps:
             _, losses = run.forward(x, y, index)
         found = usable(taps, index)
-        edges = [found[path].edge for path in every]
-        deltas = dict(zip(every, torch.autograd.grad(losses.sum(), edges, create_graph=True), strict=True))
-        for layer, names in layers.items():
-            if layer in failures:
-                continue
-            if index == 0 and any(differentiable_once(deltas[path]) for path in paths[layer]):
-                failures[layer] = CUT
-                continue
-            sample = torch.zeros(probes, len(y), dtype=torch.float64, device=losses.device)
-            try:
-                for path in paths[layer]:
-                    weight, bias = (f"{path}.{local}" in names for local in ("weight", "bias"))
-                    draw = draw_of(run.model.get_submodule(path), found[path].a, weight, bias)
-                    for probe in range(probes):
-                        u = draw(generators[layer])
-                        sample[probe] += _curvature_along(u, deltas[path], found[path])
-            except RuntimeError as error:
-                failures[layer] = no_second_derivative(error)
-                continue
-            values[layer] += float(sample.mean(0).sum())
-            variances[layer] += float(sample.var(0).sum()) / probes
+        deltas = torch.autograd.grad(losses.sum(), [found[path].edge for path in paths])
+        for path, delta in zip(paths, deltas, strict=True):
+            parts[path].append(delta.flatten(1).square().sum(1).double())
         n += len(y)
-        del taps, found, edges, deltas, losses
-    done = {layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers if layer not in failures}
-    return done, failures, n
+    return {path: torch.cat(some) for path, some in parts.items()}, n
+
+
+def _shares(
+    data: Data, pair: Batch | None, size: Tensor, batch: int, probes: int
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Batches with their number of probes: ``probes`` a sample on average, at least 2.
+
+    Neyman's allocation, c_n in proportion to the standard deviation of sample n's draws, has the least variance for a
+    given number of draws. The norm of the gradient at the output stands for that deviation; it does not depend on the
+    draws, so that the estimate stays unbiased. A loader's own batches, and those whose masks depend on their number
+    (train mode), stay as they are, with equal shares.
+    """
+    if pair is None:
+        for x, y in batches(data, batch):
+            yield x, y, probes
+        return
+    x, y = pair
+    part = min(batch, max(STRATUM, math.ceil(len(y) / STRATA)))
+    size = size.clamp_min(float(size.mean()) * FLOOR)
+    mean = float(size.mean())
+    order = size.argsort()
+    for rows in order.split(part):
+        share = float(size[rows].mean()) / mean if mean > 0 else 1.0
+        rows = rows.to(x.device)
+        yield x[rows], y[rows.to(y.device)], max(2, round(probes * share))
 
 
 def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:

@@ -98,6 +98,7 @@ class Problem:
     seed: int
     norms: frozenset[str] = frozenset()  # parameters and buffers of the batch normalisations
     rounds: int = 0  # of the whole run; 0 = not known
+    blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may do without, input to output
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -108,6 +109,11 @@ class Problem:
     def tensors(self) -> frozenset[str]:
         """All tensor names of the model, buffers included."""
         return frozenset(name for layer in self.layers for name in layer.tensors)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that no training moves."""
+        return frozenset(name for layer in self.layers for name in layer.frozen)
 
 
 class Algorithm:
@@ -122,6 +128,8 @@ class Algorithm:
         splits: whether it obeys a layer plan.
         least_layers: layers that train which a decision needs to choose between.
         evaluates: name of the model that exists after every round, ``global`` or ``personal``.
+        cuts: whether :meth:`build` leaves layers of the model out.
+        needs_blocks: whether the model must be made of residual blocks that a client can do without.
         adapts: whether :meth:`finish` makes the personal models whenever clients are evaluated, not just at the end.
         adds: for each module or tensor path that :meth:`build` adds to the model, ``shared`` or ``personal``; what
             it puts around a module's weights (an adapter) joins that module's layer unless it is named here.
@@ -137,6 +145,8 @@ class Algorithm:
     splits: ClassVar[bool] = False
     least_layers: ClassVar[int] = 2
     evaluates: ClassVar[str] = "global"
+    cuts: ClassVar[bool] = False
+    needs_blocks: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
     adds: ClassVar[Mapping[str, str]] = {}
 
@@ -160,7 +170,8 @@ class Algorithm:
     def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
         """The model that is trained: the given one, or one made of it with second heads, prompts, adapters or gates.
 
-        What it keeps of the given model must be the same tensors, under any name; it may change the model in place.
+        What it keeps of the given model (all of it, unless it :attr:`cuts`) must be the same tensors, under any name;
+        it may change the model in place.
         Every start from a configuration builds again, so what is drawn comes from :mod:`fl_core.seeds`.
 
         Args:
@@ -184,6 +195,15 @@ class Algorithm:
         """Whether the run starts without a plan and the algorithm makes its own."""
         return False
 
+    # --- what there is ---
+
+    def held(self, rnd: Round, client: int) -> frozenset[str]:
+        """Names of the tensors that the client has at all. Default: all.
+
+        Blocks that are not among them are left out of its forward pass; anything else cannot be missing.
+        """
+        return self.problem.tensors
+
     # --- what travels ---
 
     def exchanges(self, index: int) -> tuple[str, ...]:
@@ -191,8 +211,8 @@ class Algorithm:
         return ("train",)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that travel, both ways. Default: all."""
-        return self.problem.tensors - self.problem.local_only
+        """Names of the tensors that travel, both ways. Default: all that are held."""
+        return self.held(rnd, client) - self.problem.local_only
 
     def up(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that are uploaded, where those are fewer than what is :meth:`shared`."""
@@ -224,8 +244,8 @@ class Algorithm:
         return {**state.trees.get("model", {}), **message.trees.get("model", {})}
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        """Local training. Default: one phase over all tensors."""
-        return (Phase("train", self.problem.tensors, self.problem.epochs),)
+        """Local training. Default: one phase over all tensors that are held."""
+        return (Phase("train", self.held(rnd, client), self.problem.epochs),)
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """The local objective on one batch (x [b, ...], y [b]): a scalar."""
@@ -239,7 +259,7 @@ class Algorithm:
 
     def kept(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that stay with the client between rounds: those that do not travel."""
-        return self.problem.tensors - self.shared(rnd, client)
+        return self.held(rnd, client) - self.shared(rnd, client)
 
     # --- how it is mixed ---
 
@@ -283,6 +303,7 @@ def registry() -> dict[str, type[Algorithm]]:
     from fl_core.algorithms import (  # noqa: F401  (they register themselves)
         averaging,
         critical,
+        depth,
         distilled,
         heads,
         hypernetworks,

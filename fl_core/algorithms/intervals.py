@@ -30,8 +30,9 @@ class FedLAMA(Algorithm):
     clients have been averaged since: local work is never thrown away. So what a client sends is what is due, and what
     it receives is what it has not trained since it last sent it. With phi = 1 and tau = 1 it is FedAvg.
 
-    ``crossing``: give the long interval also to the layer at which the two curves cross, as the authors' released
-    code does.
+    ``crossing``: whether the layer at which the two curves cross is long too, as in the authors' released code
+    (default: in a model with one dominant layer no other can be long). The released code looks at kernels only; here
+    a layer is weight and bias.
     """
 
     name = "fedlama"
@@ -43,7 +44,7 @@ class FedLAMA(Algorithm):
     class Config:
         tau: int = 1
         phi: int = 2
-        crossing: bool = False
+        crossing: bool = True
 
         def __post_init__(self) -> None:
             for name in ("tau", "phi"):
@@ -114,12 +115,12 @@ class FedLAMA(Algorithm):
         server.meta[INTERVALS] = {name: self.config.tau * (self.config.phi if name in long else 1) for name in sizes}
 
 
-def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = False) -> list[str]:
+def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = True) -> list[str]:
     """The layers that are averaged less often: those on which clients agree, until too much is at stake.
 
     Layers are taken by ascending discrepancy. delta_k is the share of all discrepancy (each layer's, times its size)
-    among the first k, lambda_k their share of all parameters: what is lost and what is saved. Those before the first k
-    with delta_k > 1 - lambda_k are long; with ``crossing`` that one too.
+    among the first k, lambda_k their share of all parameters: what is lost and what is saved. Those up to the first k
+    with delta_k > 1 - lambda_k are long; without ``crossing`` only those before it.
 
     Args:
         discrepancy: d_l, per parameter and round, at least 0. Where nobody differs at all, no layer is long.

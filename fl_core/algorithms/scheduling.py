@@ -156,6 +156,8 @@ def _laid(name: str, over: str) -> type[Scheduled]:
     schedule, below = find(name), find(over)
     if issubclass(below, Scheduled):
         raise UsageError(f"{name} over {over}: one schedule cannot be laid over another")
+    if below.needs_blocks:
+        raise UsageError(f"{name} over {over}: a schedule needs clients that hold the whole model")
     config = make_dataclass("Config", (), bases=(Scheduled.Config, below.Config), frozen=True)
     laid = type(f"{schedule.__name__}Over{below.__name__}", (schedule, below), {"Config": config})
     return cast(type[Scheduled], laid)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_core.data import files, named, partitions
+from fl_core.data import files, named, partitions, tables
 from fl_core.data.federated import ClientData, FederatedData, Split, gather
-from fl_core.data.files import CLIENT_COLUMN, LABEL_COLUMN
 from fl_core.data.named import register
 from fl_core.data.partitions import Partition
 from fl_core.data.recipes import Recipe, general
 from fl_core.data.sources import Source
+from fl_core.data.tables import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.errors import UsageError, check_known, listing
 
 __all__ = [
@@ -43,7 +43,7 @@ def datasets() -> dict[str, Recipe]:
     return {name: named.REGISTRY[name][0] for name in sorted(named.REGISTRY)}
 
 
-def recipe(dataset: Location, *, client_column: str = CLIENT_COLUMN) -> Recipe:
+def recipe(dataset: Location, *, client_column: str = CLIENT_COLUMN, text_column: str = TEXT_COLUMN) -> Recipe:
     """A dataset's defaults; for a path a general recipe, which reads names and headers only.
 
     Raises:
@@ -51,7 +51,7 @@ def recipe(dataset: Location, *, client_column: str = CLIENT_COLUMN) -> Recipe:
     """
     if str(dataset) in named.REGISTRY:
         return named.REGISTRY[str(dataset)][0]
-    return general(*files.glance(_path(dataset), client_column=client_column))
+    return general(*files.glance(_path(dataset), client_column=client_column, text_column=text_column))
 
 
 def load(
@@ -70,6 +70,7 @@ def load(
     splits: Sequence[float] | None = None,
     client_column: str = CLIENT_COLUMN,
     label_column: str = LABEL_COLUMN,
+    text_column: str = TEXT_COLUMN,
     indices: Partition | None = None,
 ) -> FederatedData:
     """A dataset dealt to clients, each with train, validation and test samples.
@@ -77,18 +78,19 @@ def load(
     What is None is the recipe's. Everything is checked before anything is dealt.
 
     Args:
-        dataset: a registered name (see :func:`datasets`), or the path of an .npz file, a .csv file or a folder of
+        dataset: a registered name (see :func:`datasets`), or the path of an .npz, .csv or .jsonl file or a folder of
             images (see :func:`fl_core.data.files.read`).
         data_root: folder of the named datasets' files; None = the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
         clients: number of clients; natural clients all take part.
-        partition: ``natural``, ``iid``, ``dirichlet``, ``pathological``, ``non_iid_1`` or ``non_iid_2``.
+        partition: ``natural``, ``natural_dirichlet``, ``iid``, ``dirichlet``, ``pathological``, ``non_iid_1`` or
+            ``non_iid_2``.
         alpha, classes_per_client, samples_per_client, dominance: of the partitions that have them (see
             :func:`fl_core.data.partitions.make`).
         samples: size of the pool that is dealt, the first in file order (see :meth:`Source.first`).
         seed: of the partition.
         splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
-        client_column, label_column: columns of a .csv file.
+        client_column, label_column, text_column: columns of a .csv or .jsonl file.
         indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
 
     Raises:
@@ -96,12 +98,13 @@ def load(
         RunError: a download failed.
     """
     if str(dataset) in named.REGISTRY:
-        if (client_column, label_column) != (CLIENT_COLUMN, LABEL_COLUMN):
-            raise UsageError(f"{dataset} has no columns to name; client_column and label_column are for .csv files")
+        tables.check_columns(str(dataset), client_column, label_column, text_column)
         defaults = recipe(dataset)
         source = named.open_named(str(dataset), data_root=data_root, download=download)
     else:
-        source = files.read(_path(dataset), client_column=client_column, label_column=label_column)
+        source = files.read(
+            _path(dataset), client_column=client_column, label_column=label_column, text_column=text_column
+        )
         defaults = general(source.shape, source.owner is not None)
     if samples is None:  # a file may hold fewer samples than the published pool
         samples = min(defaults.samples or len(source), len(source))
@@ -120,14 +123,14 @@ def load(
         return gather(source, indices)
     kind = check_known("partition", partition or defaults.partition, partitions.KINDS)
     for name, value, owners in (
-        ("alpha", alpha, ("dirichlet",)),
+        ("alpha", alpha, ("dirichlet", "natural_dirichlet")),
         ("classes_per_client", classes_per_client, ("pathological", *partitions.PFEDLA)),
         ("samples_per_client", samples_per_client, partitions.PFEDLA),
         ("dominance", dominance, ("non_iid_2",)),
     ):
         if value is not None and kind not in owners:
             raise UsageError(f"{name}={value} has no meaning for partition {kind!r}; it belongs to {listing(owners)}")
-    if clients is None and kind != "natural":
+    if clients is None and kind not in partitions.NATURAL:
         clients = defaults.clients or len(source.owner_names)
     made = partitions.make(
         source,

@@ -151,6 +151,22 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Int
     return values.astype(np.int64)
 
 
+def numbers(cells: Sequence[str], where: str, place: Place = row_of_array) -> Array:
+    """float64 [n] from text.
+
+    Raises:
+        UsageError: names the first cell that is no number.
+    """
+    values = np.empty(len(cells))
+    for row, cell in enumerate(cells):
+        try:
+            values[row] = float(cell)
+        except ValueError as error:
+            what = f"{cell!r} is not a number" if cell.strip() else "the cell is empty"
+            raise UsageError(f"{where}, {place(row)}: {what}") from error
+    return values
+
+
 def _check_flat(values: Array, where: str) -> None:
     if values.ndim != 1 or values.size == 0:
         raise UsageError(f"{where}: shape {list(values.shape)}; expected one value a sample")

@@ -42,8 +42,7 @@ def dirichlet(
     Raises:
         UsageError: ``alpha`` is not positive, or the smallest client stays below ``min_size``.
     """
-    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not 0 < float(alpha) < math.inf:
-        raise UsageError(f"alpha={alpha!r}: the concentration must be a positive number")
+    _check_alpha(alpha)
     _check_clients(clients, len(labels), min_size)
     generator = seeds.numpy_generator(seed, "partition", "dirichlet")
     members = [np.flatnonzero(labels == k) for k in np.unique(labels)]
@@ -183,6 +182,67 @@ def natural(owner: Integers, names: Sequence[str]) -> list[Integers]:
     return parts
 
 
+def natural_dirichlet(
+    labels: Integers,
+    owner: Integers,
+    names: Sequence[str],
+    each: int,
+    alpha: float,
+    seed: int,
+    *,
+    min_size: int = MIN_SIZE,
+    draws: int = _DRAWS,
+) -> list[Integers]:
+    """Feature and label skew: every natural owner's samples go to ``each`` clients of its own (FedRA's 30 clients).
+
+    Within an owner each class is dealt in proportions p ~ Dirichlet(alpha, ..., alpha) over its clients, class after
+    class; a client that has an even share of the owner's samples already gets none of the next class, and p is
+    scaled up for the others. All of an owner is drawn anew, at most ``draws`` times, until each of its clients has
+    ``min_size`` samples.
+
+    Returns:
+        Positions of each client's samples, the clients of the first owner first.
+
+    Raises:
+        UsageError: ``alpha`` is not positive, an owner without samples, or one whose smallest client stays below
+            ``min_size``.
+    """
+    _check_alpha(alpha)
+    found: list[Integers] = []
+    for number, mine in enumerate(natural(owner, names)):
+        _check_clients(each, len(mine), min_size, f"clients of {names[number]!r}")
+        generator = seeds.numpy_generator(seed, "partition", "natural_dirichlet", number)
+        best = 0
+        for _ in range(draws):
+            parts = _capped(labels[mine], each, float(alpha), generator)
+            smallest = min(map(len, parts))
+            if smallest >= min_size:
+                break
+            best = max(best, smallest)
+        else:
+            raise UsageError(
+                f"natural_dirichlet partition: in {draws} draws with alpha={float(alpha):g} the smallest of {each} "
+                f"clients of {names[number]!r} had at most {best} of its {len(mine)} samples, and {min_size} are "
+                f"needed; ask for a larger alpha or fewer clients"
+            )
+        found += [np.sort(mine[part]) for part in parts]
+    return found
+
+
+def _capped(labels: Integers, clients: int, alpha: float, generator: np.random.Generator) -> list[Integers]:
+    """One draw of :func:`natural_dirichlet` for one owner's samples."""
+    parts = [np.empty(0, np.int64) for _ in range(clients)]
+    for k in np.unique(labels):
+        order = generator.permutation(np.flatnonzero(labels == k))
+        wanting = np.array([len(part) * clients < len(labels) for part in parts])
+        shares = generator.dirichlet(np.full(clients, alpha)) * wanting
+        if not 0 < shares.sum() < math.inf:  # an extreme alpha can put all of a class on a client that is full
+            shares = wanting.astype(float)
+        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(order)).astype(np.int64)
+        parts = [np.concatenate(pair) for pair in zip(parts, np.split(order, cuts), strict=True)]
+    return parts
+
+
 def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> list[Integers]:
     """Deal further samples in the proportions in which training samples of their class were dealt.
 
@@ -206,13 +266,17 @@ def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> lis
     return [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
 
 
-def _check_clients(clients: int, samples: int, each: int = 1) -> None:
+def _check_alpha(alpha: float) -> None:
+    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not 0 < float(alpha) < math.inf:
+        raise UsageError(f"alpha={alpha!r}: the concentration must be a positive number")
+
+
+def _check_clients(clients: int, samples: int, each: int = 1, what: str = "clients") -> None:
     if not _is_whole(clients) or clients < 1:
-        raise UsageError(f"clients={clients!r}: a whole number from 1 is needed")
+        raise UsageError(f"{what}={clients!r}: a whole number from 1 is needed")
     if clients * each > samples:
         raise UsageError(
-            f"clients={clients}: {samples} samples cannot give {each} to each; "
-            f"ask for at most {samples // each} clients"
+            f"{what}={clients}: {samples} samples cannot give {each} to each; ask for at most {samples // each} clients"
         )
 
 

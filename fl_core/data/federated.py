@@ -17,7 +17,10 @@ from fl_core.errors import check_known
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples ``x``, contiguous float32 [n, *shape], and their class indices ``y``, int64 [n]."""
+    """Samples ``x``, contiguous float32 [n, *shape], and their class indices ``y``, int64 [n].
+
+    Texts are int64 token ids [n, length].
+    """
 
     x: Tensor
     y: Tensor
@@ -58,12 +61,13 @@ class FederatedData:
 
     Attributes:
         name: registry name or path.
-        shape: shape of one sample; images are (C, H, W).
+        shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.tokens.TokenShape`.
         classes: names of the classes, in the order of class indices.
         clients: the clients, in order.
         partition: which sample went where.
         source_digest: SHA-256 of the samples before dealing.
         digest: SHA-256 of the samples and of who holds which in which split.
+        words: of texts, the vocabulary in the order of token ids, after the special ones; otherwise None.
     """
 
     name: str
@@ -73,6 +77,7 @@ class FederatedData:
     partition: Partition
     source_digest: str
     digest: str
+    words: tuple[str, ...] | None = None
 
     @property
     def n_classes(self) -> int:
@@ -109,18 +114,21 @@ class FederatedData:
 
 
 def gather(source: Source, partition: Partition) -> FederatedData:
-    """Every client's tensors, copied out of the source.
+    """Every client's tensors, copied out of the source; texts over the vocabulary of all training samples.
 
     Raises:
         UsageError: the partition was made for another source.
     """
     partition.check(source)
+    whole, source = source, source.fitted(np.concatenate([part["train"] for part in partition.indices.values()]))
     clients = tuple(
         ClientData(name, **{split: _split(source, splits[split]) for split in SPLITS})
         for name, splits in partition.indices.items()
     )
-    digest = hashlib.sha256(f"{source.digest}|{partition.digest}".encode()).hexdigest()
-    return FederatedData(source.name, source.shape, source.classes, clients, partition, source.digest, digest)
+    digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
+    return FederatedData(
+        source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words
+    )
 
 
 def _split(source: Source, indices: np.ndarray) -> Split:

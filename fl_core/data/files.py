@@ -1,24 +1,22 @@
-"""The user's own data by path: an .npz file, a .csv table, or a folder of images."""
+"""The user's own data by path: an .npz file, a .csv table, texts, or a folder of images."""
 
 from __future__ import annotations
 
-import csv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from fl_core.data import arrays
+from fl_core.data import arrays, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.sources import Source
+from fl_core.data.tables import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.tokens import SPECIAL, TokenShape
 
 OWNER_KEYS = ("client", "domain", "center")
 IMAGES = (".png", ".jpg", ".jpeg")
-CLIENT_COLUMN = "client"
-LABEL_COLUMN = "label"
 
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
@@ -27,7 +25,13 @@ _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _Listing = dict[str, dict[str, list[Path]]]
 
 
-def read(path: Path, *, client_column: str = CLIENT_COLUMN, label_column: str = LABEL_COLUMN) -> Source:
+def read(
+    path: Path,
+    *,
+    client_column: str = CLIENT_COLUMN,
+    label_column: str = LABEL_COLUMN,
+    text_column: str = TEXT_COLUMN,
+) -> Source:
     """A source from a path, checked whole before it is returned.
 
     * ``.npz``, never unpickled: ``x_train y_train x_test y_test``; or ``x y`` with, optionally, one of ``client``,
@@ -38,21 +42,26 @@ def read(path: Path, *, client_column: str = CLIENT_COLUMN, label_column: str = 
     * a folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files, names sorted, other files passed
       over. All images must have one size; they are gray when every one is, otherwise RGB, scaled to 0..1.
     * ``.csv`` with a header: a label column of whole numbers, a column that names the client, all others numbers.
-      Without a ``client`` column there are no natural clients.
+      Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
+      token ids, and what is beside text, label and client is passed over.
+    * ``.jsonl``, texts: an object a line with the keys text, label and, optionally, client.
 
     Raises:
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
     if path.is_dir() or path.suffix.lower() == ".npz":
-        if (client_column, label_column) != (CLIENT_COLUMN, LABEL_COLUMN):
-            raise UsageError(f"{path} has no columns to name; client_column and label_column are for .csv files")
+        tables.check_columns(str(path), client_column, label_column, text_column)
         return read_folder(path) if path.is_dir() else read_npz(path)
-    _check_kind(path)
-    return read_csv(path, client_column=client_column, label_column=label_column)
+    read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_csv
+    return read_table(path, client_column=client_column, label_column=label_column, text_column=text_column)
 
 
-def glance(path: Path, *, client_column: str = CLIENT_COLUMN) -> tuple[tuple[int, ...], bool]:
+def glance(
+    path: Path, *, client_column: str = CLIENT_COLUMN, text_column: str = TEXT_COLUMN
+) -> tuple[tuple[int, ...], bool]:
     """Shape of one sample and whether natural clients are named, from names and headers only.
+
+    The number of token ids of a text is not known from there.
 
     Raises:
         UsageError: the path is not one of the kinds that :func:`read` takes.
@@ -70,9 +79,12 @@ def glance(path: Path, *, client_column: str = CLIENT_COLUMN) -> tuple[tuple[int
             raise UsageError(f"{path}: no array 'x' or 'x_train'; it has {listing(file.files) or 'none'}")
         shape, dtype = _npy_header(path, key)
         return (_image_shape(shape[1:]) if dtype == np.uint8 and len(shape) > 2 else shape[1:]), owner
-    _check_kind(path)
-    header = next(csv_rows(path))[1]
+    if _check_kind(path) == ".jsonl":
+        return _tokens(), tables.names_clients(path, client_column)
+    header = next(tables.csv_rows(path))[1]
     named = client_column in header
+    if text_column in header:
+        return _tokens(), named
     return (len(header) - 1 - named,), named
 
 
@@ -142,49 +154,6 @@ def _split_npz(path: Path, data: dict[str, Array]) -> Source:
     y, classes = arrays.labels(np.concatenate([train, test]), f"{path}, array 'y_train'", names, place)
     is_train = np.arange(len(y)) < n_train
     return Source(name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train)
-
-
-def read_csv(path: Path, *, client_column: str = CLIENT_COLUMN, label_column: str = LABEL_COLUMN) -> Source:
-    """A source from a table (see :func:`read`); features [n, d] in the order of their columns.
-
-    Raises:
-        UsageError: a missing column, a ragged line, or a cell that is not a finite number, by line and column.
-    """
-    rows = csv_rows(path)
-    _, header = next(rows)
-    for name in header:
-        if header.count(name) > 1:
-            raise UsageError(f"{path}: column {name!r} is there more than once")
-    check_known(f"column of {path} (label_column)", label_column, header)
-    if client_column != CLIENT_COLUMN:
-        check_known(f"column of {path} (client_column)", client_column, header)
-    if client_column == label_column:
-        raise UsageError(f"{path}: column {label_column!r} cannot be both the client and the label")
-    lines: list[int] = []
-    table: list[list[str]] = []
-    for line, cells in rows:
-        lines.append(line)
-        table.append(cells)
-    if not table:
-        raise UsageError(f"{path}: a header and no rows")
-
-    def place(row: int) -> str:
-        return f"line {lines[row]}"
-
-    columns = dict(zip(header, zip(*table, strict=True), strict=True))
-    owner = None
-    owner_names: tuple[str, ...] = ()
-    if client_column in columns:
-        where = f"{path}, column {client_column!r}"
-        owner, owner_names = arrays.owners(np.array(columns.pop(client_column), dtype=str), where, place=place)
-    numbers = {name: _numbers(cells, f"{path}, column {name!r}", place) for name, cells in columns.items()}
-    y, classes = arrays.labels(numbers.pop(label_column), f"{path}, column {label_column!r}", place=place)
-    if not numbers:
-        raise UsageError(f"{path}: no column of features beside {listing(header)}")
-    x = np.concatenate(
-        [arrays.features(cells[:, None], f"{path}, column {name!r}", place) for name, cells in numbers.items()], axis=1
-    )
-    return Source(name=str(path), x=x, y=y, classes=classes, owner=owner, owner_names=owner_names)
 
 
 def read_folder(path: Path) -> Source:
@@ -306,36 +275,12 @@ def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) 
         raise UsageError(f"{path}: {reference} has {lengths[0]} rows, but {key} has {lengths[1]}")
 
 
-def _check_kind(path: Path) -> None:
-    if path.suffix.lower() != ".csv":
-        raise UsageError(f"cannot read {path}: a dataset is an .npz file, a .csv file, or a folder of images")
+def _check_kind(path: Path) -> str:
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".jsonl"):
+        raise UsageError(f"cannot read {path}: a dataset is an .npz, .csv or .jsonl file, or a folder of images")
+    return kind
 
 
-def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of every line that is not blank; the header first."""
-    width = 0
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            for cells in reader:
-                if not cells:
-                    continue
-                if width and len(cells) != width:
-                    raise UsageError(f"{path}, line {reader.line_num}: {len(cells)} cells, but the header has {width}")
-                width = width or len(cells)
-                yield reader.line_num, cells
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} is not a readable .csv file: {error}") from error
-    if not width:
-        raise UsageError(f"{path} is empty")
-
-
-def _numbers(cells: tuple[str, ...], where: str, place: arrays.Place) -> Array:
-    values = np.empty(len(cells))
-    for row, cell in enumerate(cells):
-        try:
-            values[row] = float(cell)
-        except ValueError as error:
-            what = f"{cell!r} is not a number" if cell.strip() else "the cell is empty"
-            raise UsageError(f"{where}, {place(row)}: {what}") from error
-    return values
+def _tokens() -> TokenShape:
+    return TokenShape((text.LENGTH,), len(SPECIAL))

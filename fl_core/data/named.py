@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_core.data import arrays, files
-from fl_core.data.recipes import Recipe
+from fl_core.data import arrays, files, tables
+from fl_core.data.recipes import TEXT, Recipe
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, check_known, listing
 
@@ -91,7 +91,7 @@ def _heart(data_root: str | os.PathLike[str] | None, download: bool) -> Source:
     Rows with a blank in the ten columns are dropped; seven columns are standardised with fixed numbers.
     """
     path = Path(__file__).with_name("heart.csv")
-    rows = files.csv_rows(path)
+    rows = tables.csv_rows(path)
     _, header = next(rows)
     used = [header.index(column) for column in _HEART_COLUMNS]
     kept = [cells for _, cells in rows if all(cells[k] for k in used)]
@@ -214,10 +214,10 @@ def _layouts(name: str, folder: str | None) -> str:
     return f"{torchvision}{name}.npz"
 
 
-def _missing(name: str, root: Path, folder: str | None = None) -> str:
+def _missing(name: str, root: Path, folder: str | None = None, file: str = "") -> str:
     present = sorted(entry.name for entry in root.iterdir())
     way = "; torchvision fetches it with download=True" if folder else "; it cannot be downloaded automatically"
-    return f"{name}: no {_layouts(name, folder)} below {root}{way}; there are: {listing(present) or 'no files'}"
+    return f"{name}: no {file or _layouts(name, folder)} below {root}{way}; there are: {listing(present) or 'no files'}"
 
 
 for _name, _kind, _folder, _recipe in (
@@ -287,3 +287,18 @@ register(
         note=f"{_PAPER}; the official folds, images as stored, and cifar_cnn for its network",
     ),
 )(_packed("fed_isic", lambda source: only_classes(source, ISIC_CLASSES)))
+
+
+@register(
+    "airline_tweets",
+    Recipe(clients=6, partition="natural", **TEXT, rounds=20, note=f"{_OURS}: Sent-140's, at a smaller width"),
+)
+def _airline_tweets(data_root: str | os.PathLike[str] | None, download: bool) -> Source:
+    """14,640 tweets to six airlines, which are the clients: negative, neutral or positive."""
+    path = find_root("airline_tweets", data_root) / "airline_tweets.jsonl"
+    if not path.is_file():
+        raise UsageError(_missing("airline_tweets", path.parent, file=path.name))
+    found = tables.read_jsonl(path, client_column="airline")
+    if found.classes != ("0", "1", "2"):
+        raise UsageError(f"{path}: labels are {listing(found.classes)}; expected 0, 1 and 2")
+    return replace(found, classes=("negative", "neutral", "positive"))

@@ -19,9 +19,11 @@ from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
 from fl_core.tree import Tree
 
-KINDS = ("iid", "dirichlet", "pathological", "natural", "non_iid_1", "non_iid_2")
+KINDS = ("iid", "dirichlet", "pathological", "natural", "natural_dirichlet", "non_iid_1", "non_iid_2")
 SPLITS = ("train", "validation", "test")
 SHARES = (0.64, 0.16, 0.20)
+NATURAL = ("natural", "natural_dirichlet")
+"""Feature skew, and feature and label skew: every client's samples are of one natural owner (domain)."""
 PFEDLA = ("non_iid_1", "non_iid_2")
 PFEDLA_SHARES = (0.56, 0.14, 0.30)
 """pFedLA tests on 30 %; a fifth of the rest is for validation."""
@@ -131,16 +133,21 @@ def make(
 
     Without an official test set every client's samples are divided at random into shares ``splits`` (train,
     validation, test). With one, only its training side is dealt; its test side follows: natural clients keep their
-    own, and otherwise each class's test samples go to the clients in the proportions of their training samples of
-    that class (a class that no client trains on is left out). Then only the ratio of the first two shares is used.
+    own (those of ``natural_dirichlet`` share what is their owner's), and otherwise each class's test samples go to
+    the clients in the proportions of their training samples of that class (a class that no client trains on is left
+    out). Then only the ratio of the first two shares is used.
 
     ``non_iid_1`` and ``non_iid_2`` are pFedLA's (Ma et al. 2022; see :func:`fl_core.data.deal.dominated`): equally
     many samples for every client from both sides of an official split together, each client's divided by shares of
     its own (0.56, 0.14, 0.30 by default). In ``non_iid_1`` a client has a few classes only; in ``non_iid_2`` a few
     classes make up ``dominance`` of its samples, which the paper leaves open.
 
+    ``natural`` is one client for each natural owner of the data (feature skew); ``natural_dirichlet`` deals each owner
+    to several clients that differ in labels as well (see :func:`fl_core.data.deal.natural_dirichlet`).
+
     Args:
-        clients: number of clients; for ``natural`` None or exactly the number of natural clients.
+        clients: number of clients; for ``natural`` None or exactly the number of natural clients; for
+            ``natural_dirichlet`` a multiple of that, by default five times.
         classes_per_client: of ``pathological`` (default 2), ``non_iid_1`` (default 4, and 12 of 100 classes or more),
             and the dominant ones of ``non_iid_2`` (default 2, and 6 of 100 or more).
         samples_per_client: of ``non_iid_1`` and ``non_iid_2``; default a hundredth of the samples, at most 700, and
@@ -160,6 +167,11 @@ def make(
     if kind == "natural":
         owner, names = _natural_clients(source, clients)
         parts, params = deal.natural(owner[train], names), {}
+    elif kind == "natural_dirichlet":
+        owner, owners = _natural_clients(source, None)
+        each = _clients_each(source, clients)
+        parts = deal.natural_dirichlet(labels, owner[train], owners, each, alpha, seed)
+        names, params = tuple(f"{name}_{k}" for name in owners for k in range(each)), {"alpha": float(alpha)}
     else:
         if clients is None:
             raise UsageError(f"partition {kind!r} needs a number of clients")
@@ -204,7 +216,7 @@ def _pfedla(
 
 def _natural_clients(source: Source, clients: int | None) -> tuple[Integers, tuple[str, ...]]:
     if source.owner is None:
-        fitting = ", ".join(kind for kind in KINDS if kind != "natural")
+        fitting = ", ".join(kind for kind in KINDS if kind not in NATURAL)
         raise UsageError(f"{source.name} has no natural clients; partitions that fit: {fitting}")
     if clients not in (None, len(source.owner_names)):
         raise UsageError(
@@ -214,11 +226,26 @@ def _natural_clients(source: Source, clients: int | None) -> tuple[Integers, tup
     return source.owner, source.owner_names
 
 
+def _clients_each(source: Source, clients: int | None) -> int:
+    owners = len(source.owner_names)
+    if clients is None:
+        return 5
+    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1 or clients % owners:
+        raise UsageError(f"clients={clients!r}: {source.name} has {owners} natural owners; give a multiple of {owners}")
+    return clients // owners
+
+
 def _official_tests(source: Source, kind: str, parts: Sequence[Integers], seed: int) -> list[Integers]:
     """Each client's samples of the official test set."""
     test = np.flatnonzero(~np.asarray(source.is_train))
     if kind == "natural" and source.owner is not None:
         return [test[source.owner[test] == number] for number in range(len(parts))]
+    if kind == "natural_dirichlet" and source.owner is not None:
+        each, found = len(parts) // len(source.owner_names), []
+        for number in range(len(source.owner_names)):
+            own, mine = test[source.owner[test] == number], parts[number * each : (number + 1) * each]
+            found += [own[part] for part in deal.follow([source.y[part] for part in mine], source.y[own], seed)]
+        return found
     return [test[part] for part in deal.follow([source.y[part] for part in parts], source.y[test], seed)]
 
 

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from fl_core.data.arrays import Array, Integers
 from fl_core.errors import UsageError
+from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
+
+LEAST, MOST = 2, 10_000
+"""How often a word must be met to be in a vocabulary, and how many words that has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,13 +25,15 @@ class Source:
 
     Attributes:
         name: registry name or path.
-        x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], taken as it is.
+        x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], taken as it is;
+            or int64 codes [n, length] of ``words``.
         y: class indices, int64 [n].
         classes: names of the classes.
         owner: index of each sample's natural client, int64 [n]; None = no natural clients.
         owner_names: names of the natural clients.
         is_train: false for samples of the official test set, bool [n]; None = there is none.
         mean, std: one number a channel, applied to images scaled to 0..1; empty = not normalised.
+        words: of texts, what the codes from ``len(SPECIAL)`` on stand for; None = the samples are no texts.
         shuffled: whether the order in the file carries no meaning, so that the first samples are a fair pool.
     """
 
@@ -40,6 +46,7 @@ class Source:
     is_train: NDArray[np.bool_] | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    words: tuple[str, ...] | None = None
     shuffled: bool = False
 
     def __len__(self) -> int:
@@ -52,7 +59,9 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample as :meth:`tensor` gives it; images are (C, H, W)."""
+        """Shape of one sample as :meth:`tensor` gives it; images are (C, H, W), texts a :class:`TokenShape`."""
+        if self.words is not None:
+            return TokenShape(self.x.shape[1:], len(SPECIAL) + len(self.words))
         if not self.is_image:
             return tuple(self.x.shape[1:])
         height, width, *channels = self.x.shape[1:]
@@ -61,7 +70,8 @@ class Source:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over every array and name here: equal digests mean the same samples in the same order."""
-        sha = hashlib.sha256(repr((self.classes, self.owner_names, self.mean, self.std)).encode())
+        names = (self.classes, self.owner_names, self.mean, self.std, *(() if self.words is None else (self.words,)))
+        sha = hashlib.sha256(repr(names).encode())
         for array in (self.x, self.y, self.owner, self.is_train):
             if array is None:
                 sha.update(b"none")
@@ -71,7 +81,10 @@ class Source:
         return sha.hexdigest()
 
     def tensor(self, indices: Integers) -> Tensor:
-        """Samples as contiguous float32 [len(indices), *shape]; images scaled to 0..1, then (x - mean) / std."""
+        """Samples as contiguous float32 [len(indices), *shape]; images scaled to 0..1, then (x - mean) / std.
+
+        Texts are int64 token ids.
+        """
         x = torch.from_numpy(self.x[indices])
         if not self.is_image:
             return x
@@ -80,6 +93,24 @@ class Source:
         if self.mean:
             x.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
         return x
+
+    def fitted(self, train: Integers) -> Source:
+        """Texts over the vocabulary of the samples ``train``; every other word is unknown. Other data as they are.
+
+        The vocabulary is the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
+        by falling frequency and, where that is equal, in alphabetical order. (Words met once have no row of their own
+        to learn from, and teach the row of the unknown.)
+        """
+        if self.words is None:
+            return self
+        first = len(SPECIAL)
+        counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
+        order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so that the stable order is theirs
+        chosen = order[counts[order] >= LEAST]
+        ids = np.full(first + len(self.words), UNKNOWN, dtype=np.int64)
+        ids[:first] = np.arange(first)
+        ids[first + chosen] = first + np.arange(len(chosen))
+        return replace(self, x=ids[self.x], words=tuple(self.words[k] for k in chosen))
 
     def take(self, indices: Integers) -> Source:
         """The same source with only these samples, in this order; its classes and clients stay as they are."""

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError, check_known
-from fl_core.models import external
+from fl_core.models import external, patches, transformers  # noqa: F401 (all but external register their models)
 from fl_core.models import weights as weight_files
 from fl_core.models.papers import Layered
 from fl_core.models.registry import MODELS, check_options, parameters_of, register
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
+from fl_core.tokens import START, TokenShape
 
 __all__ = ["MODELS", "Layered", "build", "describe", "example", "register"]
 
@@ -33,13 +34,15 @@ def build(
 ) -> nn.Module:
     """A model by its name, on the CPU and in training mode; equal arguments give equal weights, bit for bit.
 
-    It maps float32 [n, *shape] to logits [n, n_classes], and none of its activations works in place. A model may
-    declare ``layer_groups``, the paths of the modules that form one layer each; the papers' networks do.
+    It maps float32 [n, *shape], or token ids int64 [n, length], to logits [n, n_classes], and none of its activations
+    works in place. A model may declare ``layer_groups``, the paths of the modules that form one layer each; the
+    papers' networks do.
 
     Args:
         name: one of :func:`describe`: a short name, ``timm:NAME``, ``torchvision:NAME`` or
             ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
-        shape: of one sample: (channels, height, width) for images, (features,) for tables.
+        shape: of one sample: (channels, height, width) for images, (features,) for tables, and for texts a
+            :class:`fl_core.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
         options: the model's own.
         weights: a state dict to start from instead of fresh weights: .safetensors, or a file that torch.load reads
             with ``weights_only=True``. Its names must be exactly the model's.
@@ -66,7 +69,7 @@ def build(
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
     model.train()
-    if colon:
+    if colon or isinstance(shape, TokenShape):
         check_fit(name, model, shape, n_classes)
     if weights is not None:
         weight_files.load(model, weights)
@@ -84,19 +87,27 @@ def describe() -> dict[str, str]:
     lines = {name: (inspect.getdoc(builder) or "").partition("\n")[0] for name, builder in MODELS.items()}
     return {
         **lines,
-        "timm:NAME": "any timm model with fresh weights; channels, classes and image size follow the data",
+        "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
         "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
         "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names",
     }
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
-    """``n`` samples of standard normal noise, float32 [n, *shape], the same at every call: to trace a model with."""
-    return torch.randn(n, *_checked_shape(shape), generator=torch_generator(0, "example"))
+    """``n`` samples of standard normal noise, float32 [n, *shape], the same at every call: to trace a model with.
+
+    For texts random token ids, int64, that begin with the start and have no padding.
+    """
+    shape, generator = _checked_shape(shape), torch_generator(0, "example")
+    if not isinstance(shape, TokenShape):
+        return torch.randn(n, *shape, generator=generator)
+    ids = torch.randint(1, shape.tokens, (n, *shape), generator=generator)
+    ids[..., 0] = START
+    return ids
 
 
 def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    shape = tuple(shape)
+    shape = shape if isinstance(shape, TokenShape) else tuple(shape)
     if not shape or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape):
         raise UsageError(f"the shape of a sample is {shape}; it must be integers above 0")
     return shape

@@ -7,29 +7,91 @@ import importlib
 import re
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.registry import Builder, check_options, parameters_of
 
 Options = dict[str, Any]
 
 
 def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
-    """A timm model with fresh weights; ``in_chans`` follows the shape, and ``img_size`` where the model takes one."""
+    """A timm model; ``in_chans`` follows the shape, and ``img_size`` where the model takes one.
+
+    Its weights are fresh, unless the option ``pretrained`` is true (timm's own, from its cache or the network) or the
+    path of a file of weights, which timm fits to other classes, channels and, in a ViT, sizes of image.
+
+    Raises:
+        UsageError: weights were asked for and are not to be had, or do not fit.
+    """
     import timm
 
     full, architecture = f"timm:{name}", name.partition(".")[0]
     check_known("timm model", architecture, timm.list_models())
+    options = dict(options)
+    pretrained = _pretrained(full, name, options.pop("pretrained", False))
     channels, height, width = _image(full, shape)
     made_for = timm.get_pretrained_cfg(architecture)
     size: Options = {"img_size": height if height == width else (height, width)}
     if "img_size" in options or (made_for is not None and tuple(made_for.input_size[1:]) == (height, width)):
         size = {}
-    make = functools.partial(timm.create_model, name, pretrained=False, num_classes=n_classes, in_chans=channels)
-    return _made(full, make, options, size)
+    make = functools.partial(timm.create_model, name, num_classes=n_classes, in_chans=channels, **pretrained)
+    if not pretrained["pretrained"]:
+        return _made(full, make, options, size)
+    drawn = torch.random.get_rng_state()
+    try:
+        model = _made(full, make, options, size)
+        torch.random.set_rng_state(drawn)
+        fresh = _made(full, functools.partial(make, pretrained=False), options, size)
+        _check_loaded(model, fresh)
+    except UsageError as error:
+        raise UsageError(
+            f"{error} (pretrained weights: timm's cache, the network, or a file, pretrained=PATH)"
+        ) from error
+    return model
+
+
+def _check_loaded(model: Any, fresh: nn.Module) -> None:
+    """Refuse weights that left others than the classifier's at random: timm says nothing of it.
+
+    Args:
+        fresh: the same model without them, from the same random state.
+    """
+    heads = model.get_classifier()
+    heads = {id(param) for head in (heads if isinstance(heads, tuple) else (heads,)) for param in head.parameters()}
+    start = dict(fresh.named_parameters())
+    left = [
+        name
+        for name, param in model.named_parameters()
+        if id(param) not in heads and len(param.unique()) > 1 and torch.equal(param, start[name])
+    ]
+    if left:
+        raise UsageError(f"the pretrained weights do not have all of the model; missing: {listing(left, 4)}")
+
+
+def _pretrained(full: str, name: str, wanted: Any) -> Options:
+    """timm's arguments for the weights to start from; it would go on with random ones where it knows of none."""
+    import timm
+
+    said = str(wanted).lower()
+    if said == "false":
+        return {"pretrained": False}
+    if said == "true":
+        try:
+            known = timm.get_pretrained_cfg(name)
+        except RuntimeError as error:  # a tag that it does not know
+            raise UsageError(f"model {full}: {error}") from error
+        if known is None or not known.has_weights:
+            raise UsageError(f"model {full}: timm knows of no pretrained weights; give a file, pretrained=PATH")
+        return {"pretrained": True}
+    if not isinstance(wanted, str) or not Path(wanted).is_file():
+        raise UsageError(f"model {full}: pretrained is true, false or the path of a file, not {wanted!r}")
+    overlay = {"file": wanted, "custom_load": wanted.endswith(".npz")}
+    return {"pretrained": True, "pretrained_cfg_overlay": overlay}
 
 
 def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:

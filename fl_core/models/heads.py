@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from fl_core.errors import UsageError
 
 
-def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
-    """The feature extractor and the classifier: ``head(body(x))`` is what ``model(x)`` was.
-
-    The model itself becomes the extractor: where its last linear layer was there is now an identity.
+def head_path(model: nn.Module, example: Tensor) -> str:
+    """Path of the linear layer whose output is the model's.
 
     Args:
         example: a batch that the model takes.
@@ -32,18 +30,38 @@ def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]
         model.eval()
         with torch.no_grad():
             wanted = model(example)
-            path = next((path for path, output in outputs.items() if output is wanted), None)
-            if path is None:
-                raise UsageError(
-                    f"{type(model).__name__} does not end in a linear layer: it has no classifier to split"
-                )
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(training)
+    path = next((path for path, output in outputs.items() if output is wanted), None)
+    if path is None:
+        raise UsageError(f"{type(model).__name__} does not end in a linear layer: it has no classifier to split")
+    return path
+
+
+def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
+    """The feature extractor and the classifier: ``head(body(x))`` is what ``model(x)`` was.
+
+    The model itself becomes the extractor: where its last linear layer was there is now an identity.
+
+    Args:
+        example: a batch that the model takes.
+
+    Raises:
+        UsageError: the model does not end in a linear layer, or uses it for more than its output.
+    """
+    path = head_path(model, example)
+    training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            wanted = model(example)
             head = model.get_submodule(path)
             body = _without(model, path)
             if not torch.equal(head(body(example)), wanted):
                 raise UsageError(f"{type(model).__name__} uses its last linear layer, {path!r}, more than once")
     finally:
-        for hook in hooks:
-            hook.remove()
         model.train(training)
     assert isinstance(head, nn.Linear)
     return body, head

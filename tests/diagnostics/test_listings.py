@@ -51,7 +51,6 @@ def test_datasets_show_the_defaults_one_line_each():
             recipe.model,
             recipe.partition,
             recipe.rounds,
-            recipe.epochs,
             recipe.batch,
             recipe.lr,
             recipe.loss,

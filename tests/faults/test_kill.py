@@ -62,7 +62,7 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
     from fl_core.store import Writer
 
     counter = itertools.count(1)
-    replace, one_round = Path.replace, Engine._round
+    replace, one_round = Path.replace, Engine.step
 
     def dying_replace(self: Path, target: Path) -> Path:
         now = next(counter) == which
@@ -90,7 +90,7 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
     if where == "in rows":
         Writer.add_rows = dying_rows  # type: ignore[assignment,method-assign]
     elif where == "in round":
-        Engine._round = dying_round  # type: ignore[method-assign]
+        Engine.step = dying_round  # type: ignore[method-assign]
     else:
         Path.replace = dying_replace  # type: ignore[assignment,method-assign]
 
@@ -111,8 +111,10 @@ def go(out: Path, algorithm: str, workers: int) -> None:
     if (out / "config.json").exists():
         runner.resume(out, instruments=instruments(), progress=False)
         return
+    stack = {"playerfl": "off", "ditto": "on"}[algorithm]  # in stacks there is no work for other processes
+    often = {"eval_every": 4, "checkpoint_every": 1}
     config = RunConfig(
-        dataset="heart", algorithm=algorithm, rounds=ROUNDS, epochs=1, eval_every=4, checkpoint_every=1, workers=workers
+        dataset="heart", algorithm=algorithm, rounds=ROUNDS, epochs=1, workers=workers, stack=stack, **often
     )
     runner.run(config, out, instruments=instruments(), progress=False)
 

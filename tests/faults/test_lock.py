@@ -35,7 +35,7 @@ def run_until_told(out):
     """Run, and wait within the last round until a line comes in."""
     from fl_core.engine import Engine
 
-    one_round = Engine._round
+    one_round = Engine.step
 
     def waiting(self):
         if self.done == 2:
@@ -43,7 +43,7 @@ def run_until_told(out):
             sys.stdin.readline()
         one_round(self)
 
-    Engine._round = waiting  # type: ignore[method-assign]
+    Engine.step = waiting  # type: ignore[method-assign]
     runner.run(CONFIG, out, progress=False)
 
 
@@ -118,7 +118,7 @@ def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
         raise RunError("the disk is on fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_round", failing)
+        patch.setattr(Engine, "step", failing)
         with pytest.raises(RunError, match="on fire"):
             runner.run(CONFIG, tmp_path / "run", progress=False)
     runner.resume(tmp_path / "run", progress=False)

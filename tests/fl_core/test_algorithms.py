@@ -15,7 +15,8 @@ from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.local import Phase
 from fl_core.plan import Evidence, LayerPlan
-from tests.conftest import CONFIG, TOY, Played, network, play, site_of
+from fl_core.site import Part
+from tests.conftest import CONFIG, TOY, Played, kind_for, network, play, site_of
 
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
@@ -45,6 +46,7 @@ def test_the_registry_has_the_algorithms_that_are_documented() -> None:
         *("fedrod", "per_fedavg", "pfedme"),
         *("scaffold", "feddyn", "lg_fedavg", "fedbn", "fedlp", "fedlama", "fedcac", "pfedsd", "vanilla", "anti"),
         *("fedamp", "heurfedamp", "fedfomo", "pfedhn", "pfedla", "heurpfedla"),
+        *("fedra", "inclusivefl", "depthfl", "alllarge", "allsmall"),
     }
     splitting = ("fedper", "fedrep", "fedbabu", "playerfl", "lg_fedavg", "vanilla", "anti")
     assert set(SPLITTING) == {name for name in ALL if name.startswith(splitting)}
@@ -185,17 +187,18 @@ def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
     """Parameters and running statistics, with momentum and weight decay on, phase by phase."""
     plan = prefix(1, kind) if name in SPLITTING else None
     config = replace(CONFIG, algorithm=name, **HARD)
-    task = runner.assemble(config, data=TOY, model=network(kind), plan=plan)
+    task = runner.assemble(config, data=TOY, model=network(kind_for(name, kind)), plan=plan)
     site, algorithm = site_of(task), task.algorithm(task.plan)
     site.algorithm = algorithm
-    every = task.problem.tensors
-    start = tree.of(task.model)
     client = 1
-    held = algorithm.start(start, client).trees | algorithm.send(algorithm.open(start), client, Round(1)).trees
+    every = algorithm.held(Round(1), client)
+    start = tree.pick(tree.of(task.model), every)
+    server = algorithm.open(tree.of(task.model))
+    held = algorithm.start(start, client).trees | algorithm.send(server, client, Round(1)).trees
     for phase in (*algorithm.phases(Round(1), client), *algorithm.finish(client)):
         ctx = site._context(algorithm, client, 1, start)
-        ctx.trees = held
-        found, _ = site._phase(algorithm, phase, start, ctx, {})
+        ctx.trees, ctx.held = held, every
+        found, _ = site.phase(Part(phase, start, ctx, {}))
         assert found.keys() == every
         moved = {n for n in every if not torch.equal(found[n], start[n])}
         assert moved == phase.train
@@ -314,7 +317,7 @@ def test_a_client_that_was_never_sampled_keeps_the_common_start(name: str) -> No
 @pytest.mark.parametrize("name", ALL)
 def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     plan = prefix(2) if name in SPLITTING else None
-    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"), plan=plan)
+    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind_for(name, "plain")), plan=plan)
     algorithm = task.algorithm(task.plan)
     initial = tree.of(task.model)
     message = algorithm.send(algorithm.open(initial), 0, Round(1))
@@ -326,7 +329,7 @@ def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     assert message.trees or name == "fedfomo"
     state = algorithm.start(initial, 0)
     begun = algorithm.begin(state, message, Round(1), 0)
-    assert begun.keys() == initial.keys()
+    assert begun.keys() == algorithm.held(Round(1), 0)
 
 
 def test_bytes_count_floats_masks_and_numbers() -> None:

@@ -125,13 +125,13 @@ def test_what_is_given_stands_also_where_it_is_zero() -> None:
 @pytest.mark.parametrize(
     ("rounds", "participation", "epochs", "interval"),
     [
-        (1000, 0.1, 1, 50),  # a twentieth of the rounds
-        (400, 0.1, 1, 28),  # 0.25 (1 + 0.1) / 0.1 rounds' time, every 28 rounds
-        (100, 0.1, 1, 25),  # four times at least
+        (1000, 0.1, 1, 50),  # twenty times
+        (400, 0.1, 1, 29),  # 0.25 (1 + 0.1) / 0.1 rounds' time, so at most every 28 rounds, evenly
+        (100, 0.1, 1, 34),
         (100, 1.0, 1, 5),
         (40, 1.0, 1, 5),
         (40, 1.0, 5, 2),
-        (8, 1.0, 1, 2),
+        (8, 1.0, 1, 3),  # three times at least
         (3, 1.0, 1, 1),
         (3, 0.01, 1, 1),
         (40, 1.0, 0, 2),

@@ -26,7 +26,7 @@ from fl_core.local import Context
 from fl_core.rows import Row
 from fl_core.site import FinishJob, Result, ScoreJob, TrainJob
 from fl_core.transport import ALLOCATOR
-from tests.conftest import CONFIG, TOY, network, play, site_of
+from tests.conftest import CONFIG, TOY, kind_for, network, play, site_of
 
 ALL = sorted(registry())
 CONFIGS = {
@@ -69,7 +69,9 @@ OPEN: list[Workers] = []
 @cache
 def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Workers:
     """One pool for all tests that can share it: starting processes costs seconds."""
-    task = runner.assemble(replace(CONFIGS[training], algorithm=algorithm), data=TOY, model=network(kind))
+    task = runner.assemble(
+        replace(CONFIGS[training], algorithm=algorithm), data=TOY, model=network(kind_for(algorithm, kind))
+    )
     OPEN.append(Workers(site_of(task), count))
     return OPEN[-1]
 

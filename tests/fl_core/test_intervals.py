@@ -21,11 +21,11 @@ from tests.conftest import TOY, Played, network, play
 
 CLIENTS = [client.name for client in TOY.clients]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "long layers": {"rounds": 7, "options": {"phi": 3, "crossing": True}},
-    "half the clients": {"rounds": 7, "participation": 0.5, "options": {"crossing": True}, "momentum": 0.9},
-    "two rounds are one unit": {"rounds": 9, "options": {"tau": 2, "crossing": True}},
-    "batch norm": {"rounds": 5, "model": "norm", "options": {"crossing": True}, "optimizer": "adamw", "lr": 0.01},
-    "batch norm, local": {"rounds": 5, "model": "norm", "bn": "local", "options": {"crossing": True}},
+    "long layers": {"rounds": 7, "options": {"phi": 3}},
+    "half the clients": {"rounds": 7, "participation": 0.5, "momentum": 0.9},
+    "two rounds are one unit": {"rounds": 9, "options": {"tau": 2}},
+    "batch norm": {"rounds": 5, "model": "norm", "optimizer": "adamw", "lr": 0.01},
+    "batch norm, local": {"rounds": 5, "model": "norm", "bn": "local"},
 }
 settings = pytest.mark.parametrize("setting", SETTINGS)
 
@@ -72,8 +72,8 @@ def test_long_layers_by_hand(
 ) -> None:
     noted = dict(zip("abc", discrepancy, strict=False))
     dims = dict(zip("abc", sizes, strict=False))
-    assert long_layers(noted, dims) == list(wanted)
-    assert long_layers(noted, dims, crossing=True) == list(crossing)
+    assert long_layers(noted, dims, crossing=False) == list(wanted)
+    assert long_layers(noted, dims) == list(crossing)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(1, 1000)), min_size=1, max_size=8))
@@ -86,8 +86,9 @@ def test_long_layers_are_the_definition_in_fractions(drawn: list[tuple[int, int]
         if not lost or Fraction(sum(d * n for d, n in part), lost) > 1 - Fraction(sum(n for _, n in part), size):
             break
         wanted = order[:k]
-    found = long_layers({str(k): d for k, (d, _) in enumerate(drawn)}, {str(k): n for k, (_, n) in enumerate(drawn)})
-    assert found == [str(k) for k in wanted]
+    noted, dims = ({str(k): pair[at] for k, pair in enumerate(drawn)} for at in (0, 1))
+    assert long_layers(noted, dims, crossing=False) == [str(k) for k in wanted]
+    assert long_layers(noted, dims) == [str(k) for k in order[: len(wanted) + 1] if lost]
 
 
 @pytest.mark.parametrize("key", ["tau", "phi"])
@@ -157,7 +158,7 @@ def test_intervals_follow_the_discrepancies_of_the_clients(setting: str) -> None
         if (rnd.index + 1) % (tau * phi):
             assert after.meta.get(INTERVALS, {}) == intervals
         else:
-            long = long_layers(noted, sizes, crossing=True)
+            long = long_layers(noted, sizes)
             assert after.meta[INTERVALS] == {name: tau * (phi if name in long else 1) for name in sizes}
             chosen += len(long)
     assert chosen
@@ -196,7 +197,7 @@ def layers() -> Any:
 
 
 def test_rows_say_how_often_each_layer_is_averaged() -> None:
-    run = play(algorithm="fedlama", rounds=4, eval_every=2, options={"phi": 2, "crossing": True})
+    run = play(algorithm="fedlama", rounds=4, eval_every=2, options={"phi": 2})
     told = {(r["round"], r["layer"]): r["value"] for r in run.rows if r["metric"] == "averaging_interval"}
     for done in (2, 4):
         wanted = run.checkpoints[done - 1].server.meta[INTERVALS]

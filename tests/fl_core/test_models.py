@@ -11,6 +11,7 @@ from torch import nn
 
 from fl_core import models, tree
 from fl_core.errors import UsageError
+from fl_core.tokens import TokenShape
 
 IMAGE, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (10,)
 FITTING = {
@@ -20,7 +21,11 @@ FITTING = {
     "pfedla_cnn": [IMAGE, COLOUR, (1, 16, 16), (3, 17, 30)],
     "heart_mlp": [TABLE, (3,)],
     "mlp": [TABLE, (1, 8, 8), COLOUR],
+    "text_transformer": [TokenShape((12,), 30), TokenShape((3,), 4), TokenShape((64,), 900)],
+    "vit": [(1, 28, 28), COLOUR, (3, 32, 48), (1, 6, 6)],
+    "mixer": [(1, 28, 28), COLOUR, (3, 32, 48), (1, 6, 6)],
 }
+DECLARED = [name for name in FITTING if name not in ("vit", "mixer")]  # timm's own grouping serves those
 each_model = pytest.mark.parametrize("name", list(models.MODELS))
 
 
@@ -47,6 +52,9 @@ def test_every_model_is_tested():
         ("pfedla_cnn", COLOUR, 10, 121_278),
         ("pfedla_cnn", COLOUR, 100, 121_278 + 90 * 85),
         ("mlp", (1, 8, 8), 10, 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10),
+        ("text_transformer", TokenShape((119,), 1000), 2, 7_175_426 + 1000 * 768),
+        ("text_transformer", TokenShape((512,), 1000), 2, 7_477_250 + 1000 * 768),
+        ("vit", (3, 224, 224), 1000, 5_717_416 + 192 * 3 * (28 * 28 - 16 * 16) - 192 * (14 * 14 - 8 * 8)),
     ],
 )
 def test_parameter_counts(name, shape, n_classes, expected):
@@ -101,7 +109,7 @@ def test_layers_and_their_representations(name, shape, expected):
     assert bool((logits < 0).any())  # no activation on the logits
 
 
-@each_model
+@pytest.mark.parametrize("name", DECLARED)
 def test_every_tensor_is_in_exactly_one_declared_layer(name):
     model = models.build(name, FITTING[name][0], 4)
     for tensor in tree.live(model):
@@ -272,6 +280,35 @@ def test_options_reach_an_importable_model():
     assert models.build("mine:shaped", (4,), 3).bias is None
 
 
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(tmp_path, suffix):
+    """All but the classifier of another number of classes; a ViT's positions are interpolated to other images."""
+    small = {"depth": 2, "embed_dim": 24, "num_heads": 3}
+    name = "timm:vit_tiny_patch16_224"
+    source = models.build(name, (3, 64, 64), 5, seed=3, options=small)
+    path = tmp_path / f"weights.{suffix}"
+    save_file(tree.of(source), path) if suffix == "safetensors" else torch.save(source.state_dict(), path)
+    found = models.build(name, (3, 32, 32), 3, options=small | {"pretrained": str(path)})
+    wanted, there = tree.of(source), tree.of(found)
+    assert there["pos_embed"].shape == (1, 5, 24)
+    for key in there:
+        if key != "pos_embed" and not key.startswith("head."):
+            assert torch.equal(there[key], wanted[key]), key
+    assert there["head.weight"].shape == (3, 24)
+    deeper = small | {"depth": 3, "pretrained": str(path)}
+    with pytest.raises(UsageError, match=r"blocks\.2.*pretrained weights: timm's cache, the network, or a file"):
+        models.build(name, (3, 32, 32), 3, options=deeper)
+
+
+def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypatch):
+    def fetch(*args, **options):
+        raise OSError("no such host")
+
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", fetch)
+    with pytest.raises(UsageError, match=r"no such host \(pretrained weights: timm's cache, the network, or a file"):
+        models.build("timm:vit_tiny_patch16_224", (3, 224, 224), 3, options={"pretrained": "true"})
+
+
 # refusals
 
 
@@ -299,6 +336,16 @@ def test_options_reach_an_importable_model():
         ("timm:resnet10t.no_such_tag", IMAGE, {}, "no_such_tag"),
         ("timm:vit_tiny_patch16_224", COLOUR, {"img_size": 64}, "does not fit samples of shape"),
         ("timm:vit_tiny_patch16_224", COLOUR, {"embed_dim": "wide"}, "cannot be made with"),
+        ("timm:vit_tiny_patch16_224", COLOUR, {"pretrained": "no/such.file"}, "true, false or the path of a file"),
+        ("timm:vit_tiny_patch16_224", COLOUR, {"pretrained": 1}, "true, false or the path of a file, not 1"),
+        ("timm:vit_tiny_plus_patch16_224", COLOUR, {"pretrained": True}, "unknown timm model"),
+        ("timm:deit_base_distilled_patch16_224.no", COLOUR, {"pretrained": True}, r"Invalid pretrained tag \(no\)"),
+        ("timm:vit_base_patch16_18x2_224", COLOUR, {"pretrained": True}, "no pretrained weights; give a file"),
+        ("vit", TABLE, {}, "takes images"),
+        ("vit", COLOUR, {"patch": 5}, "patches of 5 x 5 do not divide images of 32 x 32"),
+        ("vit", COLOUR, {"width": 10, "heads": 3}, "width=10 cannot be divided between heads=3"),
+        ("mixer", COLOUR, {"depth": 0}, "depth=0; it must be an integer above 0"),
+        ("mixer", COLOUR, {"heads": 3}, "unknown option"),
         ("torchvision:squeezenet1_1", IMAGE, {}, "3 channels, not 1"),
         ("torchvision:squeezenet1_1", (3, 4, 4), {}, "does not fit samples of shape"),
         ("torchvision:squeezenet1_1", COLOUR, {"drop": 0.1}, "did you mean 'dropout'"),

@@ -316,6 +316,70 @@ def test_official_test_samples_follow_an_artificial_partition():
         assert set(toy.y[splits["test"]]) == set(train)
 
 
+def domains(sizes=(300, 200, 100)):
+    return np.repeat(np.arange(len(sizes)), sizes)[np.random.default_rng(0).permutation(sum(sizes))]
+
+
+@given(alpha=st.sampled_from([0.1, 0.5, 5.0, 1e-300, 1e300]), each=st.integers(1, 4), seed=st.integers(0, 1000))
+def test_feature_and_label_skew_keeps_every_sample_with_its_owner(alpha, each, seed):
+    owner = domains()
+    parts = deal.natural_dirichlet(LABELS, owner, "abc", each, alpha, seed, min_size=0)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
+    assert [set(owner[part]) <= {number // each} for number, part in enumerate(parts)] == [True] * 3 * each
+    again = deal.natural_dirichlet(LABELS.copy(), owner.copy(), "abc", each, alpha, seed, min_size=0)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_feature_and_label_skew_skews_labels_and_caps_sizes():
+    owner = domains((400, 200))
+    deals = [deal.natural_dirichlet(LABELS, owner, "ab", 4, 0.5, seed) for seed in range(20)]
+    counts = np.array([[np.bincount(LABELS[part], minlength=10) for part in parts] for parts in deals])
+    sizes = counts.sum(2)
+    assert sizes.min() >= deal.MIN_SIZE
+    # a client is dealt at most one class more once it has its even share: 100 of 400, and 50 of 200
+    assert (sizes[:, :4] < 100 + counts[:, :4].max(2)).all()
+    assert (sizes[:, 4:] < 50 + counts[:, 4:].max(2)).all()
+    shares = counts[:, :4] / counts[:, :4].sum(1, keepdims=True)
+    assert shares.std() > 0.15  # dealt evenly they would all be a quarter
+
+
+def test_feature_and_label_skew_as_a_partition_with_an_official_test_set():
+    owner, official = domains(), np.random.default_rng(1).random(600) > 0.3
+    data = source(owner=owner, is_train=official)
+    made = make(data, "natural_dirichlet", clients=6, alpha=0.5, seed=3)
+    assert made.names == ("site 0_0", "site 0_1", "site 1_0", "site 1_1", "site 2_0", "site 2_1")
+    assert made.params == {"clients": 6, "alpha": 0.5, "splits": [0.64, 0.16, 0.2]}
+    tested = []
+    for number, splits in enumerate(made.indices.values()):
+        assert set(owner[np.concatenate(list(splits.values()))]) == {number // 2}
+        assert not official[splits["test"]].any()
+        assert official[splits["train"]].all()
+        tested.append(splits["test"])
+    for pair in zip(tested[::2], tested[1::2], strict=True):  # an owner's classes, each to whoever trains on it
+        assert len(np.concatenate(pair)) == (~official & (owner == owner[pair[0][0]])).sum()
+    assert len(make(data, "natural_dirichlet", seed=3, alpha=9.0).names) == 15
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "message"),
+    [
+        ({}, {}, "has no natural clients"),
+        ({"owner": domains()}, {"clients": 4}, "3 natural owners; give a multiple of 3"),
+        ({"owner": domains()}, {"clients": 3.0}, "give a multiple of 3"),
+        ({"owner": domains()}, {"alpha": 0.0}, "must be a positive number"),
+        ({"owner": domains()}, {"clients": 33}, "clients of 'site 2'=11: 100 samples cannot give 10 to each"),
+        (
+            {"labels": np.minimum(LABELS, 9 * (1 - domains((580, 20)))), "owner": domains((580, 20))},
+            {"clients": 4, "alpha": 1e-3},
+            "the smallest of 2 clients of 'site 1'",
+        ),
+    ],
+)
+def test_feature_and_label_skew_that_cannot_be_dealt_is_refused(fields, given, message):
+    with pytest.raises(UsageError, match=message):
+        make(source(**fields), "natural_dirichlet", **given)
+
+
 def test_splits_of_a_client_do_not_depend_on_the_other_clients():
     small = make(source(LABELS[:500], OWNER[:500]), "natural", seed=3)
     assert np.array_equal(

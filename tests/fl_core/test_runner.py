@@ -17,14 +17,14 @@ from torch import nn
 
 from diagnostics.measure import instruments
 from fl_core import rows, runner, store, tree
-from fl_core.algorithms import Round, registry
+from fl_core.algorithms import Round, find, registry
 from fl_core.config import RunConfig
 from fl_core.engine import Engine, Instruments
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
-from tests.conftest import CONFIG, TOY, federation, network
+from tests.conftest import CONFIG, TOY, federation, kind_for, network
 
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
@@ -139,7 +139,7 @@ def test_normalising_over_one_sample_is_refused(changes: dict[str, Any], sizes: 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
-    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
+    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind_for(name, "plain")))
     if name in SPLITTING and not name.startswith("playerfl"):
         assert task.plan is not None
         assert task.plan.shared == (("fc3",) if name == "lg_fedavg" else ("fc1", "fc2"))
@@ -190,8 +190,14 @@ def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
 # --- on disk ---------------------------------------------------------------------------------------------------
 
 
+DEEP: dict[str, Any] = {
+    "dataset": "digits",
+    "samples": 400,
+    "model": "vit",
+    "model_options": {"depth": 3, "width": 8, "heads": 2, "patch": 4},
+}
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"algorithm": name} for name in ALL},
+    **{name: {"algorithm": name, **(DEEP if find(name).needs_blocks else {})} for name in ALL},
     "fedper auto": {"algorithm": "fedper", "plan": "auto"},
     "fedbabu auto": {"algorithm": "fedbabu", "plan": "auto"},
     "playerfl, half the clients": {"algorithm": "playerfl", "participation": 0.5},

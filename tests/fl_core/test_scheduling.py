@@ -21,7 +21,11 @@ from tests.conftest import CONFIG, TOY, network, play
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}
 ORDER = {"vanilla": ("fc1", "fc2", "fc3"), "anti": ("fc3", "fc2", "fc1")}
-BELOW = sorted(name for name in registry() if name not in ORDER and not name.startswith("playerfl"))
+BELOW = sorted(
+    name
+    for name, kind in registry().items()
+    if name not in ORDER and not name.startswith("playerfl") and not kind.needs_blocks
+)
 
 
 def layers() -> Any:

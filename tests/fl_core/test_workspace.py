@@ -16,6 +16,7 @@ from fl_core.data import Split
 from fl_core.errors import UsageError
 from fl_core.local import Context, Phase, Training, batch_slices, train
 from fl_core.losses import build
+from fl_core.tokens import TokenShape
 from fl_core.tree import Tree
 from fl_core.workspace import Workspace, memory_format
 from tests.conftest import CONFIG, TOY, network, site_of
@@ -83,9 +84,9 @@ def assert_near(found: Tree, wanted: Tree, within: float = 1e-10) -> None:
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
 def test_a_model_with_a_convolution_has_its_channels_last(name: str) -> None:
-    shape = (10,) if name == "heart_mlp" else (3, 32, 32)
+    shape = {"heart_mlp": (10,), "text_transformer": TokenShape((9,), 30)}.get(name, (3, 32, 32))
     model = models.build(name, shape, 3)
-    wanted = "channels_last" if name.endswith("_cnn") else "contiguous"
+    wanted = "channels_last" if name.endswith(("_cnn", "vit", "mixer")) else "contiguous"
     assert memory_format(model) == Workspace(model).memory == wanted
     assert memory_format(model, "contiguous") == "contiguous"
 

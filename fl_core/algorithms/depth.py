@@ -1,0 +1,367 @@
+"""Clients that can hold only some of the model's residual blocks, whose adapters the server puts together.
+
+FedRA (Su et al. 2024) and what it is compared with. All train low-rank adapters and the last layer of a pretrained
+model by default; with ``lora_targets=none`` they train everything. What is frozen is sent with what trains, since a
+block is of no use without it, and never comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fl_core import models, tree
+from fl_core.algorithms import allocation
+from fl_core.algorithms.base import Algorithm, Inside, Problem, Round, State, Update, register
+from fl_core.blocks import inside, paths_of_blocks, with_optional_blocks
+from fl_core.errors import UsageError, check_known
+from fl_core.local import Context, Phase
+from fl_core.models.adapters import LAST, adapt
+from fl_core.models.exits import Exits
+from fl_core.plan import LayerPlan
+from fl_core.tree import Tree
+
+HELD = "held"  # the metric of the rows that say which layers a client had
+LATEST = "latest"
+
+
+class Blockwise(Algorithm):
+    """FedAvg of what trains in a model of residual blocks: adapters and the last layer, or everything.
+
+    ``lora_targets``: which linear layers get adapters (see :func:`fl_core.models.adapters.adapt`); FedRA's Table 6 has
+    ``attn.proj``, ``mlp.fc2`` and both, the default. ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as
+    in the paper's code. ``weighted``: whether a client counts by its training samples (FedRA's text) or all the same
+    (its released code).
+    """
+
+    needs_blocks = True
+    trains, travels = "adapters and the last layer", "what is held down, what trains up"
+    cost = "held + trained of it"
+
+    @dataclass(frozen=True)
+    class Config:
+        lora_targets: tuple[str, ...] | None = (LAST,)
+        rank: int = 8
+        lora_alpha: int = 8
+        lora_dropout: float = 0.1
+        weighted: bool = True
+
+    @classmethod
+    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+        example = models.example(shape)
+        model = with_optional_blocks(model, example)
+        if config.lora_targets is None:
+            return model
+        return adapt(
+            model,
+            config.lora_targets,
+            rank=config.rank,
+            alpha=config.lora_alpha,
+            dropout=config.lora_dropout,
+            seed=seed,
+            example=example,
+        )
+
+    def up(self, rnd: Round, client: int) -> frozenset[str]:
+        return super().up(rnd, client) - self.problem.frozen
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("train", self.held(rnd, client) - self.problem.frozen, self.problem.epochs),)
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        self.mix(server, updates if self.config.weighted else (replace(each, weight=1) for each in updates), rnd)
+
+    def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        """Take replies in whose weights are what the clients count. Default: the mean of each tensor over its holders.
+
+        A tensor that nobody held stays as it was (FedRA, Eq. 2).
+        """
+        super().aggregate(server, updates, rnd)
+
+
+@register
+class AllLarge(Blockwise):
+    """Every client holds the whole model: what depth does not limit."""
+
+    name = "alllarge"
+    summary = "trains adapters in all blocks of all clients; the averaged model"
+    paper = "Su et al. 2024 (FedRA)"
+
+
+@register
+class AllSmall(Blockwise):
+    """Server and clients have only the first ``depth`` blocks; default a quarter, FedRA's 3 of 12."""
+
+    name = "allsmall"
+    summary = "trains adapters in the first few blocks, all that there are; the averaged model"
+    paper = "Su et al. 2024 (FedRA)"
+    cuts = True
+    travels, cost = "the first blocks down, what trains of them up", "the small model + trained of it"
+
+    @dataclass(frozen=True)
+    class Config(Blockwise.Config):
+        depth: int | None = None
+
+    @classmethod
+    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+        whole: Any = with_optional_blocks(model, models.example(shape))
+        depth = math.ceil(len(whole.blocks) / 4) if config.depth is None else config.depth
+        if not 1 <= depth <= len(whole.blocks):
+            raise UsageError(f"allsmall: depth={depth} is not from 1 to {len(whole.blocks)}, the model's blocks")
+        whole.blocks = whole.blocks[:depth]
+        return super().build(whole, config, shape=shape, n_classes=n_classes, seed=seed)
+
+
+class Limited(Blockwise):
+    """Clients of different depths.
+
+    ``depths``: how many blocks clients can hold (see :func:`fl_core.algorithms.allocation.fixed_depths`).
+    ``random_depths``: instead every client's depth is drawn anew in every round, uniform from 1 to all (FedRA,
+    Table 4).
+
+    Raises:
+        UsageError: depths that the model or the federation does not have.
+    """
+
+    @dataclass(frozen=True)
+    class Config(Blockwise.Config):
+        depths: tuple[int, ...] = ()
+        random_depths: bool = False
+
+        def __post_init__(self) -> None:
+            if self.depths and self.random_depths:
+                raise UsageError("depths are given, and random_depths asks for others: choose one")
+
+    def __init__(
+        self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(problem, plan, config)
+        if not problem.blocks:
+            raise UsageError(f"{self.name} needs a model of residual blocks")
+        self.fixed = allocation.fixed_depths(self.config.depths, len(problem.n_train), len(problem.blocks))
+        self.always = problem.tensors.difference(*(inside(problem.tensors, path) for path in problem.blocks))
+
+    def depth(self, rnd: Round, client: int) -> int:
+        """How many blocks the client can hold in this round."""
+        if self.config.random_depths:
+            return allocation.random_depth(len(self.problem.blocks), self.problem.seed, rnd.index, client)
+        return self.fixed[client]
+
+    def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
+        """Ascending positions of the blocks that the client holds. Default: the first ones."""
+        return tuple(range(self.depth(rnd, client)))
+
+    def held(self, rnd: Round, client: int) -> frozenset[str]:
+        paths = (self.problem.blocks[k] for k in self.allocated(rnd, client))
+        return self.always.union(*(inside(self.problem.tensors, path) for path in paths))
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        super().aggregate(server, updates, rnd)
+        server.meta[LATEST] = {"index": rnd.index, "sampled": list(rnd.sampled)}
+
+    def insides(self, server: State, rnd: Round) -> Iterator[Inside]:
+        """``held``: whether a client of the latest round had a layer, 1 or 0; of the layers that could be missing."""
+        if LATEST not in server.meta:
+            return
+        latest = Round(server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"]))
+        for client in latest.sampled:
+            held = self.held(latest, client)
+            for layer in self.problem.layers:
+                optional = set(layer.tensors) - self.always
+                if optional:
+                    yield Inside(HELD, float(optional <= held), client, layer=layer.name)
+
+
+@register
+class FedRA(Limited):
+    """Every client gets random blocks, anew in every round, as many as it can hold (Su et al. 2024).
+
+    The blocks run in the model's order, each passing its output to the next that is there. An adapter is averaged
+    over the clients that held its block. ``allocation``: ``keep`` draws for every client alone, and what nobody held
+    stays as it was (Eq. 2, the better one in Table 5); ``cover`` sees to it that the clients of a round together hold
+    every block (Eq. 3, drawn as the authors' released code has it in a comment).
+
+    Raises:
+        UsageError: ``cover`` although all clients together can hold fewer than all blocks.
+    """
+
+    name = "fedra"
+    summary = "trains adapters in random blocks of each client; each averaged over its holders"
+    paper = "Su et al. 2024 (FedRA)"
+
+    @dataclass(frozen=True)
+    class Config(Limited.Config):
+        allocation: str = "keep"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_known("allocation", self.allocation, ("keep", "cover"))
+
+    def __init__(
+        self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(problem, plan, config)
+        if self.covers and not self.config.random_depths and sum(self.fixed) < len(problem.blocks):
+            raise UsageError(
+                f"fedra: all clients together hold {sum(self.fixed)} blocks and can never cover {len(problem.blocks)}; "
+                "allocation=keep does without"
+            )
+
+    @property
+    def covers(self) -> bool:
+        """Whether the clients of a round are to hold every block together."""
+        return bool(self.config.allocation == "cover")
+
+    def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
+        total, seed = len(self.problem.blocks), self.problem.seed
+        if not self.covers:
+            return allocation.drawn(self.depth(rnd, client), total, seed, rnd.index, client)
+        everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
+        depths = tuple((each, self.depth(rnd, each)) for each in everyone)
+        return allocation.covering(depths, total, seed, rnd.index)[client]
+
+
+@register
+class InclusiveFL(Limited):
+    """A client has the first blocks; the last of them also learns from the blocks that it lacks (Liu et al. 2022).
+
+    ``momentum``: clients of one depth are averaged first; with D_s the change that group s gives the server's model
+    and D'_r that of the round before of the next deeper group r, the group's last block moves by
+
+        (1 - beta) D_s + beta mean of D'_r over the blocks from that one to the last of r, both included.
+
+    Then each tensor is averaged over the groups that have it, weighted as their clients. Without a deeper group the
+    round before, or without momentum, it is the mean over the holders. The last layer is common to all groups, as in
+    FedRA's comparison.
+
+    Raises:
+        UsageError: momentum between blocks that are not alike.
+    """
+
+    name = "inclusivefl"
+    summary = "trains adapters in each client's first blocks, the last with momentum from deeper clients"
+    paper = "Liu et al. 2022 (InclusiveFL)"
+
+    @dataclass(frozen=True)
+    class Config(Limited.Config):
+        momentum: bool = True
+        beta: float = 0.2
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.beta > 1:
+                raise UsageError(f"inclusivefl: beta is a share, at most 1, not {self.beta}")
+
+    @classmethod
+    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+        built = super().build(model, config, shape=shape, n_classes=n_classes, seed=seed)
+        if config.momentum:
+            first, *others = paths_of_blocks(built)
+            for other in others:
+                here, there = (tree.of(built.get_submodule(path)) for path in (first, other))
+                tree.check_same(here, there, first, other)
+        return built
+
+    def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        if not self.config.momentum:
+            return super().mix(server, updates, rnd)
+        groups: dict[int, tree.Mean] = {}
+        weights: dict[int, int] = {}
+        for update in updates:
+            depth = self.depth(rnd, update.client)
+            groups.setdefault(depth, tree.Mean()).add(update.message.trees["model"], update.weight)
+            weights[depth] = weights.get(depth, 0) + update.weight
+        mean, changes = tree.Mean(), {}
+        for depth in sorted(groups):
+            found = groups[depth].result()
+            changes[depth] = tree.sub(found, tree.pick(server.trees["model"], found))
+            mean.add({**found, **self._distilled(server, depth, found, changes[depth])}, weights[depth])
+        server.trees["model"].update(mean.result())
+        server.trees = {"model": server.trees["model"]} | {_slot(depth): change for depth, change in changes.items()}
+        return None
+
+    def _distilled(self, server: State, depth: int, found: Tree, change: Tree) -> Tree:
+        """A group's last block, moved towards where the deeper clients' blocks went in the round before."""
+        deeper = [r for r in range(depth + 1, len(self.problem.blocks) + 1) if _slot(r) in server.trees]
+        if not deeper:
+            return {}
+        before, above = server.trees[_slot(deeper[0])], self.problem.blocks[depth - 1 : deeper[0]]
+        moved = {}
+        for name in sorted(inside(found, above[0])):
+            rest = name.removeprefix(above[0])
+            momentum = torch.stack([before[path + rest].double() for path in above]).mean(0)
+            moved[name] = (found[name].double() + self.config.beta * (momentum - change[name].double())).to(
+                found[name].dtype
+            )
+        return moved
+
+
+def _slot(depth: int) -> str:
+    return f"change/{depth}"
+
+
+@register
+class DepthFL(Limited):
+    """A client has the first blocks, and classifiers after some of them that teach each other (Kim et al. 2023).
+
+    The loss is sum_k CE(z_k) + w_t / (m - 1) sum_k sum_{j != k} KL(softmax z_j || softmax z_k) over the client's m
+    classifiers, z_j without a gradient, w_t = exp(-5 (1 - min(t, R) / R)^2) with t the 0-based round and R = ``ramp``
+    (300; FedRA's code has 500). ``distillation`` multiplies w_t; 0 leaves the classifiers alone.
+
+    As in FedRA's comparison a client's last block has the model's own classifier behind it, whatever its depth, and
+    of the others it holds those after its earlier blocks. ``exits``: after which blocks they are (FedRA's text: 3,6,9
+    of 12; its code: 4,7,10); default: after each quarter of the model. ``ensemble``: predict by the mean of all
+    classifiers' logits (the paper), or by the last one (FedRA's code). Every tensor is averaged over its holders, all
+    of the same weight.
+    """
+
+    name = "depthfl"
+    summary = "trains adapters in each client's first blocks and several classifiers, which teach each other"
+    paper = "Kim et al. 2023 (DepthFL)"
+    trains = "adapters and classifiers"
+    adds: ClassVar = {"exits": "shared"}
+
+    @dataclass(frozen=True)
+    class Config(Limited.Config):
+        weighted: bool = False
+        exits: tuple[int, ...] | None = None
+        ensemble: bool = True
+        distillation: float = 1.0
+        ramp: int = 300
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.ramp < 1:
+                raise UsageError(f"depthfl: ramp={self.ramp}; it must be at least 1 round")
+
+    @classmethod
+    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+        built = super().build(model, config, shape=shape, n_classes=n_classes, seed=seed)
+        total = len(paths_of_blocks(built))
+        quarters = {math.ceil(total * k / 4) for k in (1, 2, 3)} - {total}
+        after = sorted(quarters) if config.exits is None else config.exits
+        return Exits(built, after, ensemble=config.ensemble, seed=seed, example=models.example(shape))
+
+    def held(self, rnd: Round, client: int) -> frozenset[str]:
+        everything, depth = super().held(rnd, client), self.depth(rnd, client)
+        numbers = {name: name.split(".")[1] for name in inside(everything, "exits")}
+        return everything - {name for name, number in numbers.items() if int(number) >= depth}
+
+    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        x, y = batch
+        logits = ctx.forward(params, x, every=True)
+        total = torch.stack([ctx.criterion(each, y) for each in logits]).sum()
+        if len(logits) < 2 or not self.config.distillation:
+            return total
+        learning = F.log_softmax(logits, dim=-1)
+        teaching = learning.detach()
+        # KL(j || k) of every pair; that of a classifier with itself is 0, with no gradient
+        pairs = (teaching.exp() * teaching).sum(-1)[:, None] - torch.einsum("jnc,knc->jkn", teaching.exp(), learning)
+        weight = self.config.distillation * math.exp(-5 * (1 - min(ctx.round / self.config.ramp, 1)) ** 2)
+        return total + weight * pairs.mean(-1).sum() / (len(logits) - 1)

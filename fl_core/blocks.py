@@ -1,0 +1,108 @@
+"""Models of which a client may hold a part: residual blocks, and whatever else a forward pass can leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_core import tree
+from fl_core.errors import UsageError, listing
+
+
+class Optional(nn.Module):
+    """A container whose forward pass leaves out the children named in ``absent``."""
+
+    absent: frozenset[str] = frozenset()
+
+    def present(self) -> Iterator[tuple[str, nn.Module]]:
+        """The children that take part, by name, in order."""
+        return ((name, child) for name, child in self.named_children() if name not in self.absent)
+
+
+class Blocks(nn.Sequential, Optional):
+    """A chain of residual blocks; one that is absent passes on what it was given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _, block in self.present():
+            x = block(x)
+        return x
+
+
+def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
+    """Leave out of the forward pass every optional part that has none of the named tensors; by default nothing.
+
+    Raises:
+        UsageError: a tensor that is not named although it cannot be left out; the message names the first of them.
+    """
+    everything = set(tree.live(model))
+    held = everything if names is None else set(names)
+    missing = everything - held
+    for path, module in model.named_modules():
+        if isinstance(module, Optional):
+            prefixes = {name: f"{path}.{name}.".lstrip(".") for name, child in module.named_children()}
+            tensors = {name: {t for t in everything if t.startswith(prefix)} for name, prefix in prefixes.items()}
+            module.absent = frozenset(name for name, own in tensors.items() if own and own <= missing)
+            missing = missing.difference(*(tensors[name] for name in module.absent))
+    if missing:
+        raise UsageError(f"what is held of the model cannot do without {listing(sorted(missing), 4)}")
+
+
+def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
+    """The model itself, any of whose residual blocks can now be left out: timm's ``blocks``, as in ViT and MLP-Mixer.
+
+    Args:
+        example: a batch that the model takes.
+
+    Raises:
+        UsageError: the model has no ``blocks``, or its forward pass depends on them in another way than by running one
+            after the other, or one of them changes the shape of what it is given.
+    """
+    chained: Any = getattr(model, "blocks", None)
+    if not isinstance(chained, nn.Sequential) or not len(chained):
+        raise UsageError(
+            f"{type(model).__name__} has no residual blocks that could be left out (a torch.nn.Sequential called "
+            "'blocks'); timm's ViT and MLP-Mixer have: timm:vit_tiny_patch16_224, timm:mixer_b16_224"
+        )
+    blocks = Blocks(*chained)
+    model.blocks = blocks
+    seen: list[tuple[int, bool]] = []
+    hooks = [
+        block.register_forward_hook(lambda _module, args, output, k=k: seen.append((k, output.shape == args[0].shape)))
+        for k, block in enumerate(blocks)
+    ]
+    mode = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(example)
+            uneven = [str(k) for k, same in seen if not same]
+            if uneven:
+                raise UsageError(f"{type(model).__name__}: blocks {listing(uneven)} change the shape of their input")
+            once = [k for k, _ in seen] == list(range(len(blocks)))
+            blocks.absent = frozenset(name for name, _ in blocks.named_children())
+            model(example)
+            if not once or len(seen) != len(blocks):
+                raise UsageError(f"{type(model).__name__} does not simply run one block after the other")
+    finally:
+        blocks.absent = frozenset()
+        for hook in hooks:
+            hook.remove()
+        model.train(mode)
+    return model
+
+
+def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
+    """Paths of the blocks that can be left out, from input to output; none for most models."""
+    found = ((path, module) for path, module in model.named_modules() if isinstance(module, Blocks))
+    return tuple(
+        chain.from_iterable((f"{path}.{name}" for name, _ in blocks.named_children()) for path, blocks in found)
+    )
+
+
+def inside(names: Iterable[str], path: str) -> frozenset[str]:
+    """Those of the tensors that a module holds."""
+    return frozenset(name for name in names if name.startswith(f"{path}."))

@@ -1,0 +1,67 @@
+"""Texts to token ids: words and punctuation, a vocabulary of what clients train on, one length for all."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fl_core.data import arrays
+from fl_core.data.arrays import Integers
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError
+from fl_core.tokens import PAD, SPECIAL, START
+
+LENGTH = 64
+"""Tokens of a sample, the first of which is the start; what is longer is cut off, what is shorter is filled up."""
+
+_TOKEN = re.compile(r"[#@]?\w+(?:['’]\w+)*|[^\w\s]")
+
+
+def words_of(text: str) -> list[str]:
+    """The tokens of a text: words (with their # or @, and apostrophes inside), and every other sign by itself.
+
+    Lower case, in Unicode's compatibility form; white space only separates.
+    """
+    return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def encode(texts: Sequence[str], length: int = LENGTH) -> tuple[Integers, tuple[str, ...]]:
+    """Every text as codes [n, length], and the words that the codes from ``len(SPECIAL)`` on stand for, sorted.
+
+    These are all words there are: the vocabulary is chosen among them when it is known what clients train on (see
+    :meth:`Source.fitted`).
+    """
+    found = [words_of(text)[: length - 1] for text in texts]
+    words = sorted({word for each in found for word in each})
+    code = {word: len(SPECIAL) + k for k, word in enumerate(words)}
+    codes = np.full((len(found), length), PAD, dtype=np.int64)
+    codes[:, 0] = START
+    for row, each in enumerate(found):
+        codes[row, 1 : 1 + len(each)] = [code[word] for word in each]
+    return codes, tuple(words)
+
+
+def source(
+    path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, *, client: str, label: str, text: str
+) -> Source:
+    """A source from columns of cells; those beside text, label and client are passed over.
+
+    Raises:
+        UsageError: a text without any sign, a label that is no whole number, or an empty client.
+    """
+    owner = None
+    owner_names: tuple[str, ...] = ()
+    if client in columns:
+        where = f"{path}, column {client!r}"
+        owner, owner_names = arrays.owners(np.array(columns[client], dtype=str), where, place=place)
+    where = f"{path}, column {label!r}"
+    y, classes = arrays.labels(arrays.numbers(columns[label], where, place), where, place=place)
+    for row, cell in enumerate(columns[text]):
+        if not cell.strip():
+            raise UsageError(f"{path}, column {text!r}, {place(row)}: the text is empty")
+    x, words = encode(columns[text])
+    return Source(str(path), x, y, classes, owner, owner_names, words=words)

@@ -1,0 +1,71 @@
+"""Low-rank adapters (LoRA; Hu et al. 2022) in the residual blocks of a model, by peft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fl_core.blocks import paths_of_blocks
+from fl_core.errors import UsageError, check_known
+from fl_core.models.heads import head_path
+from fl_core.seeds import seed_of, torch_seeded
+
+LAST = "last"
+
+
+def adapt(
+    model: nn.Module,
+    targets: Sequence[str],
+    *,
+    rank: int,
+    alpha: int,
+    dropout: float,
+    seed: int,
+    example: Tensor,
+) -> nn.Module:
+    """The model with W + (alpha / rank) B A for each targeted weight W; adapters and the last layer alone train.
+
+    B starts at zero, so that the model predicts at first what it did before. ``dropout`` acts on the adapter's input.
+
+    Args:
+        targets: linear layers by their path within a block, such as ``attn.proj`` and ``mlp.fc2``, or of the whole
+            model, such as ``patch_embed.proj``; ``last`` stands for the last linear layer of each part of a block:
+            those two in a ViT, ``mlp_tokens.fc2`` and ``mlp_channels.fc2`` in an MLP-Mixer.
+        example: a batch that the model takes.
+
+    Raises:
+        UsageError: peft is not installed, a target is unknown, or a number is out of range.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UsageError(
+            "low-rank adapters need peft: pip install 'fedlayers[lora]'; lora_targets=none trains without adapters"
+        ) from error
+    if rank < 1:
+        raise UsageError(f"rank={rank}: an adapter has a rank of at least 1")
+    if not 0 <= dropout < 1:
+        raise UsageError(f"lora_dropout={dropout}: it must be from 0 up to, but not, 1")
+    head = model.get_submodule(head_path(model, example))
+    paths = sorted({path for target in targets for path in _paths(model, target)})
+    if not paths:
+        raise UsageError("lora_targets is empty; lora_targets=none trains without adapters")
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=paths)
+    with torch_seeded(seed_of(seed, "adapters")):
+        adapted: nn.Module = inject_adapter_in_model(config, model)
+    for parameter in head.parameters():
+        parameter.requires_grad_(True)
+    return adapted
+
+
+def _paths(model: nn.Module, target: str) -> list[str]:
+    """Where a target is: once in every block, or once in the model."""
+    blocks = paths_of_blocks(model)
+    linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    within = [path.removeprefix(f"{blocks[0]}.") for path in linear if path.startswith(f"{blocks[0]}.")]
+    last = {path.partition(".")[0]: path for path in within}  # of each part the last, in the order of the modules
+    known = {LAST: list(last.values()), **{path: [path] for path in within}}
+    around = [path for path in linear if not any(path.startswith(f"{block}.") for block in blocks)]
+    check_known("layer for lora_targets", target, [*known, *around])
+    return [f"{block}.{path}" for block in blocks for path in known[target]] if target in known else [target]

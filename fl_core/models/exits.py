@@ -1,0 +1,77 @@
+"""A model that predicts also on the way: classifiers after some of its blocks (DepthFL)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_core.blocks import Optional, paths_of_blocks
+from fl_core.errors import UsageError
+from fl_core.models.heads import head_path
+from fl_core.seeds import seed_of, torch_seeded
+
+
+class Exits(nn.Module):
+    """A model of residual blocks with a linear classifier after each of some blocks, beside its own at the end.
+
+    A classifier reads what the model's own would if its blocks ended there: the normalised class token of a ViT, the
+    mean over normalised patches of an MLP-Mixer.
+
+    Args:
+        after: 1-based numbers of the blocks that have a classifier behind them.
+        ensemble: whether the prediction is the mean of all classifiers' logits, or the last one's.
+
+    Raises:
+        UsageError: there is no such block, or one has the model's own classifier behind it; the model has no
+            ``norm`` and ``forward_head`` as timm's have.
+    """
+
+    def __init__(self, model: nn.Module, after: Sequence[int], *, ensemble: bool, seed: int, example: Tensor) -> None:
+        super().__init__()
+        blocks = paths_of_blocks(model)
+        for number in after:
+            if not 1 <= number < len(blocks):
+                raise UsageError(f"a classifier after block {number}: the model has {len(blocks)}, and one after those")
+        if not (isinstance(getattr(model, "norm", None), nn.Module) and hasattr(model, "forward_head")):
+            raise UsageError(f"{type(model).__name__} has no norm and forward_head, which further classifiers need")
+        head = model.get_submodule(head_path(model, example))
+        assert isinstance(head, nn.Linear)
+        with torch_seeded(seed_of(seed, "classifiers")):
+            made = {str(k): nn.Linear(head.in_features, head.out_features) for k in sorted(set(after))}
+        self.model, self.ensemble = model, ensemble
+        self.exits = Classifiers(made).to(device=head.weight.device, dtype=head.weight.dtype)
+
+    def forward(self, x: Tensor, every: bool = False) -> Any:
+        """Logits [n, C].
+
+        Args:
+            every: instead those of every classifier that is there, from input to output, [classifiers, n, C].
+        """
+        if not (every or self.ensemble):
+            return self.model(x)
+        seen: dict[str, Tensor] = {}
+        model: Any = self.model
+        hooks = [
+            model.blocks[int(number) - 1].register_forward_hook(
+                lambda _module, _args, output, number=number: seen.update({number: output})
+            )
+            for number, _ in self.exits.present()
+        ]
+        try:
+            last = model(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        early = [
+            classifier(model.forward_head(model.norm(seen[number]), pre_logits=True))
+            for number, classifier in self.exits.present()
+        ]
+        logits = torch.stack([*early, last])
+        return logits if every else logits.mean(0)
+
+
+class Classifiers(nn.ModuleDict, Optional):
+    """The classifiers by the number of the block before them."""

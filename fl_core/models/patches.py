@@ -1,0 +1,63 @@
+"""Networks over the patches of an image, of any depth: vision transformer and MLP-Mixer, as timm has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+from fl_core.errors import UsageError
+from fl_core.models.registry import register
+
+Shape = tuple[int, ...]
+
+
+@register
+def vit(
+    shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, heads: int = 3, patch: int | None = None
+) -> nn.Module:
+    """Vision transformer (Dosovitskiy et al. 2021) of ``depth`` blocks; images of any size.
+
+    timm's, with a class token; hidden layers are four times as wide. ``patch``: side of a patch, a divisor of the
+    image's; default such that there are about 8 x 8 patches. The defaults are ViT-Ti.
+    """
+    from timm.models.vision_transformer import VisionTransformer
+
+    channels, sides, side = _cut("vit", shape, patch, depth=depth, width=width, heads=heads)
+    if width % heads:
+        raise UsageError(f"vit: width={width} cannot be divided between heads={heads}")
+    return VisionTransformer(sides, side, channels, n_classes, embed_dim=width, depth=depth, num_heads=heads)
+
+
+@register
+def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, patch: int | None = None) -> nn.Module:
+    """MLP-Mixer (Tolstikhin et al. 2021) of ``depth`` blocks; images of any size.
+
+    timm's: tokens are mixed by layers half as wide as a patch's vector, channels by layers four times as wide.
+    ``patch``: as of ``vit``.
+    """
+    from timm.models.mlp_mixer import MlpMixer
+
+    channels, sides, side = _cut("mixer", shape, patch, depth=depth, width=width)
+    size: Any = sides  # timm takes a pair too, and says a number
+    model = MlpMixer(n_classes, size, channels, patch_size=side, num_blocks=depth, embed_dim=width)
+    assert isinstance(model.head, nn.Linear)
+    model.head.reset_parameters()  # timm's is zero, which lets no gradient through at first
+    return model
+
+
+def _cut(model: str, shape: Shape, patch: int | None, **numbers: Any) -> tuple[int, tuple[int, int], int]:
+    """Channels, sides of the image, and side of a patch."""
+    if len(shape) != 3:
+        raise UsageError(f"model {model} takes images (channels, height, width), not samples of shape {shape}")
+    channels, height, width = shape
+    both = math.gcd(height, width)
+    if patch is None:
+        patch = next(k for k in range(1, both + 1) if (both % k == 0 and 8 * k >= max(height, width)) or k == both)
+    for name, value in {"patch": patch, **numbers}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"{model}: {name}={value!r}; it must be an integer above 0")
+    if both % patch:
+        raise UsageError(f"{model}: patches of {patch} x {patch} do not divide images of {height} x {width}")
+    return channels, (height, width), patch

@@ -1,0 +1,128 @@
+"""Frozen first layers: their outputs for a client's samples, computed once and used in every epoch and later phase."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+CHUNK = 64  # samples computed at a time, whatever the batch: the bits depend on nothing but model and data
+KEPT = 1 << 28  # bytes of outputs that one process keeps
+
+_SAMPLEWISE: tuple[type[nn.Module], ...] = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Flatten, nn.Unflatten, nn.Identity),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish),
+    *(nn.Sigmoid, nn.Tanh, nn.Softplus),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool2d),
+    *(nn.LayerNorm, nn.GroupNorm),
+)
+_QUIET_IN_EVALUATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+_WORK = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A chain of modules in two parts: ``first`` gives the same for a sample in every epoch, ``rest`` may not."""
+
+    first: tuple[nn.Module, ...]
+    rest: tuple[nn.Module, ...]
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """What the first part gives for samples [n, *shape]."""
+        with torch.no_grad():
+            return torch.cat([_through(self.first, part) for part in x.split(CHUNK)])
+
+    def onward(self, outputs: Tensor) -> Tensor:
+        """Logits [b, C] from outputs of the first part [b, ...]."""
+        return _through(self.rest, outputs)
+
+
+def cut(model: nn.Module) -> Cut | None:
+    """Where a model may be cut as its modules and tensors stand, or None if nothing is gained or nothing is certain.
+
+    The model must be an ``nn.Sequential``, also of further ones, without hooks: then each module's input is the output
+    of the one before it. The first part ends before the first module that has a tensor which trains, that draws, that
+    sees other samples or updates statistics (dropout and batch normalisation in training mode), or whose type is
+    not one of PyTorch's own for which all of this is known.
+    """
+    parts = chain(model)
+    if parts is None or any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()):
+        return None
+    count = next((k for k, module in enumerate(parts) if not _still(module)), len(parts))
+    first = parts[:count]
+    if not any(type(module) in _WORK for module in first):
+        return None
+    return Cut(tuple(first), tuple(parts[count:]))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    samples: Tensor
+    modules: tuple[nn.Module, ...]
+    values: list[Tensor]
+    outputs: Tensor
+
+    def fits(self, modules: tuple[nn.Module, ...], tensors: list[Tensor]) -> bool:
+        return self.modules == modules and all(map(torch.equal, self.values, tensors))
+
+
+class Outputs:
+    """Outputs of first parts by client, the latest used ones up to :data:`KEPT` bytes."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+
+    def of(self, client: int, where: Cut, samples: Tensor, x: Tensor) -> Tensor | None:
+        """What the first part gives for a client's samples: at hand, if neither its tensors nor the samples changed.
+
+        Args:
+            samples: the client's tensor of samples, known again by its identity.
+            x: the same on the device of the modules.
+
+        Returns:
+            The outputs [n, ...], or None if they have more than :data:`KEPT` bytes.
+        """
+        tensors = [tensor for module in where.first for tensor in (*module.parameters(), *module.buffers())]
+        found = self._kept.pop(client, None)
+        if found is None or found.samples is not samples or not found.fits(where.first, tensors):
+            if where.outputs(x[:1]).nbytes * len(x) > KEPT:
+                return None
+            latest = next(reversed(self._kept.values()), None)
+            same = latest is not None and latest.fits(where.first, tensors)  # clients of a round share what they got
+            values = latest.values if latest and same else [tensor.detach().clone() for tensor in tensors]
+            found = _Kept(samples, where.first, values, where.outputs(x))
+        self._kept[client] = found
+        while sum(each.outputs.nbytes for each in self._kept.values()) > KEPT:
+            self._kept.popitem(last=False)
+        return found.outputs
+
+
+def chain(module: nn.Module) -> list[nn.Module] | None:
+    """The modules that a sequential model calls one after the other."""
+    if type(module).forward is not nn.Sequential.forward:
+        return None
+    parts: list[nn.Module] = []
+    for child in module._modules.values():  # children() leaves out what comes a second time
+        assert child is not None
+        parts += chain(child) or [child]
+    return parts
+
+
+def _still(module: nn.Module) -> bool:
+    """Whether a module's output for a sample will be the same in every epoch."""
+    if any(param.requires_grad for param in module.parameters()):
+        return False
+    if type(module) in _QUIET_IN_EVALUATION:
+        uses_batch = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
+        return not module.training and not uses_batch
+    return type(module) in _SAMPLEWISE
+
+
+def _through(modules: Iterable[nn.Module], x: Tensor) -> Tensor:
+    for module in modules:
+        x = module(x)
+    return x

@@ -1,0 +1,508 @@
+"""Clients that hold some of the blocks: what they hold, train, send and cost, and how the server puts it together."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from fl_core import models, runner, tree
+from fl_core.algorithms import Round, find, registry
+from fl_core.algorithms.allocation import covering, drawn, fixed_depths, random_depth
+from fl_core.algorithms.base import Message, Problem, Update
+from fl_core.algorithms.depth import Limited
+from fl_core.blocks import hold, inside, paths_of_blocks, with_optional_blocks
+from fl_core.errors import UsageError
+from fl_core.models.exits import Exits
+from fl_core.runner import Task
+from fl_core.tree import Tree
+from fl_core.workspace import Workspace
+from tests.conftest import BLOCKS, CONFIG, TOY, network, play
+
+DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
+LIMITED = sorted(name for name, kind in registry().items() if issubclass(kind, Limited))
+SEVERAL: dict[str, Any] = {"depths": (3, 2, 1, 1)}
+EVERYONE = tuple(range(len(TOY.clients)))
+X = models.example(TOY.shape)
+
+
+def task(name: str, kind: str = "vit", **options: Any) -> Task:
+    return runner.assemble(replace(CONFIG, algorithm=name, options=options), data=TOY, model=network(kind))
+
+
+def made(name: str, **options: Any) -> Any:
+    return task(name, **options).algorithm(None)
+
+
+def blocks_in(names: frozenset[str] | Tree, found: Any) -> list[int]:
+    """Positions of the blocks of which a tensor is named."""
+    return [k for k, path in enumerate(found.problem.blocks) if inside(names, path)]
+
+
+# --- leaving blocks out ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kept", [(0, 1, 2), (0, 2), (1,), ()], ids=str)
+def test_a_model_without_some_blocks_is_the_shallower_model(kind: str, kept: tuple[int, ...]) -> None:
+    whole, shallow = (with_optional_blocks(network(kind).eval(), X) for _ in range(2))
+    shallow.blocks = nn.Sequential(*(shallow.get_submodule(f"blocks.{k}") for k in kept))
+    names = set(tree.live(whole))
+    gone = [f"blocks.{k}" for k in range(3) if k not in kept]
+    hold(whole, names.difference(*(inside(names, path) for path in gone)))
+    for path in gone:
+        for parameter in whole.get_submodule(path).parameters():
+            nn.init.constant_(parameter, math.nan)
+    assert torch.equal(whole(X), shallow(X))
+    hold(whole)
+    assert not torch.isfinite(whole(X)).all() or not gone
+
+
+def test_what_cannot_be_left_out_is_refused_by_name() -> None:
+    model = with_optional_blocks(network("vit"), X)
+    names = set(tree.live(model))
+    with pytest.raises(UsageError, match=r"cannot do without head\.bias"):
+        hold(model, names - {"head.bias"})
+    with pytest.raises(UsageError, match=r"cannot do without blocks\.1\.attn\.proj\.bias"):
+        hold(model, names - {"blocks.1.attn.proj.bias"})
+    workspace = Workspace(model)
+    part = frozenset(names - inside(names, "blocks.1"))
+    with pytest.raises(UsageError, match=r"only in the tree: blocks\.1"):
+        workspace.load(tree.of(model), part)
+    workspace.load(tree.pick(tree.of(model), part), part)
+    assert workspace.read().keys() == part
+    with pytest.raises(UsageError, match=r"only in the model: blocks\.1"):
+        workspace.load(tree.pick(tree.of(model), part))
+
+
+class Odd(nn.Module):
+    """Blocks that change shapes, or that are not simply run one after the other."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.flat = how, nn.Flatten()
+        self.blocks = nn.Sequential(*(nn.Linear(36, 30 if how == "uneven" and k else 36) for k in range(2)))
+        self.head = nn.Linear(30 if how == "uneven" else 36, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.flat(x)
+        if self.how == "one by one":
+            for block in self.blocks:
+                x = block(x)
+        else:
+            x = self.blocks(x)
+        return self.head(self.blocks(x) if self.how == "twice" else x)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("uneven", "blocks 1 change the shape"),
+        ("twice", "does not simply run one block after the other"),
+        ("one by one", "does not simply run one block after the other"),
+    ],
+)
+def test_blocks_that_cannot_be_left_out_are_refused(how: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        with_optional_blocks(Odd(how), X)
+
+
+@pytest.mark.parametrize("name", DEPTH)
+def test_a_model_without_blocks_is_refused_before_any_work(name: str) -> None:
+    with pytest.raises(UsageError, match=r"Sequential has no residual blocks that could be left out.*timm:vit"):
+        runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("name", DEPTH)
+def test_no_forward_pass_reads_what_was_not_sent(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skeleton full of NaN gives the same bits: rows, costs, states."""
+    limits = SEVERAL if name in LIMITED else {}
+    common: dict[str, Any] = {"algorithm": name, "model": kind, "rounds": 2, "options": limits, "local_scores": True}
+    wanted, load = play(**common), Workspace.load
+
+    def forget(self: Workspace, source: Tree, held: frozenset[str] | None = None) -> None:
+        with torch.no_grad():
+            for tensor in self.live.values():
+                tensor.fill_(math.nan)
+        load(self, source, held)
+
+    monkeypatch.setattr(Workspace, "load", forget)
+    found = play(**common)
+    assert found.everything() == wanted.everything()
+    assert found.rows == wanted.rows
+
+
+# --- who holds what --------------------------------------------------------------------------------------------
+
+
+def test_the_papers_depths_are_the_default_in_proportion_to_the_model() -> None:
+    assert fixed_depths((), 6, 12) == (12, 10, 8, 6, 4, 3)
+    assert fixed_depths((), 30, 12) == tuple(d for d in (12, 10, 8, 6, 4, 3) for _ in range(5))
+    assert fixed_depths((), 6, 3) == (3, 3, 2, 2, 1, 1)
+    assert fixed_depths((), 1, 12) == (12,)
+    assert fixed_depths((3, 1), 5, 3) == (3, 3, 3, 1, 1)
+    assert fixed_depths((2,), 3, 3) == (2, 2, 2)
+
+
+depths_of_some = st.lists(st.integers(1, 6), min_size=1, max_size=6)
+
+
+@given(depths_of_some, st.integers(0, 50), st.integers(0, 3))
+def test_a_covering_allocation_respects_depths_and_leaves_out_what_it_must(
+    depths: list[int], index: int, seed: int
+) -> None:
+    found = covering(tuple(enumerate(depths)), 6, seed, index)
+    assert [len(found[client]) for client in range(len(depths))] == depths
+    for positions in found.values():
+        assert list(positions) == sorted(set(positions))
+        assert set(positions) <= set(range(6))
+    assert len(set().union(*found.values())) == min(6, sum(depths))
+
+
+def test_every_block_is_drawn_as_often_as_the_depth_says() -> None:
+    for depth in (1, 4, 6):
+        counts = torch.zeros(6)
+        for index in range(1500):
+            found = drawn(depth, 6, 0, index, 1)
+            assert list(found) == sorted(set(found))
+            assert len(found) == depth
+            counts[list(found)] += 1
+        assert torch.allclose(counts / 1500, torch.full((6,), depth / 6), atol=0.05)
+
+
+def test_random_depths_are_uniform() -> None:
+    counts = torch.zeros(7)
+    for index in range(1500):
+        counts[random_depth(6, 0, index, 2)] += 1
+    assert counts[0] == 0
+    assert torch.allclose(counts[1:] / 1500, torch.full((6,), 1 / 6), atol=0.04)
+
+
+@pytest.mark.parametrize("random", [False, True], ids=["fixed", "random"])
+@pytest.mark.parametrize("name", LIMITED)
+def test_clients_never_hold_more_blocks_than_their_depth(name: str, random: bool) -> None:
+    options = {"random_depths": True} if random else SEVERAL
+    variants = [{}, {"allocation": "cover"}] if name == "fedra" else [{}]
+    for variant in variants:
+        found = made(name, **options, **variant)
+        seen = set()
+        for index in range(12):
+            rnd = Round(index, sampled=EVERYONE)
+            for client in EVERYONE:
+                held, depth = found.held(rnd, client), found.depth(rnd, client)
+                assert len(blocks_in(held, found)) == depth
+                assert depth == SEVERAL["depths"][client] or random
+                assert name == "fedra" or blocks_in(held, found) == list(range(depth))
+                assert found.up(rnd, client) <= found.shared(rnd, client) <= held
+                assert {name for phase in found.phases(rnd, client) for name in phase.train} <= held
+                seen.add((client, *blocks_in(held, found)))
+        assert (len(seen) > len(EVERYONE)) == (random or name == "fedra")
+
+
+def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest() -> None:
+    options = {"depths": (1, 1, 1, 1)}
+    covered = made("fedra", allocation="cover", **options)
+    alone = made("fedra", **options)
+    some = [(0, 1), (0, 1, 2)]
+    for index in range(20):
+        for sampled in some:
+            rnd = Round(index, sampled=sampled)
+            found = {k for client in sampled for k in covered.allocated(rnd, client)}
+            assert len(found) == len(sampled)
+    missed = [k for k in range(20) if len({alone.allocated(Round(k, sampled=some[1]), c) for c in some[1]}) < 3]
+    assert missed
+    server = alone.open(tree.of(task("fedra", **options).model))
+    before, rnd = tree.clone(server.trees["model"]), Round(missed[0], sampled=some[1])
+    updates = []
+    for client in rnd.sampled:
+        sent = tree.pick(before, alone.up(rnd, client))
+        updates.append(Update(client, 5, Message({"model": {n: torch.ones_like(t) for n, t in sent.items()}})))
+    alone.aggregate(server, updates, rnd)
+    held = {k for client in rnd.sampled for k in alone.allocated(rnd, client)}
+    for k, path in enumerate(alone.problem.blocks):
+        for name in inside(before, path):
+            moved = not torch.equal(server.trees["model"][name], before[name])
+            assert moved == (k in held and name not in alone.problem.frozen), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedra", {"depths": (4,)}, "4 is not from 1 to 3"),
+        ("depthfl", {"depths": (0,)}, "0 is not from 1 to 3"),
+        ("inclusivefl", {"depths": (1, 1, 1, 1, 1)}, "5 depths are given for 4 clients"),
+        ("fedra", {"depths": (1,), "random_depths": True}, "choose one"),
+        ("fedra", {"allocation": "covr"}, "unknown allocation 'covr': did you mean 'cover'"),
+        ("allsmall", {"depth": 4}, "depth=4 is not from 1 to 3"),
+        ("allsmall", {"depth": 0}, "depth=0 is not from 1 to 3"),
+        ("inclusivefl", {"beta": 1.5}, "beta is a share, at most 1"),
+        ("depthfl", {"ramp": 0}, "ramp=0; it must be at least 1"),
+        ("depthfl", {"exits": (3,)}, "after block 3: the model has 3"),
+        (
+            "alllarge",
+            {"lora_targets": "attn.prj"},
+            "unknown layer for lora_targets 'attn.prj': did you mean 'attn.proj'",
+        ),
+        ("alllarge", {"lora_targets": ()}, "lora_targets is empty"),
+        ("alllarge", {"rank": 0}, "rank of at least 1"),
+        ("alllarge", {"lora_dropout": 1}, "lora_dropout=1.0: it must be from 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        task(name, **options)
+
+
+def test_clients_that_can_never_cover_the_model_are_refused() -> None:
+    deep = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": 5})
+    config = replace(CONFIG, algorithm="fedra", options={"allocation": "cover", "depths": (1,)})
+    with pytest.raises(UsageError, match="together hold 4 blocks and can never cover 5"):
+        runner.assemble(config, data=TOY, model=deep)
+
+
+def test_a_schedule_is_not_laid_over_clients_that_hold_a_part() -> None:
+    with pytest.raises(UsageError, match="vanilla over fedra: a schedule needs clients that hold the whole model"):
+        task("vanilla", over="fedra")
+
+
+# --- adapters --------------------------------------------------------------------------------------------------
+
+TARGETS = {
+    "attn.proj": ["attn.proj"],
+    "mlp.fc2": ["mlp.fc2"],
+    "attn.proj,mlp.fc2": ["attn.proj", "mlp.fc2"],
+    "last": ["attn.proj", "mlp.fc2"],
+    "last,patch_embed.proj": ["attn.proj", "mlp.fc2"],
+}
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+def test_adapters_are_where_they_are_asked_for_and_alone_train_with_the_head(targets: str) -> None:
+    found = task("fedra", lora_targets=targets, rank=2)
+    trains = {name for name, parameter in found.model.named_parameters() if parameter.requires_grad}
+    adapted = [f"blocks.{k}.{path}" for k in range(3) for path in TARGETS[targets]]
+    adapted += ["patch_embed.proj"] * ("patch_embed" in targets)
+    halves = {f"{path}.lora_{half}.default.weight" for path in adapted for half in "AB"}
+    assert trains == halves | {"head.weight", "head.bias"}
+    assert found.problem.frozen == found.problem.parameters - trains
+    assert found.model.get_submodule("blocks.0." + TARGETS[targets][0]).lora_A.default.weight.shape[0] == 2  # type: ignore[union-attr]
+
+
+def test_the_papers_count_of_what_trains() -> None:
+    """Per block of a ViT-B 12,288 for the attention's projection and 30,720 for the second linear layer."""
+    with torch.device("meta"):
+        block = models.patches.vit((3, 224, 224), 10, depth=1, width=768, heads=12, patch=16).get_submodule("blocks.0")
+    shapes = {path: block.get_submodule(path) for path in ("attn.proj", "mlp.fc2")}
+    counts = {path: 8 * (m.in_features + m.out_features) for path, m in shapes.items()}  # type: ignore[operator]
+    assert counts == {"attn.proj": 12_288, "mlp.fc2": 30_720}
+
+
+def test_without_peft_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UsageError, match=r"need peft: pip install 'fedlayers\[lora\]'; lora_targets=none"):
+        task("fedra")
+    assert task("fedra", lora_targets="none").problem.frozen == frozenset()
+
+
+# --- what is recorded ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DEPTH)
+@pytest.mark.parametrize("targets", ["last", "none"])
+def test_bytes_are_what_is_held_down_and_what_trains_of_it_up(name: str, targets: str) -> None:
+    options = {"lora_targets": targets, **(SEVERAL if name in LIMITED else {})}
+    played = play(algorithm=name, model="vit", rounds=2, eval_every=2, options=options)
+    found, sizes = played.engine.algorithm, tree.of(played.task.model)
+    for index in range(2):
+        rnd = Round(index, sampled=EVERYONE)
+        for client in EVERYONE:
+            key = (index + 1, TOY.clients[client].name)
+            held = found.held(rnd, client)
+            assert played.values("bytes_down")[key] == 4 * sum(sizes[n].numel() for n in held)
+            trains = {n for n in held if played.task.model.get_parameter(n).requires_grad}
+            assert played.values("bytes_up")[key] == 4 * sum(sizes[n].numel() for n in trains)
+
+
+def test_the_allocation_is_recorded() -> None:
+    played = play(algorithm="fedra", model="vit", options=SEVERAL, participation=0.5, eval_every=2)
+    found = [row for row in played.rows if row["metric"] == "held"]
+    assert {row["round"] for row in found} == {2, 3}
+    for done in (2, 3):
+        took_part = set(played.checkpoints[done - 1].models["local"])
+        here = [row for row in found if row["round"] == done]
+        assert {row["client"] for row in here} == took_part
+        for name in took_part:
+            local = played.checkpoints[done - 1].models["local"][name]
+            told = [row["value"] for row in here if row["client"] == name]
+            assert told == [float(bool(inside(local, path))) for path in ("blocks.0", "blocks.1", "blocks.2")]
+
+
+def test_work_is_counted_on_the_blocks_that_are_held() -> None:
+    """As much as the same training in a model that has no other blocks."""
+    played = play(algorithm="inclusivefl", model="vit", rounds=1, options={"depths": (3, 2, 1, 1)})
+    for depth, clients in ((3, "a"), (2, "b"), (1, "cd")):
+        shallow = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": depth})
+        wanted = play(algorithm="alllarge", model=shallow, rounds=1).values("flops", variant="")
+        for name in clients:
+            assert played.values("flops", variant="")[1, name] == wanted[1, name] > 0
+
+
+def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    config = replace(CONFIG, algorithm="fedra", rounds=1, options={"depths": (2,)})
+    model = network("vit")
+    engine = runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
+    found, _ = runner.load_models(tmp_path / "run", which="global", data=TOY, model=model)
+    assert all(tree.digest(tree.of(m)) == tree.digest(engine.server.trees["model"]) for m in found.values())
+    with pytest.raises(UsageError, match="client 'a' held a part of the model: it has no whole 'local' model"):
+        runner.load_models(tmp_path / "run", which="local", data=TOY, model=model)
+
+
+# --- InclusiveFL -----------------------------------------------------------------------------------------------
+
+
+def replies(found: Any, server: Tree, rnd: Round, generator: torch.Generator) -> list[Update]:
+    """What clients might send: the server's model and noise on what trains."""
+    return [
+        Update(
+            client,
+            found.problem.n_train[client],
+            Message(
+                {
+                    "model": {
+                        name: server[name] + torch.randn(server[name].shape, generator=generator)
+                        for name in sorted(found.up(rnd, client))
+                    }
+                }
+            ),
+        )
+        for client in rnd.sampled
+    ]
+
+
+@pytest.mark.parametrize("sampled", [((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 2), (0, 1, 3)), ((1,), (2, 3)), ((2,), (0,))])
+def test_momentum_is_the_formula(sampled: tuple[tuple[int, ...], ...]) -> None:
+    """Against sums written out tensor by tensor in float64."""
+    depths, beta = (3, 2, 1, 1), 0.3
+    found = made("inclusivefl", depths=depths, beta=beta, lora_targets="none")
+    server = found.open(tree.of(task("inclusivefl", lora_targets="none").model))
+    draws, last = torch.Generator().manual_seed(1), {}
+    for index, clients in enumerate(sampled):
+        rnd, before = Round(index, sampled=clients), {n: t.double() for n, t in server.trees["model"].items()}
+        updates = replies(found, server.trees["model"], rnd, draws)
+        found.aggregate(server, updates, rnd)
+        groups = {d: [u for u in updates if depths[u.client] == d] for d in {depths[c] for c in clients}}
+        weight = {d: sum(u.weight for u in each) for d, each in groups.items()}
+        change: dict[int, dict[str, torch.Tensor]] = {}
+        for d, each in groups.items():
+            names = each[0].message.trees["model"]
+            change[d] = {
+                n: sum(u.weight * (u.message.trees["model"][n].double() - before[n]) for u in each) / weight[d]  # type: ignore[misc]
+                for n in names
+            }
+        moved = {d: dict(each) for d, each in change.items()}
+        for d in groups:
+            deeper = min((r for r in last if r > d), default=None)
+            if deeper is not None:
+                for n in inside(change[d], f"blocks.{d - 1}"):
+                    rest = n.removeprefix(f"blocks.{d - 1}.")
+                    mean = sum(last[deeper][f"blocks.{k}.{rest}"] for k in range(d - 1, deeper)) / (deeper - d + 1)
+                    moved[d][n] = (1 - beta) * change[d][n] + beta * mean
+        for n, now in server.trees["model"].items():
+            holders = [d for d in groups if n in moved[d]]
+            wanted = before[n]
+            if holders:
+                total = sum(weight[d] for d in holders)
+                wanted = before[n] + sum(weight[d] * moved[d][n] for d in holders) / total
+            assert torch.allclose(now.double(), wanted, atol=1e-6), n
+        last = change
+
+
+def test_momentum_moves_nothing_but_the_last_blocks_and_not_in_the_first_round() -> None:
+    with_it, without = (
+        play(algorithm="inclusivefl", options=SEVERAL | {"momentum": m}, rounds=2) for m in (True, False)
+    )
+    first, second = ([p.checkpoints[k].server.trees["model"] for p in (with_it, without)] for k in (0, 1))
+    for name in first[0]:
+        assert torch.allclose(first[0][name], first[1][name], atol=1e-6), name
+    gaps = {name: float((second[0][name] - second[1][name]).abs().max()) for name in second[0]}
+    assert max(gaps.values()) > 1e-5
+    assert not any(gap > 1e-5 for name, gap in gaps.items() if name.startswith("blocks.2."))
+
+
+# --- DepthFL ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> None:
+    model = Exits(with_optional_blocks(network(kind).eval(), X), (1, 2), ensemble=True, seed=0, example=X).eval()
+    logits = model(X, every=True)
+    assert logits.shape == (3, len(X), 3)
+    assert torch.allclose(model(X), logits.mean(0))
+    shallow: Any = network(kind).eval()
+    assert torch.equal(logits[-1], shallow(X))
+    for k in (1, 2):
+        shallow = network(kind).eval()
+        shallow.blocks = shallow.blocks[:k]
+        shallow.head = model.exits[str(k)]
+        assert torch.allclose(logits[k - 1], shallow(X), atol=1e-6)
+    model.ensemble = False
+    assert torch.equal(model(X), logits[-1])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_client_holds_the_classifiers_before_its_last_block(depth: int) -> None:
+    found = task("depthfl", depths=(depth,))
+    held = found.algorithm(None).held(Round(0), 0)
+    assert {name.split(".")[1] for name in held if name.startswith("exits.")} == {str(k) for k in range(1, depth)}
+    workspace = Workspace(found.model)
+    workspace.load(tree.pick(tree.of(found.model), held), held)
+    assert len(workspace.forward(workspace.params, X, every=True)) == depth
+
+
+@pytest.mark.parametrize(("index", "weight"), [(0, math.exp(-5)), (5, math.exp(-1.25)), (10, 1.0), (99, 1.0)])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, depth: int) -> None:
+    found = task("depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0)
+    algorithm = found.algorithm(None)
+    site = runner.site_of(found, {})
+    held = algorithm.held(Round(index), 0)
+    site.workspace.load(tree.pick(tree.of(found.model), held), held)
+    ctx = site._context(algorithm, 0, index, {})
+    x, y = TOY.clients[0].train.x[:6], TOY.clients[0].train.y[:6]
+    params = site.workspace.params
+    loss = algorithm.loss(params, (x, y), ctx)
+    heads = [params[name] for name in sorted(held) if name.endswith("weight") and ("exits" in name or "head" in name)]
+    grads = torch.autograd.grad(loss, heads)
+    logits = site.workspace.forward(params, x, every=True)
+    wanted = torch.stack([F.cross_entropy(z, y) for z in logits]).sum()
+    for k, student in enumerate(logits):
+        for j, teacher in enumerate(logits):
+            if j != k:
+                kl = F.kl_div(student.log_softmax(1), teacher.detach().softmax(1), reduction="batchmean")
+                wanted = wanted + 2 * weight * kl / (depth - 1)
+    assert torch.allclose(loss, wanted)
+    for ours, theirs in zip(grads, torch.autograd.grad(wanted, heads), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_the_default_classifiers_are_the_papers() -> None:
+    deep = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": 12})
+    config = replace(CONFIG, algorithm="depthfl", options={"lora_targets": "none"})
+    model: Any = runner.assemble(config, data=TOY, model=deep).model
+    assert sorted(model.exits) == ["3", "6", "9"]
+
+
+def test_an_algorithm_outside_a_task_needs_blocks() -> None:
+    with pytest.raises(UsageError, match="fedra needs a model of residual blocks"):
+        find("fedra")(Problem((), frozenset(), (1,), 1, 0))
+    assert paths_of_blocks(network("vit")) == ()

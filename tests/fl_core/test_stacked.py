@@ -1,0 +1,237 @@
+"""Clients trained together give what they give one by one, and whatever cannot be stacked is trained one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_core import models, runner, stacked, tree
+from fl_core.algorithms import Message, Round, State, registry
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.data import ClientData, FederatedData, Split
+from fl_core.errors import NonFiniteError, UsageError
+from fl_core.executors import Serial, Workers, executor
+from fl_core.local import Context
+from fl_core.site import FinishJob, Result, ScoreJob, Site, TrainJob
+from fl_core.stacked import Stacked, stacks
+from tests.conftest import CONFIG, TOY, network, play, site_of
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "sgd": {"weight_decay": 0.01},
+    "momentum": {"momentum": 0.9, "weight_decay": 0.01},
+    "adam": {"optimizer": "adam", "lr": 0.01, "amsgrad": True},
+    "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+}
+
+
+def fine(data: FederatedData) -> FederatedData:
+    """The same samples in float64."""
+    clients = [
+        ClientData(c.name, *(Split(s.x.double(), s.y) for s in (c.train, c.validation, c.test))) for c in data.clients
+    ]
+    return replace(data, clients=tuple(clients))
+
+
+def sites(algorithm: str = "fedavg", model: nn.Module | None = None, **changes: Any) -> tuple[Serial, Stacked, Any]:
+    """One by one and together, in float64, with the algorithm loaded."""
+    config = replace(CONFIG, epochs=2, algorithm=algorithm, **changes)
+    task = runner.assemble(config, data=TOY, model=model or network("plain"))
+    runs = []
+    for kind in (Serial, Stacked):
+        site = Site(
+            task.model.double(), fine(TOY), task.config.training, task.criterion, task.layers, {}, keep_frozen=False
+        )
+        runs.append(kind(site))
+        runs[-1].use(task.algorithm(task.plan))
+    return runs[0], runs[1], task  # type: ignore[return-value]
+
+
+def jobs(task: Any, order: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[TrainJob]:
+    algorithm, initial = task.algorithm(task.plan), tree.of(task.model)
+    rnd = Round(0, "train", order)
+    for client in order:
+        message = algorithm.send(State({"model": initial}), client, rnd).clone()
+        yield TrainJob(client, rnd, message, algorithm.start(initial, client), ("test",), keep_local=True)
+
+
+def assert_alike(ours: Result, theirs: Result) -> None:
+    assert ours.client == theirs.client
+    assert ours.tree is not None
+    assert theirs.tree is not None
+    for found, wanted in (
+        (ours.tree, theirs.tree),
+        *((ours.message.trees[k], theirs.message.trees[k]) for k in theirs.message.trees),
+        *((ours.state.trees[k], theirs.state.trees[k]) for k in theirs.state.trees),
+    ):
+        assert list(found) == list(wanted)
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
+    assert ours.work == pytest.approx(theirs.work, rel=1e-6)  # a batch's loss is a float32 where they are added up
+    assert ours.work.keys() == theirs.work.keys()
+    assert ours.scores["test"] == pytest.approx(theirs.scores["test"], abs=1e-9)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Clients whose phases were trained one by one."""
+    seen: list[int] = []
+    original = Site.phase
+
+    def phase(self: Site, part: Any) -> Any:
+        seen.append(part.ctx.client)
+        return original(self, part)
+
+    monkeypatch.setattr(Site, "phase", phase)
+    return seen
+
+
+@pytest.mark.parametrize("which", TRAININGS)
+@pytest.mark.parametrize("batch", [8, 7, 1000])
+def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> None:
+    """Clients of 18 to 27 samples: unequal numbers of steps, and short last batches."""
+    serial, together, task = sites(batch=batch, **TRAININGS[which])
+    assert len({len(client.train) for client in TOY.clients}) == 4
+    wanted = list(serial.run(jobs(task)))
+    assert alone == [0, 1, 2, 3]
+    found = list(together.run(jobs(task)))
+    assert alone == [0, 1, 2, 3], "nobody is trained alone"
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert_alike(ours, theirs)
+        assert theirs.tree is not None
+        assert tree.distance(theirs.tree, tree.of(task.model)) > 0.01
+
+
+@pytest.mark.parametrize("name", sorted(name for name, kind in registry().items() if not kind.needs_blocks))
+def test_every_algorithm_gives_the_same(name: str) -> None:
+    least = {"rounds": 2, "epochs": 1, "eval_every": 2}
+    serial = play(algorithm=name, **least)
+    config = replace(CONFIG, algorithm=name, **least)  # type: ignore[arg-type]
+    task = runner.assemble(config, data=TOY, model=network("plain"))
+    found = play(algorithm=name, executor=Stacked(site_of(task)), **least)
+    for ours, theirs in zip(found.checkpoints, serial.checkpoints, strict=True):
+        assert tree.distance(ours.server.trees["model"], theirs.server.trees["model"]) < 1e-4
+    assert [(r["metric"], r["client"], r["round"]) for r in found.rows] == [
+        (r["metric"], r["client"], r["round"]) for r in serial.rows
+    ]
+
+
+@pytest.mark.parametrize("loss", ["focal", "player_focal"])
+@pytest.mark.parametrize("algorithm", ["fedrep", "fedbabu"])
+def test_phases_and_losses(loss: str, algorithm: str, alone: list[int]) -> None:
+    serial, together, task = sites(algorithm, loss=loss, momentum=0.9)
+    found = list(together.run(jobs(task)))
+    assert not alone
+    for ours, theirs in zip(found, serial.run(jobs(task)), strict=True):
+        assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_stacks_of_any_size_give_results_in_order(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "TOGETHER", limit)
+    serial, together, task = sites()
+    order = (3, 1, 2, 0, 1)
+    found = list(together.run(jobs(task, order)))
+    assert [result.client for result in found] == list(order)
+    for ours, theirs in zip(found, serial.run(jobs(task, order)), strict=True):
+        assert_alike(ours, theirs)
+
+
+def test_other_jobs_are_done_too() -> None:
+    serial, together, task = sites("local_adaptation")
+    start = tree.of(task.model)
+    asked = [FinishJob(0, 3, start), ScoreJob(1, start, ("train",)), FinishJob(2, 3, start)]
+    for ours, theirs in zip(together.run(asked), serial.run(asked), strict=True):
+        assert ours.scores == theirs.scores
+        if theirs.tree is not None:
+            assert ours.tree is not None
+            assert tree.distance(ours.tree, theirs.tree) < 1e-10
+
+
+# --- what is trained one by one --------------------------------------------------------------------------------
+
+
+class Own(FedAvg):
+    """FedAvg with an objective of its own."""
+
+    name = "own"
+
+    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        return super().loss(params, batch, ctx) * 2
+
+
+def test_an_objective_of_its_own_is_not_stacked(alone: list[int]) -> None:
+    serial, together, task = sites()
+    for runs in (serial, together):
+        runs.use(Own(task.problem))
+    found = list(together.run(jobs(task)))
+    assert alone == [0, 1, 2, 3]
+    for ours, theirs in zip(found, serial.run(jobs(task)), strict=True):
+        assert ours.tree is not None
+        assert theirs.tree is not None
+        assert tree.digest(ours.tree) == tree.digest(theirs.tree)
+
+
+@pytest.mark.parametrize(("model", "changes"), [("drop", {}), ("unused", {}), ("plain", {"keep_optimizer": True})])
+def test_other_models_and_kept_optimisers_are_not_stacked(
+    model: str, changes: dict[str, Any], alone: list[int]
+) -> None:
+    _, together, task = sites(model=network(model), **changes)
+    assert len(list(together.run(jobs(task)))) == 4
+    assert alone == [0, 1, 2, 3]
+
+
+def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(alone: list[int]) -> None:
+    _, together, task = sites()
+    broken = {name: torch.full_like(value, torch.nan) for name, value in tree.of(task.model).items()}
+    asked = list(jobs(task))
+    asked[2].message = Message({"model": broken})
+    results = together.run(asked)
+    assert [next(results).client for _ in range(2)] == [0, 1]
+    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'c', phase 'train': .*'fc1\.weight'"):
+        next(results)
+    assert alone == [2], "it alone is trained again"
+
+
+# --- the rule --------------------------------------------------------------------------------------------------
+
+TIED = nn.Linear(4, 4)
+MODELS: dict[str, tuple[nn.Module, bool]] = {
+    "heart": (models.build("heart_mlp", (10,), 5), True),
+    "no bias": (nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 2)), True),
+    "large": (nn.Sequential(nn.Linear(400, 400)), False),
+    "convolution": (models.build("fmnist_cnn", (1, 28, 28), 3), False),
+    "another activation": (nn.Sequential(nn.Linear(4, 4), nn.Tanh()), False),
+    "no chain": (nn.Linear(4, 4), False),
+    "a layer twice": (nn.Sequential(TIED, nn.ReLU(), TIED), False),
+    "buffers": (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), False),
+    "another way to flatten": (nn.Sequential(nn.Flatten(2), nn.Linear(4, 4)), False),
+}
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_which_models_are_stacked(which: str) -> None:
+    model, wanted = MODELS[which]
+    assert stacks(model, "cpu") is wanted
+    assert stacks(model, "cpu", "on") is (wanted or which == "large")
+    assert not stacks(model, "cpu", "off")
+    assert not stacks(model, "cuda")
+
+
+def test_the_choice_is_recorded_and_obeyed() -> None:
+    for wanted, kind, found in (("auto", Stacked, "on"), ("off", Serial, "off")):
+        task = runner.assemble(replace(CONFIG, stack=wanted), data=TOY, model=network("plain"))
+        assert task.config.stack == found
+        assert type(executor(site_of(task), 0, task.config.stack == "on")) is kind
+    assert runner.assemble(CONFIG, data=TOY, model=network("norm")).config.stack == "off"
+    with pytest.raises(UsageError, match="unknown value of stack 'onn': did you mean 'on'"):
+        runner.assemble(replace(CONFIG, stack="onn"), data=TOY, model=network("plain"))
+
+
+def test_workers_do_not_change_what_is_stacked() -> None:
+    task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
+    assert not isinstance(executor(site_of(task), 3, stack=True), Workers)

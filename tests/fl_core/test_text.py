@@ -1,0 +1,283 @@
+"""Texts: tokens, the vocabulary of what is trained on, files, and the transformer that takes them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diagnostics.measure import instruments
+from fl_core import costs, data, models, runner, store, tree
+from fl_core.config import RunConfig, resolved
+from fl_core.data import sources, text
+from fl_core.errors import UsageError
+from fl_core.layers import layers_of
+from fl_core.task import assemble
+from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
+from fl_core.workspace import Workspace
+
+GOOD, BAD, PLAIN = "good nice great happy", "bad late lost rude", "the flight was on my way"
+
+
+def lines(n=120, seed=0):
+    """Texts of two clients whose class is in their words."""
+    draws = np.random.default_rng(seed)
+    for k in range(n):
+        words = [*draws.choice((BAD, GOOD)[k % 2].split(), 3), *draws.choice(PLAIN.split(), 4)]
+        yield {"client": ("north", "south")[k % 3 == 0], "label": k % 2, "text": f"{' '.join(words)}!", "day": k}
+
+
+def write(path, entries=None):
+    entries = list(lines() if entries is None else entries)
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(entry) for entry in entries))
+    else:
+        head = ",".join(entries[0])
+        path.write_text("\n".join([head, *(",".join(str(cell) for cell in entry.values()) for entry in entries)]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("Don't fly!", "don't fly !"),
+        ("@United  #Fail...", "@united #fail . . ."),
+        ("ﬁne ＡＢＣ Straße", "fine abc strasse"),
+        ("a_b 3.5\t😀", "a_b 3 . 5 😀"),
+        (" \n", ""),
+    ],
+)
+def test_tokens_of_a_text(given, wanted):
+    assert text.words_of(given) == wanted.split()
+
+
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=8), st.integers(2, 9))
+def test_codes_are_the_words(texts, length):
+    codes, words = text.encode(texts, length)
+    assert list(words) == sorted(set(words))
+    for row, each in zip(codes, texts, strict=True):
+        told = [words[k - len(SPECIAL)] for k in row if k >= len(SPECIAL)]
+        assert told == text.words_of(each)[: length - 1]
+        assert row.tolist() == [START, *(k for k in row if k >= len(SPECIAL)), *[PAD] * (length - 1 - len(told))]
+
+
+def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
+    path = write(tmp_path / "t.jsonl")
+    dealt = data.load(path, seed=3)
+    texts = [entry["text"] for entry in lines()]
+    train = np.concatenate([part["train"] for part in dealt.partition.indices.values()])
+    counts = Counter(word for k in train for word in text.words_of(texts[k]))
+    ranked = sorted((word for word in counts if counts[word] >= sources.LEAST), key=lambda w: (-counts[w], w))
+    assert dealt.words == tuple(ranked)
+    assert dealt.shape == (text.LENGTH,)
+    assert dealt.shape.tokens == len(SPECIAL) + len(ranked)
+    ids = {word: len(SPECIAL) + k for k, word in enumerate(ranked)}
+    for client in dealt.clients:
+        for split in ("train", "validation", "test"):
+            positions = dealt.partition.indices[client.name][split]
+            for row, k in zip(client.split(split).x, positions, strict=True):
+                said = [ids.get(word, UNKNOWN) for word in text.words_of(texts[k])]
+                assert row.tolist() == [START, *said, *[PAD] * (text.LENGTH - 1 - len(said))]
+    assert client.train.x.dtype == torch.int64
+
+
+def test_rare_words_are_unknown_and_a_vocabulary_is_bounded(tmp_path, monkeypatch):
+    entries = [*lines(), {"client": "south", "label": 0, "text": "once"}, {"client": "south", "label": 1, "text": "?"}]
+    monkeypatch.setattr(sources, "MOST", 5)
+    dealt = data.load(write(tmp_path / "t.jsonl", entries))
+    assert len(dealt.words) == 5
+    assert "once" not in dealt.words
+    monkeypatch.setattr(sources, "LEAST", 10_000)
+    assert data.load(tmp_path / "t.jsonl").shape.tokens == len(SPECIAL)
+
+
+def test_tables_of_texts_are_the_same_in_both_formats(tmp_path):
+    one, two = data.load(write(tmp_path / "t.jsonl")), data.load(write(tmp_path / "t.csv"))
+    assert one.words == two.words
+    assert one.source_digest == two.source_digest
+    assert [client.name for client in one.clients] == ["north", "south"]
+    assert all(torch.equal(a.test.x, b.test.x) for a, b in zip(one.clients, two.clients, strict=True))
+
+
+def test_columns_of_texts_can_be_named_and_clients_left_out(tmp_path):
+    entries = [{"who": e["client"], "says": e["text"], "y": e["label"]} for e in lines()]
+    named = {"text_column": "says", "label_column": "y"}
+    for suffix in (".jsonl", ".csv"):
+        path = write(tmp_path / f"t{suffix}", entries)
+        assert len(data.load(path, client_column="who", **named).clients) == 2
+        assert len(data.load(path, **named).clients) == 5
+        assert data.recipe(path, client_column="who", text_column="says").partition == "natural"
+        assert data.recipe(path, text_column="says").model == "text_transformer"
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"text": " "}, {}, "column 'text', line 3: the text is empty"),
+        ({"text": None}, {}, "line 3, column 'text': None is not text"),
+        ({"label": 0.5}, {}, "column 'label', line 3: 0.5 is not a whole number"),
+        ({"label": "cat"}, {}, "column 'label', line 3: 'cat' is not a number"),
+        ({"client": ""}, {}, "column 'client', line 3: the client's name is empty"),
+        ({"client": ["a"]}, {}, "line 3, column 'client'"),
+        ({}, {"text_column": "txt"}, r"line 1 \(text_column\) 'txt': did you mean 'text'"),
+        ({}, {"client_column": "clint"}, r"\(client_column\) 'clint': did you mean 'client'"),
+        ({}, {"client_column": "text"}, "must be different columns"),
+    ],
+)
+def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):
+    entries = list(lines(30))
+    entries[2] |= change
+    with pytest.raises(UsageError, match=message):
+        data.load(write(tmp_path / "t.jsonl", entries), **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "is empty"), ('{"text": "a"', "line 1: no JSON"), ("[1]", "line 1: list, not an object"), (b"\xff", "read")],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=message):
+        data.files.read(path)
+    with pytest.raises(UsageError, match="cannot be both the text and the client or label"):
+        data.load(write(tmp_path / "t.csv"), text_column="label")
+    with pytest.raises(UsageError, match="has no columns to name"):
+        data.load("digits", text_column="words")
+
+
+def test_a_shape_of_tokens_survives_copies():
+    shape = TokenShape((7,), 30)
+    for other in (copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))):
+        assert other == (7,)
+        assert other.tokens == 30
+
+
+# --- the model ---------------------------------------------------------------------------------------------------
+
+
+def by_hand(model, ids):
+    """The architecture in numpy's terms, one sample at a time and without padding."""
+    own = {name: tensor.double() for name, tensor in tree.of(model).items()}
+    found = []
+    for row in ids:
+        row = row[row != PAD]
+        x = own["embedding.token.weight"][row] + own["embedding.position.weight"][: len(row)]
+        q, k, v = (x @ own[f"attention.{name}.weight"].T for name in ("query", "key", "value"))
+        seen = torch.softmax(q @ k.T / math.sqrt(x.shape[1]), 1) @ v
+        x = x + seen @ own["attention.proj.weight"].T + own["attention.proj.bias"]
+        hidden = (x @ own["fc1.linear.weight"].T + own["fc1.linear.bias"]).clamp_min(0)
+        x = x + hidden @ own["fc1.resid.weight"].T + own["fc1.resid.bias"]
+        found.append(x[0] @ own["fc2.weight"].T + own["fc2.bias"])
+    return torch.stack(found)
+
+
+def small(tokens=30, length=9, classes=3, **options):
+    return models.build("text_transformer", TokenShape((length,), tokens), classes, options={"width": 8, **options})
+
+
+def batch(tokens=30, length=9, n=5):
+    ids = models.example(TokenShape((length,), tokens), n)
+    for row in range(n):
+        ids[row, length - row :] = PAD
+    return ids
+
+
+def test_the_model_is_its_formula_and_padding_does_not_count():
+    model, ids = small().double(), batch()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
+    assert torch.allclose(model(ids), by_hand(model, ids), rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        model.embedding.token.weight[PAD] = 7.0
+    assert torch.allclose(model(ids), by_hand(model, ids), rtol=1e-12, atol=1e-12)
+
+
+def test_tables_start_with_rows_of_length_one():
+    own = tree.of(small(width=32))
+    lengths = own["embedding.token.weight"].norm(dim=1)
+    assert lengths[PAD] == 0
+    assert torch.allclose(lengths[1:], torch.ones(29))
+    assert torch.allclose(own["embedding.position.weight"].norm(dim=1), torch.ones(9))
+    assert not any(value.any() for name, value in own.items() if name.endswith("bias"))
+
+
+def test_layers_of_the_model():
+    found = layers_of(small(), models.example(TokenShape((9,), 30)))
+    assert [layer.name for layer in found] == ["embedding", "attention", "fc1", "fc2"]
+    assert all(layer.used for layer in found)
+    assert found[0].tensors == ("embedding.token.weight", "embedding.position.weight")
+
+
+def test_flops_are_counted_on_token_ids():
+    space, shape = Workspace(small()), TokenShape((9,), 30)
+    every = frozenset(space.live)
+    forward = 2 * (9 * (4 * 8 * 8 + 2 * 8 * 32) + 2 * 9 * 9 * 8 + 8 * 3)
+    assert costs.training_flops(space, shape, frozenset()) == forward
+    assert costs.training_flops(space, shape, every) == 3 * forward
+    assert costs.training_flops(space, shape, frozenset({"fc2.weight"})) == forward + 2 * 8 * 3
+
+
+@pytest.mark.parametrize("shape", [(9,), (3, 8, 8)])
+def test_the_model_refuses_what_is_no_text(shape):
+    with pytest.raises(UsageError, match="takes texts"):
+        models.build("text_transformer", shape, 3)
+
+
+@pytest.mark.parametrize("name", ["mlp", "heart_mlp", "scheduling_cnn", "timm:resnet10t"])
+def test_other_models_refuse_texts_before_training(name):
+    with pytest.raises(UsageError):
+        models.build(name, TokenShape((9,), 30), 3)
+
+
+@pytest.mark.parametrize("options", [{"width": 0}, {"hidden": 2.5}, {"width": True}])
+def test_bad_widths_are_refused(options):
+    with pytest.raises(UsageError, match="integer above 0"):
+        small(**options)
+
+
+def test_an_example_of_tokens():
+    ids = models.example(TokenShape((9,), 4), 50)
+    assert ids.dtype == torch.int64
+    assert (ids[:, 0] == START).all()
+    assert set(ids[:, 1:].unique().tolist()) == {UNKNOWN, START, 3}
+    assert torch.equal(ids, models.example(TokenShape((9,), 4), 50))
+
+
+# --- together ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):
+    path = write(tmp_path / "t.jsonl")
+    config = resolved(RunConfig(dataset=str(path)))
+    assert (config.model, config.model_options) == ("text_transformer", {"width": 128})
+    assert resolved(config).model_options == {"width": 128}
+    assert resolved(RunConfig(dataset=str(path), model_options={"width": 16})).model_options == {"width": 16}
+    assert resolved(RunConfig(dataset="heart")).model_options == {}
+    assert resolved(RunConfig(dataset=str(path), model="mlp")).model_options == {}
+    with pytest.raises(UsageError, match="mlp does not fit"):
+        assemble(RunConfig(dataset=str(path), model="mlp"))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "playerfl"])
+def test_a_run_on_texts_learns_and_is_read_back(tmp_path, algorithm):
+    path = write(tmp_path / "t.jsonl")
+    config = RunConfig(
+        dataset=str(path), algorithm=algorithm, rounds=3, batch=8, lr=1e-2, model_options={"width": 16}, eval_every=1
+    )
+    runner.run(config, tmp_path / "run", instruments=instruments(), progress=False)
+    _, rows = store.Run(tmp_path / "run").rows()
+    last = rows[(rows["round"] == 3) & (rows.split == "test") & (rows.metric == "accuracy")]
+    assert last[last.model != "local"].value.min() > 0.9
+    loaded, task = runner.load_models(tmp_path / "run", which="local")
+    assert task.data.words == data.load(path).words
+    assert list(loaded) == ["north", "south"]

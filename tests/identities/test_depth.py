@@ -1,0 +1,149 @@
+"""Clients of limited depth at the limits where their definitions coincide: the same bits after every round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fl_core import models, tree
+from fl_core.algorithms import base, registry
+from fl_core.algorithms.depth import AllLarge, DepthFL
+from tests.conftest import BLOCKS, TOY, Played, network, play
+
+FULL = (3,)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.9, "weight_decay": 0.01},
+    "adamw kept": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01, "keep_optimizer": True},
+    "two of four clients": {"participation": 0.5},
+}
+TRAINED: dict[str, dict[str, Any]] = {
+    "adapters": {},
+    "attention's adapters": {"lora_targets": "attn.proj", "lora_dropout": 0},
+    "everything": {"lora_targets": "none"},
+    "unweighted": {"weighted": False},
+}
+settings = pytest.mark.parametrize("setting", SETTINGS)
+pairs = pytest.mark.parametrize(
+    ("setting", "trained"),
+    [*zip(SETTINGS, TRAINED, strict=False), ("momentum", "unweighted"), ("two of four clients", "adapters")],
+)
+PLAYED: dict[str, Played] = {}
+
+
+def run(algorithm: str, setting: str = "momentum", kind: str | nn.Module = "vit", **options: Any) -> Played:
+    """Two rounds; those of a named network are played once in this file."""
+    key = repr((algorithm, setting, kind, sorted(options.items())))
+    if key not in PLAYED or not isinstance(kind, str):
+        PLAYED[key] = play(
+            algorithm=algorithm, model=kind, options=options, rounds=2, eval_every=2, **SETTINGS[setting]
+        )
+    return PLAYED[key]
+
+
+@pairs
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("fedra", {}),
+        ("fedra", {"allocation": "cover"}),
+        ("inclusivefl", {"momentum": False}),
+        ("inclusivefl", {}),
+    ],
+    ids=str,
+)
+def test_at_full_depth_it_is_alllarge(name: str, limits: dict[str, Any], trained: str, setting: str) -> None:
+    options = TRAINED[trained]
+    found, wanted = run(name, setting, depths=FULL, **limits, **options), run("alllarge", setting, **options)
+    assert found.server() == wanted.server()
+    assert found.evaluated() == wanted.evaluated()
+    assert len(set(wanted.server())) == 2, "the model must move in every round"
+
+
+@pytest.mark.parametrize("name", ["fedra", "inclusivefl"])
+def test_at_a_smaller_depth_it_is_not(name: str) -> None:
+    assert run(name, depths=(2,)).server()[0] != run("alllarge").server()[0]
+
+
+def test_at_full_depth_a_mixer_is_alllarge_too() -> None:
+    assert run("fedra", kind="mixer", depths=FULL).server() == run("alllarge", kind="mixer").server()
+
+
+@settings
+def test_alllarge_that_trains_everything_is_fedavg(setting: str) -> None:
+    found = run("alllarge", setting, lora_targets="none")
+    wanted = play(algorithm="fedavg", model="vit", rounds=2, eval_every=2, **SETTINGS[setting])
+    assert found.server() == wanted.server()
+    assert found.values("loss", model="global", split="test") == wanted.values("loss", model="global", split="test")
+
+
+@settings
+@pytest.mark.parametrize("depth", [1, 2])
+def test_allsmall_is_alllarge_in_a_model_of_that_depth(depth: int, setting: str) -> None:
+    shallow: Any = network("vit")
+    shallow.blocks = shallow.blocks[:depth]
+    assert run("allsmall", setting, depth=depth).server() == run("alllarge", setting, shallow).server()
+
+
+@settings
+def test_without_further_classifiers_depthfl_is_alllarge(setting: str) -> None:
+    found = run("depthfl", setting, depths=FULL, exits=(), weighted=True)
+    wanted = run("alllarge", setting)
+    for ours, theirs in zip(found.checkpoints, wanted.checkpoints, strict=True):
+        named = {name.removeprefix("model."): t for name, t in ours.server.trees["model"].items()}
+        assert tree.digest(named) == tree.digest(theirs.server.trees["model"])
+
+
+@dataclass(frozen=True)
+class _Config(AllLarge.Config):
+    exits: tuple[int, ...] | None = None
+    ensemble: bool = True
+    distillation: float = 0.0
+
+
+class Summed(AllLarge):
+    """AllLarge with DepthFL's model and the sum of its classifiers' losses."""
+
+    name = "summed"
+    adds = DepthFL.adds
+    Config = _Config
+    build = DepthFL.build
+    loss = DepthFL.loss  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    registry()
+    base._REGISTRY["summed"] = Summed
+    yield
+    del base._REGISTRY["summed"]
+
+
+@pytest.mark.parametrize(("setting", "exits"), [("momentum", (1, 2)), ("two of four clients", (2,))])
+def test_depthfl_without_distillation_is_the_summed_loss(setting: str, exits: tuple[int, ...]) -> None:
+    common: dict[str, Any] = {"exits": exits}
+    wanted = run("summed", setting, **common)
+    found = run("depthfl", setting, depths=FULL, weighted=True, distillation=0, **common)
+    assert found.server() == wanted.server()
+    assert found.evaluated() == wanted.evaluated()
+    taught = run("depthfl", setting, depths=FULL, weighted=True, distillation=1, **common)
+    assert taught.server()[0] != wanted.server()[0]
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("targets", ["last", "mlp.fc2", "patch_embed.proj,last"])
+def test_fresh_adapters_leave_the_model_as_it_was(kind: str, targets: str) -> None:
+    """B is zero: the built model predicts bit for bit what the plain one does."""
+    if kind == "mixer":
+        targets = targets.replace("mlp.fc2", "mlp_tokens.fc2").replace("patch_embed", "stem")
+    played = play(algorithm="fedra", model=kind, rounds=1, epochs=0, options={"lora_targets": targets})
+    model, plain = played.task.model.eval(), network(kind).eval()
+    x = models.example(TOY.shape, 16)
+    assert torch.equal(model(x), plain(x))
+    moved: Any = play(algorithm="fedra", model=kind, rounds=1, options={"lora_targets": targets})
+    tree.load(model, moved.checkpoints[-1].server.trees["model"])
+    assert not torch.allclose(model(x), plain(x))
