@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import matplotlib as mpl
 import tyro
 from tyro.conf import Positional, arg
 
-import figures.player_fl  # noqa: F401  (registers its items)
-from figures import gallery, items
+from figures import depth, gallery, items, learning, overlap, pieces, player_fl  # noqa: F401  (they register items)
 from fl_core.errors import RunError, UsageError
 
 
@@ -26,6 +25,7 @@ class Figures:
         python -m figures list
         python -m figures player_fl.heart_sensitivity --out out
         python -m figures player_fl.heart_sensitivity --train
+        python -m figures algorithms.learning_check --train --only fedper ditto --budget 30
         python -m figures gallery
     """
 
@@ -35,6 +35,12 @@ class Figures:
         Path | None, arg(help="Folder for everything that is written; default: where the project keeps it.")
     ] = None
     seeds: Annotated[int | None, arg(help="With --train: number of seeds in place of the item's own.")] = None
+    only: Annotated[
+        tuple[str, ...], arg(help="With --train, of an item that is kept run by run: the runs to make.")
+    ] = ()
+    budget: Annotated[
+        float | None, arg(help="With --train, of an item that is kept run by run: minutes after which no run begins.")
+    ] = None
     data_root: Annotated[str | None, arg(help="With --train: folder with the data; default FEDLAYERS_DATA_ROOT.")] = (
         None
     )
@@ -51,12 +57,19 @@ class Figures:
         item = items.find(self.name)
         if self.seeds is not None and not self.train:
             raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
+        in_parts = isinstance(item, pieces.Pieces)
+        if (self.only or self.budget is not None) and not (self.train and in_parts):
+            raise UsageError("--only and --budget go with --train, of an item that is kept run by run")
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
-        path = items.rows_path(item.name, self.out if self.train else None)
+        path = item.path(self.out if self.train else None)
         if self.train:
             print(f"{command}\ntrains {item.name}: {item.budget}")
-            seconds = items.train(item, path, seeds=self.seeds, data_root=self.data_root, command=command)
+            how: dict[str, Any] = {"seeds": self.seeds, "data_root": self.data_root, "command": command}
+            if isinstance(item, pieces.Pieces):
+                seconds = pieces.train(item, path, only=self.only, budget=self.budget, **how)
+            else:
+                seconds = items.train(item, path, **how)
             print(f"took {seconds:.1f} s; rows: {path}")
         out = self.out or items.PICTURES
         drawing = items.redraw(item, path, out)
@@ -66,6 +79,8 @@ class Figures:
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
             raise UsageError("the gallery has its own seeds")
+        if self.only or self.budget is not None:
+            raise UsageError("the gallery is made as a whole: no --only, no --budget")
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         stored = gallery.folder(self.out if self.train else None)
@@ -92,6 +107,8 @@ def _command(wanted: Figures) -> str:
     """The command that makes the same rows, without the folders of one machine."""
     parts = ["python", "-m", "figures", wanted.name, *(["--train"] if wanted.train else [])]
     parts += ["--seeds", str(wanted.seeds)] if wanted.seeds is not None else []
+    parts += ["--only", *wanted.only] if wanted.only else []
+    parts += ["--budget", f"{wanted.budget:g}"] if wanted.budget is not None else []
     return shlex.join(parts)
 
 

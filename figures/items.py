@@ -1,7 +1,8 @@
 """An item is one figure or table of a paper: the runs behind it, what is measured on them, and how it is drawn.
 
 Training and drawing never meet. :func:`train` makes rows from an item's runs, :func:`redraw` makes a picture, a table
-of published and measured values and a page of findings from stored rows alone.
+of published and measured values and a page of findings from stored rows alone. An item whose runs are long keeps a
+file of rows for each of them (:mod:`figures.pieces`).
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ COLUMNS = (
     "measured", "measured_low", "measured_high", "measured_what",
 )  # fmt: skip
 """Of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
-_ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was made, which does not change its rows
+ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was made, which does not change its rows
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One expectation and what came out."""
+    """One expectation and what came out; ``held`` is None where the runs do not decide it."""
 
     expected: str
     measured: str
-    held: bool
+    held: bool | None
 
     def __str__(self) -> str:
-        return f"{'held' if self.held else 'did not hold'}: {self.expected}. Measured: {self.measured}."
+        verdict = "open" if self.held is None else "held" if self.held else "did not hold"
+        return f"{verdict}: {self.expected}. Measured: {self.measured}."
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,17 @@ class Drawing:
 
     Attributes:
         figure: in the package's style, without a caption.
-        table: columns :data:`COLUMNS`.
+        table: columns :data:`COLUMNS`, or an item's own.
         caption: what is seen, and the sizes behind it.
         findings: each expectation, held or not.
+        text: Markdown for the page, between caption and findings.
     """
 
     figure: Figure
     table: pd.DataFrame
     caption: str
     findings: tuple[Finding, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,30 @@ class Item:
     runs: Mapping[str, RunConfig]
     seeds: int
     budget: str
-    measure: Callable[[runner.Task, str], pd.DataFrame]
+    measure: Callable[..., pd.DataFrame]
     draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
 
     @property
     def state(self) -> str:
         """``ready`` where rows are stored, else ``no rows``."""
-        return "ready" if rows_path(self.name).is_file() else "no rows"
+        return "ready" if self.path().is_file() else "no rows"
+
+    def path(self, folder: Path | None = None) -> Path:
+        """Where its rows are stored."""
+        return rows_path(self.name, folder)
+
+    def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+        """Header and rows.
+
+        Raises:
+            UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
+        """
+        if not path.is_file():
+            raise UsageError(f"{self.name} has no rows at {path}; --train makes them ({self.budget})")
+        header, frame = rows.read(path)
+        if header.get("item") != self.name:
+            raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {self.name!r}")
+        return header, frame
 
 
 REGISTRY: dict[str, Item] = {}
@@ -163,17 +184,19 @@ def train(
         "seconds": round(seconds, 1),
         "runs": runs,
     }
-    rows.write(path, header, _records(pd.concat(parts, ignore_index=True)))
+    rows.write(path, header, records(pd.concat(parts, ignore_index=True)))
     return seconds
 
 
 def about(task: runner.Task) -> dict[str, Any]:
     """What a reader of the rows needs to know of a run, without what belongs to this machine."""
-    config = {k: v for k, v in task.config.to_json().items() if k not in (*_ELSEWHERE, "seed")}
+    config = {k: v for k, v in task.config.to_json().items() if k not in (*ELSEWHERE, "seed")}
+    config["init"] = config["init"] and Path(config["init"]).name
     return {"config": config, "layers": [asdict(layer) for layer in task.layers], "data": {}}
 
 
-def _records(frame: pd.DataFrame) -> Iterator[rows.Row]:
+def records(frame: pd.DataFrame) -> Iterator[rows.Row]:
+    """The rows of a frame, as they are written."""
     table = frame.astype(object).where(frame.notna(), None)
     return ({str(name): value for name, value in record.items()} for record in table.to_dict("records"))
 
@@ -187,11 +210,7 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
     Raises:
         UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
     """
-    if not path.is_file():
-        raise UsageError(f"{item.name} has no rows at {path}; --train makes them ({item.budget})")
-    header, frame = rows.read(path)
-    if header.get("item") != item.name:
-        raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {item.name!r}")
+    header, frame = item.read(path)
     if not out.is_dir():
         raise UsageError(f"there is no folder {out}")
     drawing = item.draw(header, frame)
@@ -205,7 +224,8 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
     plt.close(drawing.figure)
     drawing.table.to_csv(out / f"{item.name}.csv", index=False, float_format="%.6g")
     lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]
-    page = "\n\n".join(lines[:3]) + "\n\n" + "\n".join(lines[3:]) + "\n"
+    head = [*lines[:3], *([drawing.text] if drawing.text else [])]
+    page = "\n\n".join(head) + "\n\n" + "\n".join(lines[3:]) + "\n"
     (out / f"{item.name}.md").write_text(page, encoding="utf-8")
     return replace(drawing, caption=caption)
 

@@ -46,13 +46,14 @@ class RunConfig:
     clients: int | None = None
     """Number of clients."""
     partition: str | None = None
-    """natural, natural_dirichlet, iid, dirichlet, pathological, non_iid_1 or non_iid_2."""
+    """natural, natural_dirichlet, iid, dirichlet, pathological, non_iid_1, non_iid_2, or FedPFT's: fedpft_dirichlet,
+    fedpft_pathological."""
     alpha: float | None = None
-    """Concentration of the Dirichlet partition; smaller means that clients differ more."""
+    """Concentration of a Dirichlet partition; smaller means that clients differ more."""
     classes_per_client: int | None = None
-    """Of pathological and non_iid_1; dominant ones of non_iid_2."""
+    """Of the pathological ones and non_iid_1; dominant ones of non_iid_2."""
     samples_per_client: int | None = None
-    """Of non_iid_1 and non_iid_2; default a hundredth, at most 700."""
+    """Of non_iid_1 and non_iid_2, default a hundredth, at most 700; training ones of FedPFT's, default 500."""
     dominance: float | None = None
     """Share of the dominant classes in non_iid_2; default 0.5."""
     samples: int | None = None

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tqdm.auto import tqdm
 
 from fl_core import costs, tree
-from fl_core.algorithms.base import Algorithm, Problem, Round, State, Update
+from fl_core.algorithms.base import Algorithm, Inside, Problem, Round, State, Update
 from fl_core.algorithms.partial import MEASURED, PLayerFL, Scout
 from fl_core.data import FederatedData
 from fl_core.errors import NonFiniteError, UsageError
@@ -313,6 +313,7 @@ class Engine:
 
     def _evaluate_all(self) -> None:
         asked: deque[str] = deque()
+        insides: list[Inside] = []
 
         def jobs() -> Iterable[ScoreJob]:
             for client in range(len(self.names)):
@@ -323,7 +324,8 @@ class Engine:
         with self.clock.on("evaluate"):
             for result in self._run("evaluate", jobs()):
                 self._record_scores(result.client, asked.popleft(), result.scores, self.done)
-            for inside in self.algorithm.insides(self.server, Round(self.done)):
+                insides += result.insides
+            for inside in (*self.algorithm.insides(self.server, Round(self.done)), *insides):
                 other = "" if inside.client_b is None else self.names[inside.client_b]
                 columns = {"layer": inside.layer, "variant": inside.variant, "client_b": other}
                 self._row(inside.metric, inside.value, self.done, inside.client, **columns)
@@ -348,8 +350,10 @@ class Engine:
             work[client, "steps", ""] += steps
             self._steps += int(steps)
             work[client, "flops", ""] += samples * self._flops_of(phase, held)
-            if f"{phase.name}/loss" in result.work:
-                work[client, "train_loss", phase.name] = result.work[f"{phase.name}/loss"]
+            loss = f"{phase.name}/loss"
+            for name in result.work:
+                if name == loss or name.startswith(loss + "/"):
+                    work[client, "train_loss", phase.name + name.removeprefix(loss)] = result.work[name]
 
     def _flops_of(self, phase: Phase, held: frozenset[str]) -> float:
         case = (phase.train, held)

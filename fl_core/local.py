@@ -161,6 +161,12 @@ class Context:
     observed: dict[str, Any] = field(default_factory=dict)
     work: dict[str, float] = field(default_factory=dict)  # steps, samples and mean loss, by "phase/quantity"
     scratch: dict[str, Tree] = field(default_factory=dict)  # trees that steps keep: the client's, when all is done
+    parts: dict[str, float] = field(default_factory=dict)  # of a phase's loss, by name, summed over its samples
+
+    def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
+        """The loss as it is, which is recorded as a part of the phase's: a mean over so many samples."""
+        self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
+        return loss
 
     def where(self, phase: str) -> str:
         """The place, for an error message."""
@@ -256,6 +262,8 @@ def train(
     ctx.work.update({f"{phase.name}/steps": steps, f"{phase.name}/samples": samples})
     if samples:
         ctx.work[f"{phase.name}/loss"] = total / samples
+        ctx.work.update({f"{phase.name}/loss/{name}": part / samples for name, part in ctx.parts.items()})
+    ctx.parts.clear()
     return result, state
 
 

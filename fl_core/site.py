@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fl_core import evaluate
-from fl_core.algorithms.base import Algorithm, Message, Round, State
+from fl_core.algorithms.base import Algorithm, Inside, Message, Round, State
 from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
@@ -77,6 +77,7 @@ class Result:
     tree: Tree | None = None
     scores: dict[str, dict[str, float]] = field(default_factory=dict)  # split -> metric -> value
     work: dict[str, float] = field(default_factory=dict)
+    insides: list[Inside] = field(default_factory=list)
 
 
 Job = TrainJob | FinishJob | ScoreJob
@@ -119,7 +120,8 @@ class Site:
             return (yield from self._train(job))
         if isinstance(job, FinishJob):
             return (yield from self._finish(job))
-        return Result(job.client, scores=self._scores(job.client, job.tree, job.splits, job.model, job.done))
+        scores = self._scores(job.client, job.tree, job.splits, job.model, job.done)
+        return Result(job.client, scores=scores, insides=self._insides(job))
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
         """Train one phase: the trained tree, and the optimiser's state."""
@@ -223,6 +225,13 @@ class Site:
                 who = f"{self._algorithm().name}, round {done}, client {self.data.clients[client].name!r}"
                 raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}") from error
         return found
+
+    def _insides(self, job: ScoreJob) -> list[Inside]:
+        """What the algorithm records of the model that was just scored, if it is the one that it evaluates."""
+        if self.algorithm is None or job.model != self.algorithm.evaluates:
+            return []
+        x = self.workspace.place(self.data.clients[job.client].test.x)
+        return list(self.algorithm.look(self.workspace.model, x, Round(job.done), job.client))
 
     def _algorithm(self) -> Algorithm:
         if self.algorithm is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -54,8 +54,10 @@ class Steps:
         self._data, self._observers, self._explain = data, observers, explain
         self._draws: dict[str, torch.Generator] = {}
 
-    def gradients(self, batch: Batch) -> dict[str, Tensor]:
+    def gradients(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:
         """Of the phase's loss on a batch at the parameters' present values; without those that it does not reach.
+
+        The loss gets the batch as it is given: samples and labels, and whatever else the two have agreed on.
 
         Raises:
             NonFiniteError: the loss is NaN or infinite.
@@ -87,9 +89,14 @@ class Steps:
 
     def draw(self, stream: str) -> Batch:
         """A batch drawn independently of the phase's own, without replacement: the next one of the named stream."""
-        if stream not in self._draws:
-            parts = (self._ctx.round, self._ctx.client, f"{self._phase.stream}/{stream}")
-            self._draws[stream] = seeds.torch_generator(self._seed, "batches", *parts)
         x, y = self._data
-        chosen = torch.randperm(len(y), generator=self._draws[stream])[: self.training.batch].to(y.device)
+        order = torch.randperm(len(y), generator=self.generator("batches", f"/{stream}"))
+        chosen = order[: self.training.batch].to(y.device)
         return x[chosen], y[chosen]
+
+    def generator(self, purpose: str, stream: str = "") -> torch.Generator:
+        """The phase's own for a purpose, on the CPU; it goes on from step to step."""
+        if purpose + stream not in self._draws:
+            parts = (self._ctx.round, self._ctx.client, f"{self._phase.stream}{stream}")
+            self._draws[purpose + stream] = seeds.torch_generator(self._seed, purpose, *parts)
+        return self._draws[purpose + stream]

@@ -135,6 +135,8 @@ def assemble(
         norms=_normalisations(model),
         rounds=int(config.rounds or 0),
         blocks=paths_of_blocks(model),
+        mean=data.mean,
+        std=data.std,
     )
     config = replace(
         config,

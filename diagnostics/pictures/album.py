@@ -69,6 +69,13 @@ def figure_of(drawn: Drawn) -> Figure:
 
 
 def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
+    if name == "prompt_attention" and (rows[["client", "layer"]].nunique() > 1).any():
+        first, layers = rows["client"].iloc[0], list(rows["layer"].unique())  # of one client, for each set of prompts
+        titles = [name if len(layers) == 1 else f"{name}_{layer}" for layer in layers]
+        return {
+            title: partial(plots.prompt_attention, client=first, layer=layer)
+            for title, layer in zip(titles, layers, strict=True)
+        }
     if name in OWN:
         return OWN[name]
     pictures: dict[str, Draw] = {}

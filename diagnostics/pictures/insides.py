@@ -156,24 +156,29 @@ def _layer_look(k: int, layers: Sequence[str], points: int) -> dict[str, Any]:
 
 
 def prompt_attention(
-    frame: pd.DataFrame, client: str | None = None, round: int | None = None, ax: Axes | None = None
+    frame: pd.DataFrame,
+    client: str | None = None,
+    round: int | None = None,
+    ax: Axes | None = None,
+    layer: str | None = None,
 ) -> Axes:
     """What a feature attends to, itself or a prompt: a heat map queries x keys of one client (FedPFT, Fig. 6).
 
     Args:
         frame: rows with the metric ``prompt_attention`` of one run.
-        client: whose; needed where the rows are of several.
+        client, layer: whose, and to which prompts; needed where the rows are of several.
         round: default the last that was recorded.
 
     Raises:
-        UsageError: no such rows, client or round, several clients and none named, a weight outside [0, 1], or two
+        UsageError: no such rows, client, layer or round, several and none named, a weight outside [0, 1], or two
             weights for one query and key.
     """
     rows = _of(frame, "prompt_attention")
-    if client is not None:
-        rows = rows[rows["client"] == check_known("client", client, rows["client"].unique())]
-    elif rows["client"].nunique() > 1:
-        raise UsageError(f"attention of the clients {listing(rows['client'].unique())}: name the one to show")
+    for column, chosen in (("client", client), ("layer", layer)):
+        if chosen is not None:
+            rows = rows[rows[column] == check_known(column, chosen, rows[column].unique())]
+        elif rows[column].nunique() > 1:
+            raise UsageError(f"attention of the {column}s {listing(rows[column].unique())}: name the one to show")
     rows, at = _at(rows, round)
     named = rows["variant"].str.rpartition(">")
     rows = rows.assign(query=named[0].where(named[1] == ">", "feature"), key=named[2])
@@ -187,7 +192,7 @@ def prompt_attention(
         whose = rows["client"].iloc[0]
         axes.figure.colorbar(colours, ax=axes, label="attention, a row sums to 1")
         notes = missing(rows, "variant")
-        axes.set_title(f"{whose}{at}".removeprefix(", "))
+        axes.set_title(f"{whose}{at}".removeprefix(", ") + (f", {layer}" if layer else ""))
         axes.set(ylabel="query", xlabel=with_notes("key" if not notes else f"key ({NO_VALUE})", notes))
     return axes
 

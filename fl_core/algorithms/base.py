@@ -98,6 +98,8 @@ class Problem:
     seed: int
     norms: frozenset[str] = frozenset()  # parameters and buffers of the batch normalisations
     rounds: int = 0  # of the whole run; 0 = not known
+    mean: tuple[float, ...] = ()  # with which images scaled to 0..1 were normalised, a number a channel
+    std: tuple[float, ...] = ()
     blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may do without, input to output
 
     @property
@@ -280,6 +282,10 @@ class Algorithm:
         """What else is worth recording when all clients are evaluated, of the server as it stands then."""
         return ()
 
+    def look(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Inside]:
+        """What else is worth recording of a client's evaluated model, in evaluation mode, on its test samples x."""
+        return ()
+
     def finish(self, client: int) -> tuple[Phase, ...]:
         """Fine-tuning after the last round, on a copy of the client's model; its result is named ``personal``."""
         return ()
@@ -305,12 +311,15 @@ def registry() -> dict[str, type[Algorithm]]:
         critical,
         depth,
         distilled,
+        fedpft,
+        gates,
         heads,
         hypernetworks,
         intervals,
         meta,
         mixing,
         partial,
+        prompts,
         regularised,
         scheduling,
         variates,

@@ -116,7 +116,8 @@ def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[
     pairs = overlap[~torch.eye(len(clients), dtype=torch.bool)]
     if not len(pairs):
         return {client: [client] for client in clients}
-    mean, most = pairs.mean(), pairs.max()
+    most = pairs.max()
+    mean = pairs.mean().clamp(max=most)  # the mean of equal overlaps may round to more than they are
     least = most if progress >= 1 else mean + progress * (most - mean)
     chosen = (overlap >= least) | torch.eye(len(clients), dtype=torch.bool)
     return {client: [clients[k] for k in row.nonzero().flatten()] for client, row in zip(clients, chosen, strict=True)}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State, Update, register
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known
 from fl_core.local import Context, Phase
 from fl_core.steps import Batch, Steps
 from fl_core.tree import Tree
@@ -29,6 +29,9 @@ class PerFedAvg(Algorithm):
 
     The personal model is the global one after ``adapt_steps`` steps of plain descent with rate alpha on the client's
     training samples; every client makes it anew whenever it is evaluated.
+
+    Raises:
+        UsageError: an unknown variant, or beta or delta is 0.
     """
 
     name = "per_fedavg"
@@ -46,6 +49,7 @@ class PerFedAvg(Algorithm):
 
         def __post_init__(self) -> None:
             check_known("variant of per_fedavg", self.variant, VARIANTS)
+            _check_positive("per_fedavg", beta=self.beta, delta=self.delta)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (Phase("train", self.problem.tensors, self.problem.epochs, lr=self.config.beta, step="meta_step"),)
@@ -89,6 +93,9 @@ class PFedMe(Algorithm):
     where ``decay`` is 0.001; the paper has none. The server then keeps (1 - beta) w + beta mean(w_i).
 
     The personal model is theta, the global one w. With lam = 0 the global model stays at its start.
+
+    Raises:
+        UsageError: inner_steps or personal_lr is 0: theta would be w, and nothing would ever move.
     """
 
     name = "pfedme"
@@ -103,6 +110,9 @@ class PFedMe(Algorithm):
         inner_steps: int = 5
         beta: float = 1.0
         decay: float = 0.0
+
+        def __post_init__(self) -> None:
+            _check_positive("pfedme", inner_steps=self.inner_steps, personal_lr=self.personal_lr)
 
     def start(self, initial: Tree, client: int) -> State:
         state = super().start(initial, client)
@@ -139,6 +149,12 @@ class PFedMe(Algorithm):
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         return {**super().models(server, client, rnd), "personal": client.trees["personal"]}
+
+
+def _check_positive(algorithm: str, **values: float) -> None:
+    for key, value in values.items():
+        if not value > 0:
+            raise UsageError(f"{algorithm}: {key} must be above 0")
 
 
 def _copy(params: Mapping[str, Tensor]) -> Tree:

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, cast
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, find, register
+from fl_core.algorithms.hypernetworks import PFedHN
+from fl_core.algorithms.mixing import Mixing
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.local import Context, Phase
@@ -17,6 +19,7 @@ from fl_core.tree import Tree
 
 FROZEN = "frozen"  # a client's tree of what has not thawed yet
 TRAINED = "trained"  # the metric of the rows that say which layers train
+WHOLE = (Mixing, PFedHN)  # their server makes a whole model for each client: no layer of it can stand still
 
 
 class Scheduled(Algorithm):
@@ -158,6 +161,8 @@ def _laid(name: str, over: str) -> type[Scheduled]:
         raise UsageError(f"{name} over {over}: one schedule cannot be laid over another")
     if below.needs_blocks:
         raise UsageError(f"{name} over {over}: a schedule needs clients that hold the whole model")
+    if issubclass(below, WHOLE):
+        raise UsageError(f"{name} over {over}: a schedule needs one model at the server, not one for each client")
     config = make_dataclass("Config", (), bases=(Scheduled.Config, below.Config), frozen=True)
     laid = type(f"{schedule.__name__}Over{below.__name__}", (schedule, below), {"Config": config})
     return cast(type[Scheduled], laid)

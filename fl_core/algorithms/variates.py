@@ -63,6 +63,9 @@ class Scaffold(Corrected):
 
     Down travel x and c, up y_i and the change of c_i. With one local step, clients of equal size, a server rate of 1
     and everyone taking part it is FedAvg.
+
+    Raises:
+        UsageError: server_lr is 0: the model would never move.
     """
 
     name = "scaffold"
@@ -74,6 +77,10 @@ class Scaffold(Corrected):
     @dataclass(frozen=True)
     class Config:
         server_lr: float = 1.0
+
+        def __post_init__(self) -> None:
+            if self.server_lr == 0:
+                raise UsageError("scaffold: server_lr must be above 0")
 
     def send(self, server: State, client: int, rnd: Round) -> Message:
         message = super().send(server, client, rnd)

@@ -83,8 +83,8 @@ def load(
         data_root: folder of the named datasets' files; None = the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
         clients: number of clients; natural clients all take part.
-        partition: ``natural``, ``natural_dirichlet``, ``iid``, ``dirichlet``, ``pathological``, ``non_iid_1`` or
-            ``non_iid_2``.
+        partition: ``natural``, ``natural_dirichlet``, ``iid``, ``dirichlet``, ``pathological``, ``non_iid_1``,
+            ``non_iid_2``, ``fedpft_dirichlet`` or ``fedpft_pathological``.
         alpha, classes_per_client, samples_per_client, dominance: of the partitions that have them (see
             :func:`fl_core.data.partitions.make`).
         samples: size of the pool that is dealt, the first in file order (see :meth:`Source.first`).
@@ -123,9 +123,9 @@ def load(
         return gather(source, indices)
     kind = check_known("partition", partition or defaults.partition, partitions.KINDS)
     for name, value, owners in (
-        ("alpha", alpha, ("dirichlet", "natural_dirichlet")),
-        ("classes_per_client", classes_per_client, ("pathological", *partitions.PFEDLA)),
-        ("samples_per_client", samples_per_client, partitions.PFEDLA),
+        ("alpha", alpha, ("dirichlet", "natural_dirichlet", "fedpft_dirichlet")),
+        ("classes_per_client", classes_per_client, ("pathological", *partitions.PFEDLA, "fedpft_pathological")),
+        ("samples_per_client", samples_per_client, (*partitions.PFEDLA, *partitions.FEDPFT)),
         ("dominance", dominance, ("non_iid_2",)),
     ):
         if value is not None and kind not in owners:

@@ -42,7 +42,7 @@ def dirichlet(
     Raises:
         UsageError: ``alpha`` is not positive, or the smallest client stays below ``min_size``.
     """
-    _check_alpha(alpha)
+    check_alpha(alpha)
     _check_clients(clients, len(labels), min_size)
     generator = seeds.numpy_generator(seed, "partition", "dirichlet")
     members = [np.flatnonzero(labels == k) for k in np.unique(labels)]
@@ -207,7 +207,7 @@ def natural_dirichlet(
         UsageError: ``alpha`` is not positive, an owner without samples, or one whose smallest client stays below
             ``min_size``.
     """
-    _check_alpha(alpha)
+    check_alpha(alpha)
     found: list[Integers] = []
     for number, mine in enumerate(natural(owner, names)):
         _check_clients(each, len(mine), min_size, f"clients of {names[number]!r}")
@@ -266,14 +266,28 @@ def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> lis
     return [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
 
 
-def _check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float) -> None:
+    """Refuse what is no positive number.
+
+    Raises:
+        UsageError: it is not.
+    """
     if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not 0 < float(alpha) < math.inf:
         raise UsageError(f"alpha={alpha!r}: the concentration must be a positive number")
 
 
+def check_whole(what: str, value: object) -> None:
+    """Refuse what is no whole number from 1.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{what}={value!r}: a whole number from 1 is needed")
+
+
 def _check_clients(clients: int, samples: int, each: int = 1, what: str = "clients") -> None:
-    if not _is_whole(clients) or clients < 1:
-        raise UsageError(f"{what}={clients!r}: a whole number from 1 is needed")
+    check_whole(what, clients)
     if clients * each > samples:
         raise UsageError(
             f"{what}={clients}: {samples} samples cannot give {each} to each; ask for at most {samples // each} clients"

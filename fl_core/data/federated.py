@@ -68,6 +68,7 @@ class FederatedData:
         source_digest: SHA-256 of the samples before dealing.
         digest: SHA-256 of the samples and of who holds which in which split.
         words: of texts, the vocabulary in the order of token ids, after the special ones; otherwise None.
+        mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.
     """
 
     name: str
@@ -78,6 +79,8 @@ class FederatedData:
     source_digest: str
     digest: str
     words: tuple[str, ...] | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     @property
     def n_classes(self) -> int:
@@ -126,8 +129,9 @@ def gather(source: Source, partition: Partition) -> FederatedData:
         for name, splits in partition.indices.items()
     )
     digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
+    scale = (source.mean, source.std) if source.is_image else ((), ())
     return FederatedData(
-        source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words
+        source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words, *scale
     )
 
 

@@ -13,13 +13,16 @@ import numpy as np
 import torch
 
 from fl_core import seeds
-from fl_core.data import deal
+from fl_core.data import deal, draw
 from fl_core.data.arrays import Integers
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
 from fl_core.tree import Tree
 
-KINDS = ("iid", "dirichlet", "pathological", "natural", "natural_dirichlet", "non_iid_1", "non_iid_2")
+KINDS = (
+    *("iid", "dirichlet", "pathological", "natural", "natural_dirichlet", "non_iid_1", "non_iid_2"),
+    *("fedpft_dirichlet", "fedpft_pathological"),
+)
 SPLITS = ("train", "validation", "test")
 SHARES = (0.64, 0.16, 0.20)
 NATURAL = ("natural", "natural_dirichlet")
@@ -27,6 +30,9 @@ NATURAL = ("natural", "natural_dirichlet")
 PFEDLA = ("non_iid_1", "non_iid_2")
 PFEDLA_SHARES = (0.56, 0.14, 0.30)
 """pFedLA tests on 30 %; a fifth of the rest is for validation."""
+FEDPFT = ("fedpft_dirichlet", "fedpft_pathological")
+FEDPFT_SHARES = (5 / 7, 1 / 7, 1 / 7)
+"""FedPFT trains on 500 samples a client and tests on 100; as many are for validation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +43,8 @@ class Partition:
         kind: one of :data:`KINDS`.
         params: what the kind was asked for, and ``splits``; plain numbers and lists.
         seed: the seed it was drawn with.
-        indices: ``indices[client][split]``, ascending int64 positions in the source; no sample is there twice.
+        indices: ``indices[client][split]``, ascending int64 positions in the source; no sample is there twice, except
+            that clients of :data:`FEDPFT` may share samples, though never one's test sample with another's training.
         n_samples: size of the source.
         source_digest: :attr:`Source.digest` of the source.
     """
@@ -113,7 +120,16 @@ class Partition:
         every = np.concatenate([part[split] for part in self.indices.values() for split in SPLITS])
         if every.size and (every.min() < 0 or every.max() >= len(source)):
             raise UsageError(f"the stored partition has indices outside 0..{len(source) - 1}")
-        if len(np.unique(every)) != len(every):
+        groups = [np.concatenate([part[split] for split in SPLITS]) for part in self.indices.values()]
+        if self.kind in FEDPFT:  # clients may share a sample, but none that one of them tests on
+            tested, others = (
+                np.unique(np.concatenate([part[split] for part in self.indices.values() for split in splits]))
+                for splits in (("test",), ("train", "validation"))
+            )
+            groups.append(np.concatenate([tested, others]))
+        else:
+            groups = [every]
+        if any(len(np.unique(each)) != len(each) for each in groups):
             raise UsageError("the stored partition has a sample twice")
 
 
@@ -142,6 +158,11 @@ def make(
     its own (0.56, 0.14, 0.30 by default). In ``non_iid_1`` a client has a few classes only; in ``non_iid_2`` a few
     classes make up ``dominance`` of its samples, which the paper leaves open.
 
+    ``fedpft_dirichlet`` and ``fedpft_pathological`` are FedPFT's (Wu et al. 2025): every client has equally many
+    samples and one label distribution for training, validation and test, drawn from a Dirichlet over classes, or even
+    over a few random ones. Each client draws from the whole pool, so that clients may share images; test samples come
+    from the official test side or else from one that is set apart first, and nobody trains on those.
+
     ``natural`` is one client for each natural owner of the data (feature skew); ``natural_dirichlet`` deals each owner
     to several clients that differ in labels as well (see :func:`fl_core.data.deal.natural_dirichlet`).
 
@@ -149,17 +170,27 @@ def make(
         clients: number of clients; for ``natural`` None or exactly the number of natural clients; for
             ``natural_dirichlet`` a multiple of that, by default five times.
         classes_per_client: of ``pathological`` (default 2), ``non_iid_1`` (default 4, and 12 of 100 classes or more),
-            and the dominant ones of ``non_iid_2`` (default 2, and 6 of 100 or more).
+            the dominant ones of ``non_iid_2`` (default 2, and 6 of 100 or more), and ``fedpft_pathological`` (default
+            a fifth of all).
         samples_per_client: of ``non_iid_1`` and ``non_iid_2``; default a hundredth of the samples, at most 700, and
-            so the same for 10 and 100 clients.
+            so the same for 10 and 100 clients. For FedPFT's kinds the training samples, default 500; the other splits
+            are as large as their shares ask for beside them.
         splits: default 0.64, 0.16, 0.20.
 
     Raises:
         UsageError: an unknown kind, a parameter out of range, or a client with too few samples to divide.
     """
     check_known("partition", kind, KINDS)
+    usual = PFEDLA_SHARES if kind in PFEDLA else FEDPFT_SHARES if kind in FEDPFT else SHARES
+    shares = check_shares(usual if splits is None else splits)
+    if kind in FEDPFT:
+        if clients is None:
+            raise UsageError(f"partition {kind!r} needs a number of clients")
+        few = classes_per_client if kind == "fedpft_pathological" else None
+        drawn, asked = draw.fedpft(source, kind, clients, alpha, few, samples_per_client, shares, seed)
+        indices = dict(zip(_numbered(clients), (dict(zip(SPLITS, each, strict=True)) for each in drawn), strict=True))
+        return Partition(kind, {**asked, "splits": list(shares)}, int(seed), indices, len(source), source.digest)
     pooled = source.is_train is None or kind in PFEDLA
-    shares = check_shares(splits if splits is not None else PFEDLA_SHARES if kind in PFEDLA else SHARES)
     train = np.arange(len(source)) if pooled else np.flatnonzero(np.asarray(source.is_train))
     labels = source.y[train]
     names: tuple[str, ...]
@@ -184,7 +215,7 @@ def make(
             parts, params = deal.pathological(labels, clients, few, seed), {"classes_per_client": int(few)}
         else:
             parts, params = _pfedla(labels, kind, clients, classes_per_client, samples_per_client, dominance, seed)
-        names = tuple(f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients))
+        names = _numbered(clients)
     parts = [train[part] for part in parts]
     tests = None if pooled else _official_tests(source, kind, parts, seed)
     indices = {}
@@ -199,6 +230,10 @@ def make(
         indices[name] = {split: np.sort(each).astype(np.int64) for split, each in zip(SPLITS, cut, strict=True)}
     params = {"clients": len(names), **params, "splits": list(shares)}
     return Partition(kind, params, int(seed), indices, len(source), source.digest)
+
+
+def _numbered(clients: int) -> tuple[str, ...]:
+    return tuple(f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients))
 
 
 def _pfedla(

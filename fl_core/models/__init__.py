@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError, check_known
-from fl_core.models import external, patches, transformers  # noqa: F401 (all but external register their models)
+from fl_core.models import external, patches, resnets, transformers  # noqa: F401 (these register their models)
 from fl_core.models import weights as weight_files
 from fl_core.models.papers import Layered
 from fl_core.models.registry import MODELS, check_options, parameters_of, register

@@ -34,9 +34,9 @@ def fmnist_cnn(shape: Shape, n_classes: int) -> Layered:
     5x5 kernels, 64-128-256 channels, each halved in size, global average pooling, 100 hidden units; Kaiming-normal
     weights (fan-in, ReLU), zero biases. 1,052,758 parameters for 1 x 28 x 28 and 10 classes.
     """
-    channels, _, _ = _image("fmnist_cnn", shape, smallest=8)
+    channels, _, _ = image_shape("fmnist_cnn", shape, smallest=8)
     return _kaiming(
-        _chain(
+        chain(
             conv1=_conv(channels, 64, 5, padding=2, pool=True),
             conv2=_conv(64, 128, 5, padding=2, pool=True),
             conv3=_conv(128, 256, 5, padding=2, pool=True),
@@ -55,11 +55,11 @@ def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3) -> Layered:
     each, global average pooling, 100 hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 3,963,094
     parameters for 3 x 32 x 32 and 10 classes.
     """
-    channels, _, _ = _image("cifar_cnn", shape, smallest=1)
+    channels, _, _ = image_shape("cifar_cnn", shape, smallest=1)
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise UsageError(f"cifar_cnn: dropout is {dropout!r}; it must be a number from 0 up to, but not, 1")
     return _kaiming(
-        _chain(
+        chain(
             conv1=_conv(channels, 64, 3, padding=2, dropout=dropout),
             conv2=_conv(64, 128, 3, padding=2, pool=True, dropout=dropout),
             conv3=_conv(128, 256, 3, padding=2, dropout=dropout),
@@ -80,9 +80,9 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     initialisation. fc1 grows with the image: with 10 classes 582,026 parameters for 1 x 28 x 28 and 878,538 for
     3 x 32 x 32.
     """
-    channels, height, width = _image("scheduling_cnn", shape, smallest=16)
+    channels, height, width = image_shape("scheduling_cnn", shape, smallest=16)
     side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return _chain(
+    return chain(
         conv1=_conv(channels, 32, 5, pool=True),
         conv2=_conv(32, 64, 5, pool=True),
         flatten=nn.Flatten(),
@@ -100,12 +100,12 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
     have it and grey ones do not, as in the paper. With 10 classes 85,822 parameters for 1 x 28 x 28 and 121,278 for
     3 x 32 x 32.
     """
-    channels, height, width = _image("pfedla_cnn", shape, smallest=16)
+    channels, height, width = image_shape("pfedla_cnn", shape, smallest=16)
     if norm not in (None, True, False):
         raise UsageError(f"pfedla_cnn: norm is {norm!r}; it must be true, false, or left out")
     norm = channels == 3 if norm is None else norm
     side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return _chain(
+    return chain(
         conv1=_conv(channels, 16, 5, norm=norm, pool=True),
         conv2=_conv(16, 32, 5, norm=norm, pool=True),
         flatten=nn.Flatten(),
@@ -144,10 +144,11 @@ def mlp(shape: Shape, n_classes: int, *, sizes: Sequence[int] | int = (64, 32)) 
 def _perceptron(n_inputs: int, hidden: Sequence[int], n_classes: int) -> Layered:
     widths = [n_inputs, *hidden, n_classes]
     layers = {f"fc{i}": _fc(widths[i - 1], widths[i], last=i == len(widths) - 1) for i in range(1, len(widths))}
-    return _kaiming(_chain(flatten=nn.Flatten(), **layers))
+    return _kaiming(chain(flatten=nn.Flatten(), **layers))
 
 
-def _chain(**children: nn.Module) -> Layered:
+def chain(**children: nn.Module) -> Layered:
+    """Named children one after another."""
     return Layered(OrderedDict(children))
 
 
@@ -193,7 +194,12 @@ def _kaiming(model: Layered) -> Layered:
     return model
 
 
-def _image(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
+def image_shape(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
+    """Channels, height and width of what a model takes.
+
+    Raises:
+        UsageError: no images, or smaller ones.
+    """
     takes = f"model {model} takes images (channels, height, width) of at least {smallest} x {smallest}"
     if len(shape) != 3:
         raise UsageError(f"{takes}, not samples of shape {shape}; mlp takes any shape")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from diagnostics import diagnose
+from diagnostics.curvature import sampled
 from diagnostics.curvature.draws import draw_of
 from diagnostics.curvature.released import _direction, nuclear_norm
 from diagnostics.hessian import TraceResult, hessian_trace, released_norm
@@ -211,10 +212,47 @@ def test_draws_have_the_covariance_of_the_jacobian(name: str, which: tuple[str, 
 
 
 def test_activation_needs_fewer_probes_than_weights() -> None:
+    torch.manual_seed(0)
     model, data = images(), pair(40, 2, 5, 5)
-    ours = measure(model, data, estimator="activation", probes=20, batch=40)
-    weights = measure(model, data, estimator="hutchinson", probes=20, batch=40)
-    assert all(ours[name].stderr < weights[name].stderr for name in ours)
+    ours = measure(model, data, estimator="activation", probes=80, batch=40)
+    weights = measure(model, data, estimator="hutchinson", probes=80, batch=40)
+    variances = [(ours[name].stderr / weights[name].stderr) ** 2 for name in ours]
+    assert math.prod(variances) ** (1 / len(variances)) < 0.5
+    assert max(variances) < 2
+
+
+def test_samples_with_larger_gradients_get_more_probes() -> None:
+    x, y = torch.arange(200.0).unsqueeze(1), torch.arange(200)
+    size = torch.linspace(0, 4, 200, dtype=torch.float64).flip(0)
+    parts = list(sampled._shares((x, y), (x, y), size, batch=64, probes=10))
+    counts = [count for *_, count in parts]
+    assert counts == sorted(counts)
+    assert counts[0] == 2
+    assert 9 <= sum(count * len(labels) for _, labels, count in parts) / 200 <= 11
+    assert torch.cat([labels for _, labels, _ in parts]).tolist() == list(range(199, -1, -1))
+    loader = [(x[:150], y[:150]), (x[150:], y[150:])]
+    assert [(len(labels), count) for _, labels, count in sampled._shares(loader, None, size, 64, 10)] == [
+        (150, 10),
+        (50, 10),
+    ]
+    flat = sampled._shares((x, y), (x, y), torch.zeros(200), batch=64, probes=10)
+    assert {count for *_, count in flat} == {10}
+
+
+def test_unequal_shares_leave_the_estimate_unbiased() -> None:
+    model, data = images(), pair(40, 2, 5, 5)
+    for parameter in list(model.parameters())[-2:]:
+        parameter.data.mul_(6)  # some samples are confident, so that shares differ
+    layers = layers_of(model, data[0][:2])[:1]
+    truth = float(block(model, data, layers[0].parameters, CE).trace())
+    found = [
+        hessian_trace(model, data, layers, loss=CE, estimator="activation", probes=4, batch=16, seed=seed)[0]
+        for seed in range(60)
+    ]
+    values = torch.tensor([r.trace for r in found], dtype=torch.float64)
+    assert abs(float(values.mean()) - truth) <= 4 * float(values.std()) / math.sqrt(60)
+    stated = torch.tensor([r.stderr for r in found], dtype=torch.float64).square().mean().sqrt()
+    assert 0.7 <= float(stated / values.std()) <= 1.4
 
 
 def test_activation_where_samples_mix_has_no_value() -> None:

@@ -259,6 +259,13 @@ def test_unknown_clients_are_refused() -> None:
     assert plots.prompt_attention(both, "south").get_title() == "south, round 3"
     with pytest.raises(UsageError, match="unknown client"):
         plots.prompt_attention(both, "moon")
+    sets = pd.concat([attention().assign(layer=layer) for layer in ("prompts", "contrast")], ignore_index=True)
+    with pytest.raises(UsageError, match="prompts, contrast: name the one"):
+        plots.prompt_attention(sets)
+    assert plots.prompt_attention(sets, layer="contrast").get_title() == "north, round 3, contrast"
+    pictures = album(pd.concat([sets, sets.assign(client="south")], ignore_index=True))
+    assert list(pictures) == ["prompt_attention_prompts", "prompt_attention_contrast"]
+    assert all(picture().axes for picture in pictures.values())
 
 
 def test_weights_without_any_of_oneself_have_no_history() -> None:

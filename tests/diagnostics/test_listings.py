@@ -83,7 +83,13 @@ def test_algorithms_show_what_is_trained_travels_stays_and_costs():
     shown = ("name", "paper", "trained", "travels", "kept by clients", "cost a round", "plan", "--set")
     assert [head.index(each) for each in shown] == sorted(head.index(each) for each in shown)
     costs = {line.split()[0]: line[head.index("cost a round") :] for line in lines if not line.startswith(" ")}
-    for name, cost in {"fedavg": "2P", "scaffold": "4P", "local": "0", "fedper": "2 body", "fedlp": "P + keep P"}.items():
+    for name, cost in {
+        "fedavg": "2P",
+        "scaffold": "4P",
+        "local": "0",
+        "fedper": "2 body",
+        "fedlp": "P + keep P",
+    }.items():
         assert costs[name].startswith(cost[:6]), name
 
 

@@ -46,6 +46,7 @@ def test_the_registry_has_the_algorithms_that_are_documented() -> None:
         *("fedrod", "per_fedavg", "pfedme"),
         *("scaffold", "feddyn", "lg_fedavg", "fedbn", "fedlp", "fedlama", "fedcac", "pfedsd", "vanilla", "anti"),
         *("fedamp", "heurfedamp", "fedfomo", "pfedhn", "pfedla", "heurpfedla"),
+        *("pfedgate", "pfedpt", "fedpft", "two_stage"),
         *("fedra", "inclusivefl", "depthfl", "alllarge", "allsmall"),
     }
     splitting = ("fedper", "fedrep", "fedbabu", "playerfl", "lg_fedavg", "vanilla", "anti")
@@ -229,7 +230,7 @@ def test_fedbabu_keeps_the_random_head_until_the_end() -> None:
     assert "personal" not in played.checkpoints[0].models
 
 
-@pytest.mark.parametrize("name", ["fedbabu", "local_adaptation"])
+@pytest.mark.parametrize("name", ["fedbabu", "local_adaptation", "vanilla", "anti"])
 def test_fine_tuning_works_on_copies(name: str) -> None:
     """With or without fine-tuning the rest of the run is the same, and the copies start at the global model."""
     without, tuned = (play(algorithm=name, options={"finetune_epochs": n}) for n in (0, 2))

@@ -93,6 +93,15 @@ def test_one_client_alone_collaborates_with_itself() -> None:
     assert collaborators({}, 0.5) == {}
 
 
+@pytest.mark.parametrize("progress", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize(("count", "common"), [(3, 2), (3, 4), (5, 7), (7, 3)])
+def test_clients_that_are_all_equally_alike_collaborate(count: int, common: int, progress: float) -> None:
+    """Each mask has the same common entries and one of its own: the threshold is the overlap of any two."""
+    own = torch.eye(count, dtype=torch.bool)
+    alike = {k: {"w": torch.cat([torch.ones(common, dtype=torch.bool), own[k]])} for k in range(count)}
+    assert collaborators(alike, progress) == {k: list(range(count)) for k in range(count)}
+
+
 def test_an_empty_mask_overlaps_with_nobody() -> None:
     drawn_masks = masks("000000", "111000", "111000")
     assert collaborators(drawn_masks, 0.9) == {0: [0], 1: [1, 2], 2: [1, 2]}

@@ -31,6 +31,7 @@ SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
 HEART = RunConfig(
     rounds=3, eval_every=1, checkpoint_every=1, optimizer="sgd", lr=0.01, momentum=0.9, keep_optimizer=True
 )
+IMAGES: dict[str, Any] = {"dataset": "digits", "samples": 200, "clients": 3, "partition": "iid", "model": "mlp"}
 
 
 def layers(kind: str = "plain") -> Any:
@@ -198,6 +199,7 @@ DEEP: dict[str, Any] = {
 }
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"algorithm": name, **(DEEP if find(name).needs_blocks else {})} for name in ALL},
+    **{name: {"algorithm": name, **IMAGES} for name in ("pfedpt", "fedpft", "two_stage")},
     "fedper auto": {"algorithm": "fedper", "plan": "auto"},
     "fedbabu auto": {"algorithm": "fedbabu", "plan": "auto"},
     "playerfl, half the clients": {"algorithm": "playerfl", "participation": 0.5},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import asdict, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 
 from fl_core import models, runner, tree
 from fl_core.algorithms import Problem, Round, find, registry
-from fl_core.algorithms.scheduling import Scheduled
-from fl_core.costs import training_flops
+from fl_core.algorithms.scheduling import WHOLE, Scheduled
+from fl_core.costs import TrainingCost, training_cost, training_flops
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
+from fl_core.local import Phase
 from fl_core.plan import LayerPlan
 from fl_core.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network, play
@@ -24,7 +26,7 @@ ORDER = {"vanilla": ("fc1", "fc2", "fc3"), "anti": ("fc3", "fc2", "fc1")}
 BELOW = sorted(
     name
     for name, kind in registry().items()
-    if name not in ORDER and not name.startswith("playerfl") and not kind.needs_blocks
+    if name not in ORDER and not name.startswith("playerfl") and not kind.needs_blocks and not issubclass(kind, WHOLE)
 )
 
 
@@ -89,6 +91,12 @@ def test_only_the_layers_that_the_plan_shares_are_scheduled(name: str) -> None:
 def test_schedules_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         algorithm("vanilla", everything(), **options)
+
+
+@pytest.mark.parametrize("below", ["fedamp", "heurfedamp", "fedfomo", "pfedla", "heurpfedla", "pfedhn"])
+def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(below: str) -> None:
+    with pytest.raises(UsageError, match=f"anti over {below}: a schedule needs one model at the server, not one for"):
+        runner.assemble(replace(CONFIG, algorithm="anti", options={"over": below}), data=TOY, model=network("plain"))
 
 
 def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
@@ -178,8 +186,11 @@ def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name: str, below
     """Bit for bit, with all that it records."""
     common: dict[str, Any] = {"model": "norm", "rounds": 2, "eval_every": 2, "participation": 0.5, **HARD}
     wanted = play(algorithm=below, **common)
-    count = 1 if below == "lg_fedavg" else 2
-    found = play(algorithm=name, options={"over": below, "unfreeze": (0,) * count}, **common)
+    plan = runner.assemble(
+        replace(CONFIG, algorithm=name, options={"over": below}), data=TOY, model=network("norm")
+    ).plan
+    assert plan is not None
+    found = play(algorithm=name, options={"over": below, "unfreeze": (0,) * len(plan.body)}, **common)
     assert found.server() == wanted.server()
     assert found.evaluated() == wanted.evaluated()
     told = [r | {"algorithm": ""} for r in found.rows if r["metric"] != "trained"]
@@ -222,36 +233,58 @@ def paper_cnn() -> tuple[torch.nn.Module, Any]:
     return model, layers_of(model, models.example((1, 28, 28)))
 
 
-def phases(name: str) -> list[frozenset[str]]:
-    """The tensors that are trained in each third of 300 rounds."""
-    _, found = paper_cnn()
-    problem = Problem(found, frozenset(), (1,) * 100, 1, 0, rounds=300)
+@cache
+def cost(name: str) -> TrainingCost:
+    """Of 300 rounds, in each of which 100 clients pass once over 500 samples in batches of 10."""
+    model, found = paper_cnn()
+    problem = Problem(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
     made = find(name)(problem, LayerPlan.all_but_last(found) if name != "fedavg" else None)
-    return [made.phases(Round(index), 0)[0].train for index in (0, 100, 200)]
+    return training_cost(made, Workspace(model), (1, 28, 28), 10)
 
 
-COUNTS = {
-    "fedavg": (582_026, 582_026, 582_026),
-    "fedbabu": (576_896, 576_896, 576_896),
-    "vanilla": (832, 52_096, 576_896),
-    "anti": (524_800, 576_064, 576_896),
-}
+def test_parameters_of_each_layer_are_those_of_the_papers_table_3() -> None:
+    counts = {name: tensor.numel() for name, tensor in tree.of(paper_cnn()[0]).items()}
+    assert list(counts.values()) == [800, 32, 51_200, 64, 524_288, 512, 5_120, 10]
+    assert sum(counts.values()) == 582_026
 
 
 @pytest.mark.parametrize(
-    ("name", "naive"), [("fedavg", 873.039), ("fedbabu", 865.344), ("vanilla", 314.912), ("anti", 838.880)]
+    ("name", "thirds", "published"),
+    [
+        ("fedavg", (582_026, 582_026, 582_026), "873.04"),
+        ("fedbabu", (576_896, 576_896, 576_896), "865.34"),
+        ("vanilla", (832, 52_096, 576_896), "314.91"),
+        ("anti", (524_800, 576_064, 576_896), "838.88"),
+    ],
 )
-def test_trained_parameters_are_those_of_the_papers_table(name: str, naive: float) -> None:
-    """Table 4 counts trained parameters x 50 batches x 100 clients x 300 rounds, in units of 10^9."""
-    start = tree.of(paper_cnn()[0])
-    counts = tuple(sum(start[n].numel() for n in trained) for trained in phases(name))
-    assert counts == COUNTS[name]
-    assert sum(counts) * 100 * 50 * 100 / 1e9 == pytest.approx(naive, abs=5e-4)
+def test_naive_costs_are_those_of_the_papers_table_4(name: str, thirds: tuple[int, ...], published: str) -> None:
+    assert cost(name).naive == sum(100 * trained * 50 * 100 for trained in thirds)
+    assert f"{cost(name).naive / 1e9:.2f}" == published
 
 
 def test_floating_point_operations_reverse_the_papers_order() -> None:
-    """Over 300 rounds, against FedAvg: errors pass through frozen layers above the lowest that trains."""
-    space = Workspace(paper_cnn()[0])
-    totals = {name: sum(training_flops(space, (1, 28, 28), each) for each in phases(name)) for name in COUNTS}
-    share = {name: total / totals["fedavg"] for name, total in totals.items()}
-    assert share == pytest.approx({"fedavg": 1, "fedbabu": 1, "vanilla": 0.883, "anti": 0.695}, abs=0.005)
+    """Errors pass through frozen layers above the lowest that trains, so that training the first costs most."""
+    step, batches = 246.80e6, 300 * 100 * 50  # one batch of 10 with everything trained
+    assert cost("fedavg").flops == pytest.approx(step * batches, rel=1e-4)
+    share = {name: cost(name).flops / cost("fedavg").flops for name in ("fedbabu", "vanilla", "anti")}
+    assert share == pytest.approx({"fedbabu": 1, "vanilla": 0.883, "anti": 0.695}, abs=0.005)
+
+
+def test_cost_counts_short_batches_and_phases_that_stop_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedAvg: clients of 7 and 10 samples take 2 batches of 5 each, in 3 epochs of 2 rounds."""
+    model, found = paper_cnn()
+    space = Workspace(model)
+    made = find("fedavg")(Problem(found, frozenset(), (7, 10), 3, 0, rounds=2))
+    each = training_flops(space, (1, 28, 28), frozenset(space.live))
+    found_cost = training_cost(made, space, (1, 28, 28), 5)
+    assert found_cost.naive == 582_026 * 2 * 3 * (2 + 2)
+    assert found_cost.flops == pytest.approx(each * 2 * 3 * 17, rel=1e-12)
+    monkeypatch.setattr(
+        made, "phases", lambda rnd, client: (Phase("some", frozenset({"fc2.linear.bias"}), 3, steps=5),)
+    )
+    bias = training_flops(space, (1, 28, 28), frozenset({"fc2.linear.bias"}))
+    found_cost = training_cost(made, space, (1, 28, 28), 5)
+    assert found_cost.naive == 10 * 2 * (5 + 5)
+    assert found_cost.flops == pytest.approx(bias * 2 * (7 + 7 + 5 + 10 + 10 + 5), rel=1e-12)
+    with pytest.raises(UsageError, match="at least 1, not 2 and 0"):
+        training_cost(made, space, (1, 28, 28), 0)

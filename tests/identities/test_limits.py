@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 
 from fl_core import models, tree
+from fl_core.algorithms import Round, registry
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
-from tests.conftest import TOY, Played, federation, network, play
+from fl_core.task import assemble
+from tests.conftest import CONFIG, TOY, Played, federation, kind_for, network, play
 
 SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01}
 ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01, "amsgrad": True}
@@ -190,6 +193,28 @@ def test_the_start_and_the_sampled_clients_are_everybodys(setting: Setting) -> N
         assert {k: v for k, v in values.items() if k[0] == 0} == start
         trained = [sorted(c.models["local"]) for c in found.checkpoints]
         assert trained == [sorted(c.models["local"]) for c in wanted.checkpoints]
+
+
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
+    """What an algorithm builds around the model leaves the values as they were, and what it adds as personal (a prompt)
+    is the client's; only pFedHN draws a start of its own, unless it is told to begin at the common one."""
+    kind = kind_for(name, "plain")
+    options = {"begins": "common"} if name == "pfedhn" else {}
+    plain, found = (
+        assemble(replace(CONFIG, algorithm=each, options=given), data=TOY, model=network(kind))
+        for each, given in (("fedavg", {}), (name, options))
+    )
+    algorithm, start = found.algorithm(found.plan), tree.of(found.model)
+    assert all(torch.equal(start[n], t) for n, t in tree.of(plain.model).items() if n in start)
+    server = algorithm.open(tree.clone(start))
+    common = start.keys() - found.problem.local_only
+    assert len(common) >= len(tree.of(plain.model))
+    for client in range(len(TOY.clients)):
+        state = algorithm.start(tree.clone(start), client)
+        for model in algorithm.models(server, state, Round(0)).values():
+            assert model.keys() == start.keys()
+            assert all(torch.equal(model[n], start[n]) for n in common)
 
 
 def test_the_networks_are_as_their_settings_say() -> None:

@@ -352,3 +352,12 @@ def test_variants_are_checked() -> None:
     task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
     with pytest.raises(UsageError, match="unknown variant of per_fedavg 'fho'"):
         find("per_fedavg")(task.problem, None, {"variant": "fho"})
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("per_fedavg", "beta"), ("per_fedavg", "delta"), ("pfedme", "inner_steps"), ("pfedme", "personal_lr")],
+)
+def test_rates_and_steps_of_zero_are_refused(name: str, key: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: {key} must be above 0"):
+        play(algorithm=name, options={key: 0})

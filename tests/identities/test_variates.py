@@ -177,6 +177,11 @@ def _place(client: Any) -> int:
     return [c.name for c in UNEVEN.clients].index(client.name)
 
 
+def test_scaffold_without_a_server_rate_is_refused() -> None:
+    with pytest.raises(UsageError, match="scaffold: server_lr must be above 0"):
+        Run("scaffold", EQUAL, TRAINING, rounds=0, server_lr=0)
+
+
 # --- FedDyn ----------------------------------------------------------------------------------------------------
 
 

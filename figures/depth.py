@@ -1,0 +1,282 @@
+"""Clients of unequal depth on the four styles of PACS, from a small transformer pretrained on Tiny-ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from safetensors.torch import save
+
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from figures import items
+from figures.items import Drawing, Finding
+from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
+from figures.pieces import Pieces, ran
+from fl_core import rows, runner, statistics
+from fl_core.config import RunConfig
+from fl_core.files import write_atomically
+from fl_core.tree import Tree
+
+NAME = "algorithms.pacs_depth"
+PRETRAINING, WEIGHTS = "pretraining", "start.safetensors"
+HELD, BLOCKS = "held", "blocks_held"
+DEPTHS = (12, 10, 6, 4)
+"""Blocks that the four clients can hold: FedRA's 12, 10, 8, 6, 4, 3 without two."""
+STEPS = (3, 6, 9, 12)
+"""Random blocks of 12 that every client trains, of the paper's Fig. 4."""
+
+VIT: dict[str, Any] = {"depth": 12, "embed_dim": 96, "num_heads": 3}
+MODEL = "timm:vit_tiny_patch16_224"
+PRETRAIN = RunConfig(
+    dataset="tiny_imagenet32",
+    model=MODEL,
+    model_options={**VIT, "patch_size": 8},
+    partition="iid",
+    clients=1,
+    rounds=15,
+    epochs=1,
+    batch=128,
+    lr=1e-3,
+    optimizer="adamw",
+    amsgrad=False,
+    weight_decay=0.05,
+    eval_every=5,
+    checkpoint_every=15,
+)
+"""Patches of 8 of 32 pixels, the same 16 patches as 16 of PACS's 64."""
+PACS = RunConfig(
+    dataset="pacs",
+    model=MODEL,
+    model_options=VIT,
+    rounds=30,
+    epochs=1,
+    batch=64,
+    lr=0.01,
+    optimizer="sgd",
+    momentum=0.9,
+    weight_decay=1e-5,
+    eval_every=3,
+    checkpoint_every=30,
+)
+"""FedRA's local training, with half its batch and 30 of its 100 rounds; a client a style."""
+
+
+def recipes() -> dict[str, RunConfig]:
+    """The pretraining, the algorithms at unequal depth, and FedRA with equally many blocks for everyone."""
+    limited = {"depths": DEPTHS}
+
+    def of(algorithm: str, **options: Any) -> RunConfig:
+        return replace(PACS, algorithm=algorithm, options=options)
+
+    return {
+        PRETRAINING: PRETRAIN,
+        "alllarge": of("alllarge"),
+        "fedra": of("fedra", **limited),
+        "fedra_cover": of("fedra", allocation="cover", **limited),
+        "inclusivefl": of("inclusivefl", **limited),
+        "depthfl": of("depthfl", **limited),
+        "allsmall": of("allsmall"),
+        **{f"fedra_{k}": of("fedra", depths=(k,)) for k in STEPS},
+    }
+
+
+RUNS = recipes()
+SAME = {f"fedra_{k}": k for k in STEPS}
+
+
+# --- what they start from --------------------------------------------------------------------------------------
+
+
+def doubled(model: Tree, classes: int) -> Tree:
+    """A transformer's weights for images of twice the side, and a new last layer of zeros.
+
+    The patches' kernel is stretched to twice its side and divided by 4, so that patches of a large image give what
+    patches of its 2 x 2 means give.
+    """
+    kernel = model["patch_embed.proj.weight"]
+    large = kernel.repeat_interleave(2, dim=-1).repeat_interleave(2, dim=-2) / 4
+    head = {
+        "head.weight": torch.zeros(classes, model["head.weight"].shape[1]),
+        "head.bias": torch.zeros(classes),
+    }
+    return {**model, "patch_embed.proj.weight": large, **head}
+
+
+def _pretrain(task: runner.Task, folder: Path) -> pd.DataFrame:
+    """Train, keep the weights in the folder, and return the run's rows."""
+    engine, frame = ran(task)
+    small = engine.server.trees["model"]
+    classes = 7
+    write_atomically(folder / WEIGHTS, save({k: v.contiguous() for k, v in doubled(small, classes).items()}))
+    return frame
+
+
+def _begin(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """A run starts from the pretrained weights, which are made first where they are not at hand."""
+    if run == PRETRAINING:
+        return config
+    if not (folder / WEIGHTS).is_file():
+        _pretrain(runner.assemble(replace(RUNS[PRETRAINING], seed=0, data_root=config.data_root)), folder)
+    return replace(config, init=str(folder / WEIGHTS))
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Each style's accuracy over the rounds, and how many blocks its client held at most."""
+    frame = _pretrain(task, folder) if run == PRETRAINING else ran(task)[1]
+    tested = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test") & (frame["model"] == "global")]
+    held = frame[(frame["metric"] == HELD) & (frame["value"] == 1)]
+    blocks = held.assign(block=held["layer"].str.extract(r"blocks\.(\d+)", expand=False)).dropna(subset="block")
+    counts = blocks.groupby(["client", "round"])["block"].nunique().groupby("client").max()
+    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    most = [rows.row(BLOCKS, int(n), client=str(client), estimator="most over rounds", **named)
+            for client, n in counts.items()]  # fmt: skip
+    return pd.concat([tested, rows.frame(most)], ignore_index=True) if most else tested
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------
+
+
+def _final(frame: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy after the last round, (run, style) x seeds."""
+    own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
+    own = own[own["round"] == own.groupby(["run", "seed"])["round"].transform("max")]
+    return own.groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    final = _final(frame)
+    means = final.groupby("run", sort=False).mean()
+    compared = [run for run in means.index if run not in SAME]
+    with style():
+        figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _dots(left, final, compared)
+        _convergence(right, frame[frame["run"].isin(list(SAME))])
+    config = next(iter(header["runs"].values()))["config"]
+    learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
+    start = (
+        f" Pretrained on Tiny-ImageNet at 32 pixels (accuracy of 100 classes "
+        f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} %)."
+        if len(learnt)
+        else ""
+    )
+    settings = next((r["config"] for name, r in header["runs"].items() if name != PRETRAINING), config)
+    missing = f" Missing: {', '.join(header['missing'])}." if header["missing"] else ""
+    caption = (
+        f"PACS, a client a style, transformer of 12 blocks (width {VIT['embed_dim']}), {settings['rounds']} rounds, "
+        f"adapters by {settings['optimizer']} with lr {settings['lr']:g}, at most {header['seeds']} seeds. Depths of "
+        f"the clients {', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar "
+        f"their mean. Right: FedRA when every client trains k random blocks of 12.{start}{missing}"
+    )
+    return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
+
+
+def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
+    styles = list(final.index.get_level_values("client").unique())
+    for y, run in enumerate(runs):
+        values = 100 * final.loc[run].mean(axis=1).reindex(styles)
+        for k, name in enumerate(styles):
+            ax.plot(values[name], y, linestyle="none", marker=MARKERS[k], color=COLOURS[k], label="_" if y else name)
+        ax.plot(values.mean(), y, linestyle="none", marker="|", markersize=14, mew=2, color="0.1")
+    ax.set_yticks(range(len(runs)), runs)
+    ax.set(ylim=(len(runs) - 0.5, -0.5), xlabel="accuracy %")
+    if runs:
+        ax.legend(fontsize=6.5)
+
+
+def _convergence(ax: Axes, frame: pd.DataFrame) -> None:
+    tested = frame[frame["metric"] == "accuracy"]
+    for k, run in enumerate(run for run in SAME if (tested["run"] == run).any()):
+        means = tested[tested["run"] == run].groupby("round")["value"].mean()
+        ax.plot(means.index.astype(float), 100 * means, color=COLOURS[k], marker=MARKERS[k], label=f"k = {SAME[run]}")
+    ax.set(xlabel="round", ylabel="accuracy %, mean of styles")
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(title="blocks of 12", fontsize=6.5)
+
+
+def _table(final: pd.DataFrame) -> pd.DataFrame:
+    values = final.stack().rename("value").reset_index()
+    return values.rename(columns={"client": "style"})[["run", "style", "seed", "value"]]
+
+
+def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
+    known = items.published("fedra").pivot(index="algorithm", columns="dataset", values="average")
+    styles = list(final.index.get_level_values("client").unique())
+    columns: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
+    papers: dict[str, list[str]] = {f"{name} (published)": [] for name in known.columns}
+    for run in means.index:
+        own = means.loc[run].dropna()
+        columns["run"].append(run)
+        columns["seeds"].append(len(own))
+        for each in styles:
+            columns[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
+        columns["mean"].append(percent(*statistics.mean_interval(own)))
+        for name in known.columns:
+            papers[f"{name} (published)"].append(f"{known.loc[run, name]:.2f}" if run in known.index else "–")
+    note = "± is half the 95 % interval over seeds. Published: FedRA, Table 1, ViT, mean of six domains."
+    return f"{markdown({**columns, **papers})}\n\n{note}"
+
+
+def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
+    found = []
+    for better, worse in (
+        ("alllarge", "fedra"),
+        ("fedra", "inclusivefl"),
+        ("fedra", "depthfl"),
+        ("inclusivefl", "allsmall"),
+        ("depthfl", "allsmall"),
+    ):
+        if {better, worse} <= set(means.index):
+            gap, pairs = against(means, better, worse)
+            verdict = outcome(gap, pairs)
+            held = None if verdict in ("", "level") else verdict == "above"
+            said = f"{percent(*gap, sign='+')} points over {pairs} seeds" + ("" if verdict else f" ({FEWEST})")
+            found.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", said, held))
+    if {"fedra", "fedra_cover"} <= set(means.index):
+        gap, pairs = against(means, "fedra", "fedra_cover")
+        said = f"keep - cover {percent(*gap, sign='+')} points over {pairs} seeds"
+        small = bool(abs(gap.value) < 0.03) if pairs >= LEAST else None
+        found.append(Finding("FedRA's two allocations lie within 3 points, as in its Table 5", said, small))
+    held_most = frame[frame["metric"] == BLOCKS].groupby(["run", "client"], sort=False)["value"].max()
+    if len(held_most):
+        over = [
+            f"{run} {client} {n:g}"
+            for (run, client), n in held_most.items()
+            if n > _limit(run, list(held_most[run].index).index(client))
+        ]
+        listed = "; ".join(
+            f"{run} {', '.join(f'{n:g}' for n in own)}" for run, own in held_most.groupby("run", sort=False)
+        )
+        found.append(Finding("no client holds more blocks than its depth", f"at most {listed}", not over))
+    tested = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
+    if len(tested):
+        curves = tested.groupby(["run", "round"])["value"].mean().unstack("round")
+        gains = curves.iloc[:, -1] - curves.iloc[:, 0]
+        listed = ", ".join(f"{run} {100 * gain:+.1f}" for run, gain in gains.items())
+        found.append(Finding("FedRA learns with every k", f"points gained: {listed}", bool((gains > 0).all())))
+    return tuple(found)
+
+
+def _limit(run: str, client: int) -> int:
+    return SAME[run] if run in SAME else DEPTHS[client]
+
+
+ITEM = items.register(
+    Pieces(
+        name=NAME,
+        title="Clients of unequal depth on PACS (FedRA)",
+        runs=RUNS,
+        seeds=3,
+        budget="see the README",
+        measure=_measure,
+        draw=_draw,
+        once=frozenset({PRETRAINING, *SAME}),
+        begin=_begin,
+    )
+)

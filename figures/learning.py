@@ -1,0 +1,295 @@
+"""Does every algorithm learn? All of them on the same real data, beside Local and FedAvg."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.pictures.runs import comparison
+from figures import items
+from figures.items import Drawing, Finding
+from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
+from figures.pieces import Pieces, ran
+from fl_core import rows, runner, statistics
+from fl_core.algorithms import registry
+from fl_core.config import RunConfig
+
+NAME = "algorithms.learning_check"
+FAR = 0.05
+"""A method that lies this far below Local, although its paper puts it above, needs an explanation."""
+DEPTH = ("fedra", "inclusivefl", "depthfl", "alllarge", "allsmall")
+"""What needs a model of residual blocks is compared elsewhere."""
+PROMPTED = ("fedpft", "two_stage")
+
+CNN = RunConfig(
+    dataset="fashion_mnist",
+    model="scheduling_cnn",
+    partition="fedpft_dirichlet",
+    alpha=0.1,
+    clients=20,
+    samples_per_client=300,
+    samples=60_000,
+    rounds=60,
+    epochs=1,
+    batch=10,
+    lr=0.005,
+    optimizer="sgd",
+    momentum=0.0,
+    weight_decay=0.0,
+    eval_every=60,
+    checkpoint_every=60,
+)
+"""Layer scheduling's network and local training; 30 steps a round, as everywhere in this check."""
+RESNET = replace(CNN, model="resnet8", epochs=3, batch=30, lr=0.1, momentum=0.9)
+"""FedPFT's network and rates; an epoch is 10 steps."""
+
+_TWICE = {"batch": 20}  # two epochs a round, of half as many steps each
+_TUNED = {"options": {"finetune_epochs": 10}}  # layer scheduling's
+OWN: dict[str, dict[str, Any]] = {
+    "fedrep": _TWICE,
+    "ditto": _TWICE,
+    "pfedpt": {**_TWICE, "options": {"prompt_epochs": 1}},
+    "fedbabu": _TUNED,
+    "vanilla": _TUNED,
+    "anti": _TUNED,
+    "pfedhn": {"momentum": 0.9, "weight_decay": 5e-5},  # its authors' local training
+    "pfedgate": {"options": {"gate_lr": 0.1}},
+    "fedpft": {"options": {"feature_epochs": 2}},
+}
+"""What an algorithm is given beyond its own defaults."""
+MODELS = {"scheduling_cnn": "", "resnet8": "@resnet8"}
+"""Networks, and what marks the references' runs on them."""
+
+
+def recipes() -> dict[str, RunConfig]:
+    """Every registered algorithm but those of heterogeneous depth, and the references on FedPFT's network."""
+    cnn = [name for name in registry() if name not in (*DEPTH, *PROMPTED)]
+    cnn.sort(key=lambda name: ("local", "fedavg").index(name) if name in ("local", "fedavg") else 2)
+    found = {name: replace(CNN, algorithm=name, **OWN.get(name, {})) for name in cnn}
+    mark = MODELS["resnet8"]
+    found |= {f"{name}{mark}": replace(RESNET, algorithm=name) for name in ("local", "fedavg", "fedbn")}
+    return found | {
+        name: replace(RESNET, algorithm=name, **OWN.get(name, {})) for name in PROMPTED if name in registry()
+    }
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Each client's accuracy after the last round, and the steps that a client takes a round."""
+    _, frame = ran(task)
+    final = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test") & (frame["round"] == task.config.rounds)]
+    own = final[final["model"].isin(["global", "personal"])]
+    steps = frame[(frame["metric"] == "steps") & (frame["variant"] == "")]["value"].mean()
+    count = rows.row(
+        "steps", steps, algorithm=task.config.algorithm, seed=task.config.seed, split="train",
+        estimator="mean over rounds and clients",
+    )  # fmt: skip
+    return pd.concat([own, rows.frame([count])], ignore_index=True)
+
+
+# --- the table -------------------------------------------------------------------------------------------------
+
+
+def scores(frame: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
+    """Mean accuracy over clients, runs x seeds, of the personal models (where there are none, of the global one)."""
+    final = frame[frame["metric"] == "accuracy"]
+    if model is None:
+        personal = final.groupby(["run", "seed"])["model"].transform(lambda each: (each == "personal").any())
+        final = final[final["model"] == np.where(personal, "personal", "global")]
+    else:
+        final = final[final["model"] == model]
+    means = final.groupby(["run", "seed"], sort=False)["value"].mean()
+    return means.unstack("seed").sort_index(axis=1)
+
+
+def claim(value: float, spread: float, reference: float) -> str:
+    """What a paper's numbers say: above or below a reference by more than the value's own spread, else level."""
+    if math.isnan(value) or math.isnan(reference):
+        return ""
+    gap, spread = value - reference, 0.0 if math.isnan(spread) else spread
+    return "above" if gap > spread else "below" if gap < -spread else "level"
+
+
+def came_out(expected: str, found: str) -> str:
+    """Whether a paper's ``above`` came out: yes, no, or open; nothing where the paper does not claim it."""
+    if expected != "above":
+        return ""
+    return {"above": "yes", "below": "no"}.get(found, "open")
+
+
+def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """A line a run: accuracy, differences to the references on the same network, and what the papers say."""
+    best, shared = scores(frame), scores(frame, "global")
+    known = items.published("algorithms").set_index("algorithm")
+    numbers = known[["value", "spread", "local", "fedavg"]].replace("", math.nan).astype(float)
+    steps = frame[frame["metric"] == "steps"].groupby("run")["value"].mean()
+    lines = []
+    for run in best.index:
+        config = header["runs"][run]["config"]
+        name, mark = config["algorithm"], MODELS.get(config["model"], "")
+        own = best.loc[run].dropna()
+        mean, low, high = statistics.mean_interval(own)
+        line = {"run": run, "algorithm": name, "model": config["model"], "seeds": len(own), "steps": steps[run]}
+        line |= {"accuracy": mean, "low": low, "high": high}
+        line["global"] = shared.loc[run].mean() if run in shared.index else math.nan
+        for reference in ("local", "fedavg"):
+            gap, pairs = against(best, run, f"{reference}{mark}")
+            itself = name == reference
+            line |= {f"{reference}_{end}": value for end, value in zip(("gap", "low", "high"), gap, strict=True)}
+            line[f"found_{reference}"] = "" if itself else outcome(gap, pairs)
+            line[f"paper_{reference}"] = (
+                claim(numbers.loc[name, "value"], numbers.loc[name, "spread"], numbers.loc[name, reference])
+                if name in numbers.index and not itself
+                else ""
+            )
+            line[f"came_out_{reference}"] = came_out(line[f"paper_{reference}"], line[f"found_{reference}"])
+        line["place"] = known["place"].get(name, "")
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _page(table: pd.DataFrame) -> str:
+    def side(reference: str) -> list[str]:
+        gaps = table[[f"{reference}_gap", f"{reference}_low", f"{reference}_high"]]
+        return [percent(mean, low, high, "+") for mean, low, high in gaps.to_numpy(float)]
+
+    def words(name: str) -> list[str]:
+        return [text or "–" for text in table[name]]
+
+    return markdown(
+        {
+            "run": list(table["run"]),
+            "seeds": list(table["seeds"]),
+            "steps a round": [f"{value:.0f}" for value in table["steps"]],
+            "personalised %": [percent(*each) for each in table[["accuracy", "low", "high"]].to_numpy(float)],
+            "global %": [percent(value, math.nan, math.nan) for value in table["global"]],
+            "− Local": side("local"),
+            "paper": words("paper_local"),
+            "came out": words("came_out_local"),
+            "− FedAvg": side("fedavg"),
+            "paper ": words("paper_fedavg"),
+            "came out ": words("came_out_fedavg"),
+            "place": words("place"),
+        }
+    )
+
+
+# --- findings and picture --------------------------------------------------------------------------------------
+
+
+def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
+    own = set(frame.loc[frame["model"] == "personal", "run"])
+    personal = table[table["run"].isin(own) & (table["algorithm"] != "local")]
+    counts = personal["found_fedavg"].value_counts()
+    decided = bool(len(personal)) and (personal["found_fedavg"] != "").all()
+    not_above = personal[~personal["found_fedavg"].isin(["above", ""])]
+    same = personal["found_fedavg"].eq("equal") & personal["algorithm"].eq("fedbn")
+    above = Finding(
+        "personalised methods lie above FedAvg's global model in personalised accuracy",
+        ", ".join(f"{count} {word or 'with ' + FEWEST}" for word, count in counts.items())
+        + _listed("; not above", not_above, "fedavg_gap"),
+        bool(not_above[~same].empty) if decided else None,
+    )
+    claimed = table[table["paper_local"] == "above"]
+    far = claimed[claimed["local_gap"] < -FAR]
+    enough = bool(len(claimed)) and (claimed["found_local"] != "").all()
+    below = Finding(
+        f"no method that its paper puts above Local lies more than {FAR:.0%} below it",
+        f"{len(claimed) - len(far)} of {len(claimed)} do not" + _listed("; below", far, "local_gap"),
+        bool(far.empty) if enough else None,
+    )
+    others = table[(table["steps"] - table["steps"].median()).abs() > 0.5]
+    budget = Finding(
+        "every algorithm takes as many steps of SGD a round",
+        f"{table['steps'].median():g} steps"
+        + "".join(f", {each.run} {each.steps:g}" for each in others.itertuples(index=False)),
+        bool(others.empty),
+    )
+    return above, below, budget
+
+
+def _listed(title: str, table: pd.DataFrame, column: str) -> str:
+    listed = ", ".join(f"{run} {100 * gap:+.1f}" for run, gap in zip(table["run"], table[column], strict=True))
+    return f"{title}: {listed}" if listed else ""
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table = summary(header, frame)
+    ranked = not header["missing"] and (table["seeds"] >= LEAST).all()
+    if ranked:
+        table = table.sort_values("accuracy", ascending=False, ignore_index=True)
+    groups = [(model, table[table["model"] == model]) for model in table["model"].unique()]
+    with style():
+        deep = [len(part) + 2 for _, part in groups]
+        figure = plt.figure(figsize=(8.4, 1.2 + 0.21 * sum(deep)), layout="constrained")
+        grid = figure.subplots(len(groups), 2, squeeze=False, width_ratios=[1, 0.8], height_ratios=deep)
+        for (left, right), (model, part) in zip(grid, groups, strict=True):
+            shown = part.rename(columns={"accuracy": "value", "seeds": "n"}).assign(algorithm=part["run"])
+            _gaps(left, part)
+            comparison(shown, "accuracy", right)
+            right.set_yticks([])
+            right.set_title(model, fontsize=8)
+            for reference, colour in (("local", COLOURS[1]), ("fedavg", COLOURS[2])):
+                for value in part.loc[part["algorithm"] == reference, "accuracy"]:
+                    right.axvline(value, color=colour, linewidth=0.9, linestyle="--", zorder=1)
+    missing = header["missing"]
+    order = "sorted by accuracy" if ranked else "in no order of merit, since seeds are missing"
+    left_out = (
+        f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
+    )
+    caption = (
+        f"{_federation(header, frame)}, at most {header['seeds']} seeds; mean over clients after the last round "
+        f"(personal models, otherwise the global one) with 95 % interval over seeds, and difference to Local paired by "
+        f"seed; dashed: Local (orange) and FedAvg (green); {order}.{left_out}"
+    )
+    text = [_page(table)]
+    text += [f"± is half the 95 % interval over seeds. With {FEWEST}. Differences are to the same network's."]
+    if missing:
+        text.append(f"Missing (run and seed): {', '.join(missing)}.")
+    return Drawing(figure, table, caption, _findings(table, frame), "\n\n".join(text))
+
+
+def _count(header: Mapping[str, Any]) -> int:
+    return sum(map(len, header["had"].values()))
+
+
+def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
+    config = next(iter(header["runs"].values()))["config"]
+    sizes = frame["n_train"].dropna()
+    each = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+    skew = "" if config["alpha"] is None else f", Dirichlet({config['alpha']:g})"
+    return (
+        f"{config['dataset'].replace('_', ' ')}, {frame.loc[frame['client'] != '', 'client'].nunique()} clients with "
+        f"{each} training samples{skew}, {config['rounds']} rounds"
+    )
+
+
+def _gaps(ax: Axes, part: pd.DataFrame) -> None:
+    """Differences to Local, in points."""
+    y = np.arange(len(part))
+    ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
+    ax.hlines(y, 100 * part["local_low"], 100 * part["local_high"], color=COLOURS[0], linewidth=1.6)
+    ax.plot(100 * part["local_gap"], y, linestyle="none", marker="o", markersize=5, color=COLOURS[0])
+    ax.set_yticks(y, list(part["run"]), fontsize=7.5)
+    ax.set(ylim=(len(part) - 0.4, -0.6), xlabel="personalised accuracy − Local, points")
+
+
+ITEM = items.register(
+    Pieces(
+        name=NAME,
+        title="Every algorithm on Fashion-MNIST beside Local and FedAvg",
+        runs=recipes(),
+        seeds=3,
+        budget="see the README",
+        measure=_measure,
+        draw=_draw,
+    )
+)

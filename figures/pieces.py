@@ -1,0 +1,191 @@
+"""Items whose runs take long: a file of rows for each run and seed, made one after another and never twice.
+
+What is finished stays, so such an item can be made in parts: interrupted, within a budget, or by several processes
+that were given different runs. Drawing takes what is there and says what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm.auto import tqdm
+
+from diagnostics import measure
+from figures import items
+from fl_core import __version__, rows, runner
+from fl_core.config import RunConfig
+from fl_core.engine import Engine
+from fl_core.errors import UsageError, check_known, listing
+
+
+def as_it_is(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """A run that needs nothing but its configuration."""
+    return config
+
+
+@dataclass(frozen=True)
+class Pieces(items.Item):
+    """A figure or table whose rows are kept run by run, in a folder of its name.
+
+    ``measure`` is given the folder too: (task, run, folder) -> rows.
+
+    Attributes:
+        once: runs that have the seed 0 only.
+        begin: (configuration with its seed and data root, run, folder) -> the configuration that runs; called before
+            a run, to provide what it starts from.
+    """
+
+    once: frozenset[str] = frozenset()
+    begin: Callable[[RunConfig, str, Path], RunConfig] = as_it_is
+
+    def wanted(self, seeds: int | None = None) -> list[tuple[str, int]]:
+        """Every (run, seed), the first seed of all runs first."""
+        count = self.seeds if seeds is None else seeds
+        return [(run, seed) for seed in range(count) for run in self.runs if seed == 0 or run not in self.once]
+
+    @property
+    def state(self) -> str:
+        """``ready`` where all rows are stored, else how many runs are."""
+        have = sum(piece(self.path(), *each).is_file() for each in self.wanted())
+        return "no rows" if not have else "ready" if have == len(self.wanted()) else f"{have} of {len(self.wanted())}"
+
+    def path(self, folder: Path | None = None) -> Path:
+        return (items.ROWS if folder is None else folder) / self.name
+
+    def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+        """All that is there: a header like any item's, with ``had``, the seeds of each run, and ``missing``."""
+        found = sorted(path.glob("*.jsonl"))
+        if not found:
+            raise UsageError(f"{self.name} has no rows in {path}; --train makes them ({self.budget})")
+        frames: dict[tuple[str, int], pd.DataFrame] = {}
+        runs: dict[str, dict[str, Any]] = {}
+        seconds = 0.0
+        for each in found:
+            header, frame = rows.read(each)
+            if header.get("item") != self.name:
+                raise UsageError(f"{each} holds rows of {header.get('item')!r}, not of {self.name!r}")
+            run, seed = check_known("run", header["run"], self.runs), int(header["seed"])
+            described = runs.setdefault(run, header["about"])
+            described["data"] |= header["about"]["data"]
+            seconds += header["seconds"]
+            frames[run, seed] = frame
+        order = sorted(frames, key=lambda key: (list(self.runs).index(key[0]), key[1]))
+        had = {run: [seed for name, seed in order if name == run] for run in self.runs}
+        header = {
+            "item": self.name,
+            "version": __version__,
+            "command": f"python -m figures {self.name} --train",
+            "seeds": max(len(seeds) for seeds in had.values()),
+            "seconds": round(seconds, 1),
+            "runs": runs,
+            "had": had,
+            "missing": [f"{run} {seed}" for run, seed in self.wanted() if seed not in had[run]],
+        }
+        return header, pd.concat([frames[key] for key in order], ignore_index=True)
+
+
+def piece(folder: Path, run: str, seed: int) -> Path:
+    """The file of one run."""
+    return folder / f"{run}-{seed}.jsonl"
+
+
+def train(
+    item: Pieces,
+    folder: Path,
+    *,
+    only: Sequence[str] = (),
+    seeds: int | None = None,
+    budget: float | None = None,
+    data_root: str | None = None,
+    command: str = "",
+    progress: bool = True,
+) -> float:
+    """Make the runs that are not there yet, and store each as soon as it is finished; returns the seconds taken.
+
+    Args:
+        only: names of the runs to make; default all.
+        seeds: number of seeds in place of the item's own.
+        budget: minutes after which no run is begun. One that took longer with another seed than is left is not
+            begun either.
+
+    Raises:
+        UsageError: an unknown run, no seed at all, data that are not there, or a stored run of another configuration;
+            RunError: a run failed.
+    """
+    for name in only:
+        check_known(f"run of {item.name}", name, item.runs)
+    if seeds is not None and seeds < 1:
+        raise UsageError(f"{item.name} over {seeds} seeds: at least 1 is needed")
+    if budget is not None and not budget > 0:
+        raise UsageError(f"a budget of {budget:g} minutes leaves no time for a run")
+    if not folder.parent.is_dir():
+        raise UsageError(f"there is no folder {folder.parent}")
+    took: dict[str, float] = {}
+    wanted = [(run, seed) for run, seed in item.wanted(seeds) if not only or run in only]
+    for run, seed in item.wanted(seeds):
+        if piece(folder, run, seed).is_file():
+            took[run] = _check_same(item, folder, run, seed)
+    folder.mkdir(exist_ok=True)
+    began = time.perf_counter()
+    left = [each for each in wanted if not piece(folder, *each).is_file()]
+    with tqdm(total=len(left), desc=item.name, unit="run", disable=not progress) as bar:
+        for run, seed in left:
+            spent = time.perf_counter() - began
+            if budget is not None and (spent >= 60 * budget or spent + took.get(run, 0.0) > 60 * budget):
+                continue
+            bar.set_postfix_str(f"{run}, seed {seed}")
+            if not piece(folder, run, seed).is_file():  # another process may have made it meanwhile
+                took[run] = _make(item, folder, run, seed, data_root, command)
+            bar.update()
+    return time.perf_counter() - began
+
+
+def _make(item: Pieces, folder: Path, run: str, seed: int, data_root: str | None, command: str) -> float:
+    began = time.perf_counter()
+    task = runner.assemble(item.begin(replace(item.runs[run], seed=seed, data_root=data_root), run, folder))
+    frame = item.measure(task, run, folder).assign(run=run)
+    seconds = round(time.perf_counter() - began, 1)
+    about = items.about(task)
+    about["data"][str(seed)] = task.data.digest
+    header = {
+        "item": item.name,
+        "version": __version__,
+        "command": command,
+        "run": run,
+        "seed": seed,
+        "seconds": seconds,
+        "asked": _asked(item, run),
+        "about": about,
+    }
+    rows.write(piece(folder, run, seed), header, items.records(frame))
+    return seconds
+
+
+def _asked(item: Pieces, run: str) -> dict[str, Any]:
+    return {name: value for name, value in item.runs[run].to_json().items() if name not in items.ELSEWHERE}
+
+
+def _check_same(item: Pieces, folder: Path, run: str, seed: int) -> float:
+    """How long a stored run took; refuses one that was made with another configuration."""
+    path = piece(folder, run, seed)
+    header, now = rows.read_header(path), _asked(item, run)
+    if header.get("item") != item.name:
+        raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {item.name!r}")
+    differ = [
+        name for name, value in header["asked"].items() if name in now and value != json.loads(json.dumps(now[name]))
+    ]
+    if differ:
+        raise UsageError(f"{path} was made with another {listing(differ)}: remove it, or choose another folder")
+    return float(header["seconds"])
+
+
+def ran(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
+    """The finished run of a task, and its rows."""
+    engine = runner.run(task.config, loaded=task.data, instruments=measure.instruments(), progress=False)
+    return engine, runner.frame(engine)

@@ -1,0 +1,86 @@
+"""Personal gates: which part of everybody's weights a client uses, and how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from fl_core.algorithms.base import Algorithm, Round, register
+from fl_core.errors import UsageError
+from fl_core.local import Context, Group, Phase
+from fl_core.models.gated import Gated
+from fl_core.seeds import seed_of, torch_seeded
+from fl_core.steps import Batch, Steps
+from fl_core.tokens import TokenShape
+
+
+@register
+class PFedGate(Algorithm):
+    """A personal gate scales and prunes the shared weights for every batch (pFedGate; Chen et al. 2023).
+
+    See :class:`fl_core.models.gated.Gated` for what the gate does with ``target`` and ``split``. Both the model and
+    the gate learn from the loss of the adapted model, together or, with ``bi_level``, by turns, batch by batch, the
+    gate first; the gradients of each are cut to the norm ``clip``. The gate learns at ``gate_lr``, by default the
+    run's rate. The dense model travels; a sparse message, as in the paper, would hold the kept blocks only.
+
+    The budget is (target - s_min) of all weights of a group, so that with its first blocks the group keeps ``target``
+    of them; the authors' released code takes it of the other blocks alone and keeps less.
+
+    Raises:
+        UsageError: samples that are texts; an option out of range.
+    """
+
+    name = "pfedgate"
+    summary = "trains all and a personal gate; all but the gate travels; the model as the gate adapts it to a batch"
+    paper = "pFedGate (Chen et al. 2023)"
+    trains, travels, keeps = "all, and a personal gate", "all but the gate", "the gate"
+    cost = "2P, of the model without the gate"
+    evaluates = "personal"
+    adds: ClassVar[Mapping[str, str]] = {"gate": "personal"}
+
+    @dataclass(frozen=True)
+    class Config:
+        target: float = 0.5
+        split: int = 5
+        bi_level: bool = False
+        gate_lr: float | None = None
+        clip: float = 10.0
+        eval_batch: int = 128
+
+    @classmethod
+    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+        if isinstance(shape, TokenShape):
+            raise UsageError("pfedgate scores numbers, images or tables; token ids are none")
+        with torch_seeded(seed_of(seed, "gate")):
+            return Gated(model, shape, config.target, config.split, config.eval_batch)
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        gate = frozenset(name for name in self.problem.tensors if _of_gate(name))
+        groups = () if self.config.gate_lr is None else (Group(gate, lr=self.config.gate_lr),)
+        return (Phase("train", self.problem.tensors, self.problem.epochs, groups=groups, step="gated_step"),)
+
+    def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """A step of the gate, of the model, or of both."""
+        grads = steps.gradients(batch)
+        own = {name: grad for name, grad in grads.items() if _of_gate(name)}
+        parts = [own, {name: grad for name, grad in grads.items() if name not in own}]
+        if self.config.bi_level:
+            parts = [parts[steps.taken % 2]]
+        found: dict[str, Tensor] = {}
+        for part in parts:
+            scale = (
+                (self.config.clip / (get_total_norm(list(part.values())) + 1e-6)).clamp(max=1.0)
+                if part
+                else torch.ones(())
+            )
+            found |= {name: grad * scale for name, grad in part.items()}
+        steps.descend(found)
+
+
+def _of_gate(name: str) -> bool:
+    return name.startswith("gate.")

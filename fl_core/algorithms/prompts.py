@@ -1,0 +1,117 @@
+"""Personal prompts: what a client learns to add to its inputs or features while the model is everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from fl_core import seeds
+from fl_core.algorithms.base import Algorithm, Round, State, register
+from fl_core.errors import UsageError
+from fl_core.local import Phase
+from fl_core.tree import Tree
+
+CLIENT = "prompts"  # the stream of a client's own initial prompts
+
+
+def drawn(like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str) -> Tree:
+    """Normal noise with that standard deviation, shaped and typed as the given tensors, each from its own stream."""
+    found = {}
+    for name, tensor in like.items():
+        draw = seeds.torch_generator(seed, CLIENT, *parts, name)
+        found[name] = scale * torch.randn(tensor.shape, generator=draw).to(tensor)
+    return found
+
+
+class Border(nn.Module):
+    """A frame of pixels added to every image: ``width`` rows above and below, and as many columns at each side."""
+
+    def __init__(self, shape: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        channels, height, breadth = shape
+        self.width = width
+        self.top, self.bottom = (nn.Parameter(torch.zeros(channels, width, breadth)) for _ in range(2))
+        self.left, self.right = (nn.Parameter(torch.zeros(channels, height - 2 * width, width)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, C, H, W] -> the same with the frame added."""
+        rest = x.shape[-1] - self.width
+        middle = pad(self.left, (0, rest)) + pad(self.right, (rest, 0))
+        return x + torch.cat([self.top, middle, self.bottom], 1)
+
+
+class Bordered(nn.Module):
+    """A model that sees its images with a frame of pixels added."""
+
+    def __init__(self, inner: nn.Module, border: Border) -> None:
+        super().__init__()
+        self.border, self.inner = border, inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, C]."""
+        return self.inner(self.border(x))
+
+
+@register
+class PFedPT(Algorithm):
+    """A personal frame of pixels on every image, under a model that is everybody's (pFedPT; Li et al. 2023).
+
+    The frame is ``pad`` pixels wide, 720 numbers for 3 x 32 x 32 and pad = 2, and starts as standard normal noise,
+    drawn for each client. In a round it is trained for ``prompt_epochs`` with the model frozen, by an optimiser of its
+    own rates, then the model for the run's epochs with the frame frozen. While the frame trains, normalisations use
+    the received statistics; in the authors' released code they go on moving.
+
+    Raises:
+        UsageError: samples that are no images, or images too small for the frame.
+    """
+
+    name = "pfedpt"
+    summary = "trains a personal frame of pixels, then the model; the model travels; the model under the own frame"
+    paper = "pFedPT (Li et al. 2023)"
+    trains, travels, keeps = "a frame of pixels, then all else", "all but the frame", "the frame"
+    cost = "2P, of the model without the frame"
+    evaluates = "personal"
+    adds: ClassVar[Mapping[str, str]] = {"border": "personal"}
+
+    @dataclass(frozen=True)
+    class Config:
+        pad: int = 2
+        prompt_epochs: int = 5
+        prompt_lr: float = 1.0
+        prompt_momentum: float = 0.5
+
+    @classmethod
+    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+        if len(shape) != 3:
+            raise UsageError(f"pfedpt frames images (channels, height, width), not samples of shape {shape}")
+        if not 1 <= config.pad < min(shape[1:]) / 2:
+            raise UsageError(f"pfedpt: pad={config.pad} leaves nothing of images of {shape[1]} x {shape[2]}")
+        border = Border(shape, config.pad)
+        with torch.no_grad():
+            for name, value in drawn(dict(border.named_parameters()), 1.0, seed).items():
+                border.get_parameter(name).copy_(value)
+        return Bordered(model, border)
+
+    @property
+    def frame(self) -> frozenset[str]:
+        """Names of the frame's tensors."""
+        return frozenset(name for name in self.problem.parameters if name.startswith("border."))
+
+    def start(self, initial: Tree, client: int) -> State:
+        state = super().start(initial, client)
+        frame = {name: initial[name] for name in self.frame}
+        state.trees["model"].update(drawn(frame, 1.0, self.problem.seed, client))
+        return state
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        own = self.config
+        rates: dict[str, Any] = {"lr": own.prompt_lr, "momentum": own.prompt_momentum, "weight_decay": 0.0}
+        return (
+            Phase("prompt", self.frame, own.prompt_epochs, stream="prompt", **rates),
+            Phase("train", self.problem.tensors - self.frame, self.problem.epochs),
+        )

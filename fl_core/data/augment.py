@@ -1,0 +1,157 @@
+"""Random views of images for contrastive learning: MoCo's augmentations, on batches of tensors.
+
+Every image of a batch has its own parameters, drawn on the CPU from a given generator, so that a batch on a GPU sees
+the same views; torchvision's transforms are the reference of each operation, one image at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from fl_core.errors import UsageError
+
+GREY = (0.2989, 0.587, 0.114)  # of ITU-R 601, as in torchvision
+
+
+@dataclass(frozen=True)
+class MoCoViews:
+    """A random view of every image: MoCo's augmentation, version 1 (He et al. 2020; the authors' released code).
+
+    In this order: a crop of a random share ``scale`` of the area and of an aspect ratio between 3/4 and 4/3, stretched
+    to the whole size (bilinear); grey with probability ``grey``; brightness, contrast, saturation and hue jittered
+    by up to ``jitter`` in a random order; mirrored with probability 1/2.
+
+    Colour is a matter of pixels between 0 and 1: normalised images are taken back by ``mean`` and ``std``, and
+    normalised again. Where the pixels leave that range, of images that were never scaled, they are clipped to their
+    batch's own range. Images that have not three channels have no saturation, hue or grey.
+
+    Attributes:
+        mean, std: one number a channel, or empty.
+        scale, grey, jitter: as above.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    scale: tuple[float, float] = (0.2, 1.0)
+    grey: float = 0.2
+    jitter: float = 0.4
+
+    def __call__(self, images: Tensor, draw: torch.Generator) -> Tensor:
+        """One view of each image, [n, C, H, W] -> [n, C, H, W].
+
+        Raises:
+            UsageError: these are no images.
+        """
+        if images.ndim != 4:
+            raise UsageError(f"views are of images [n, channels, height, width], not of {tuple(images.shape)}")
+        n, channels, height, width = images.shape
+        boxes = crop_boxes(n, height, width, self.scale, draw)
+        greyed = torch.rand(n, generator=draw) < self.grey
+        strengths = self.jitter * (2 * torch.rand(n, 4, generator=draw) - 1)
+        order = torch.rand(n, 4, generator=draw).argsort(1)
+        mirrored = torch.rand(n, generator=draw) < 0.5
+        x = crop_resize(images, boxes.to(images.device), mirrored.to(images.device))
+        if self.mean:
+            mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
+            x = x * std + mean
+        low, high = min(0.0, float(x.min())), max(1.0, float(x.max()))
+        if channels == 3:
+            x = torch.where(greyed.to(x.device).view(-1, 1, 1, 1), grey(x).expand_as(x), x)
+        x = jittered(x, strengths.to(x), order.to(x.device), low, high)
+        return (x - mean) / std if self.mean else x
+
+
+def crop_boxes(n: int, height: int, width: int, scale: tuple[float, float], draw: torch.Generator) -> Tensor:
+    """Random boxes (top, left, height, width), int64 [n, 4], as torchvision's RandomResizedCrop draws them.
+
+    Ten tries of an area and an aspect ratio, of which the first that fits is placed at random; if none does, the
+    largest box at the centre whose ratio is between 3/4 and 4/3.
+    """
+    tries = torch.rand(n, 10, 2, generator=draw, dtype=torch.float64)
+    places = torch.rand(n, 2, generator=draw, dtype=torch.float64)
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * tries[..., 0])
+    ratio = ((2 * tries[..., 1] - 1) * math.log(4 / 3)).exp()
+    w, h = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
+    first = fits.to(torch.int64).argmax(1, keepdim=True)
+    w, h = w.gather(1, first).squeeze(1), h.gather(1, first).squeeze(1)
+    top = (places[:, 0] * (height - h + 1)).floor()
+    left = (places[:, 1] * (width - w + 1)).floor()
+    found = torch.stack([top, left, h, w], 1).long()
+    widest, highest = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    central = torch.tensor([(height - highest) // 2, (width - widest) // 2, highest, widest])
+    return torch.where(fits.any(1, keepdim=True), found, central)
+
+
+def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
+    """Boxes [n, 4] of images [n, C, H, W], stretched to H x W (bilinear, edges repeated), some of them mirrored [n]."""
+    grids = []
+    for side, (start, length) in enumerate(((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3]))):
+        size = images.shape[2 + side]
+        at = (torch.arange(size, device=images.device, dtype=images.dtype) + 0.5) / size
+        places = at * length[:, None] - 0.5
+        places = start[:, None] + torch.minimum(places.clamp(min=0), length[:, None] - 1.0)
+        if side == 1:
+            places = torch.where(mirrored[:, None], places.flip(1), places)
+        grids.append(2 * places / max(size - 1, 1) - 1)
+    rows, columns = grids
+    grid = torch.stack(
+        [columns[:, None].expand(-1, rows.shape[1], -1), rows[..., None].expand(-1, -1, columns.shape[1])], -1
+    )
+    return grid_sample(images, grid.to(images.dtype), align_corners=True, padding_mode="border")
+
+
+def jittered(x: Tensor, strengths: Tensor, order: Tensor, low: float, high: float) -> Tensor:
+    """Brightness, contrast, saturation and hue of images [n, C, H, W], each image's in its own ``order`` [n, 4].
+
+    ``strengths`` [n, 4]: the first three give the factors 1 + s, the last a turn of the hue's circle by s; after each,
+    values are clipped to [low, high].
+    """
+    changes = (_brighter, _contrasted, _saturated, _turned) if x.shape[1] == 3 else (_brighter, _contrasted)
+    x = x.clone()
+    for place in range(order.shape[1]):
+        for k, change in enumerate(changes):
+            chosen = torch.nonzero(order[:, place] == k).squeeze(1)
+            if len(chosen):
+                x[chosen] = change(x[chosen], strengths[chosen, k].view(-1, 1, 1, 1)).clamp(low, high)
+    return x
+
+
+def grey(x: Tensor) -> Tensor:
+    """Luminance [n, 1, H, W] of images of three channels; of others their mean."""
+    if x.shape[1] != 3:
+        return x.mean(1, keepdim=True)
+    weights = torch.tensor(GREY, dtype=x.dtype, device=x.device).view(3, 1, 1)
+    return (x * weights).sum(1, keepdim=True)
+
+
+def _brighter(x: Tensor, by: Tensor) -> Tensor:
+    return x * (1 + by)
+
+
+def _contrasted(x: Tensor, by: Tensor) -> Tensor:
+    mean = grey(x).mean((1, 2, 3), keepdim=True)
+    return mean + (1 + by) * (x - mean)
+
+
+def _saturated(x: Tensor, by: Tensor) -> Tensor:
+    plain = grey(x)
+    return plain + (1 + by) * (x - plain)
+
+
+def _turned(x: Tensor, by: Tensor) -> Tensor:
+    """The hue turned by a part of its circle, saturation and value kept (Smith 1978: hexagonal cone)."""
+    value, _ = x.max(1, keepdim=True)
+    span = value - x.min(1, keepdim=True).values
+    safe = span.where(span > 0, 1.0)
+    r, g, b = x.split(1, 1)
+    hue = torch.where(value == r, ((g - b) / safe) % 6, torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4))
+    turned = hue + 6 * by
+    # a channel falls from the value by the span, along a trapezium over the circle of six sectors
+    k = (turned + torch.tensor([5.0, 3.0, 1.0], dtype=x.dtype, device=x.device).view(3, 1, 1)) % 6
+    return value - span * torch.minimum(k, 4 - k).clamp(0, 1)

@@ -1,0 +1,153 @@
+"""A model whose weights are scaled and pruned, block by block, by a gate that looks at the batch (pFedGate)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_core.errors import UsageError
+
+
+class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
+    """Images normalised by learnt mixtures of instance, layer and batch statistics (Luo et al. 2019).
+
+    With (m_k, v_k) the mean and the variance over an image's channel, an image, and the batch's channel:
+    (x - sum_k a_k m_k) / sqrt(sum_k b_k v_k + eps), times a weight, plus a bias, where a and b are softmaxes of three
+    learnt numbers each. Running statistics stand for the batch's in evaluation mode.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.means, self.variances = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, C, H, W] -> the same shape."""
+        batch: list[tuple[Tensor, Tensor]] = []
+        for over in ((2, 3), (1, 2, 3), (0, 2, 3)):
+            variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
+            batch.append((mean, variance))
+        if self.running_mean is not None and self.running_var is not None:
+            if self.training:
+                self._track(*batch[2], x.numel() // x.shape[1])
+            else:
+                batch[2] = self.running_mean.view(1, -1, 1, 1), self.running_var.view(1, -1, 1, 1)
+        a, b = self.means.softmax(0), self.variances.softmax(0)
+        mean = a[0] * batch[0][0] + a[1] * batch[1][0] + a[2] * batch[2][0]
+        variance = b[0] * batch[0][1] + b[1] * batch[1][1] + b[2] * batch[2][1]
+        found = (x - mean) / (variance + self.eps).sqrt()
+        return found * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, n: int) -> None:
+        """Batch normalisation's running means, with its unbiased variance and its count of batches."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        self.running_mean.lerp_(mean.flatten(), self.momentum)
+        self.running_var.lerp_(variance.flatten() * n / max(n - 1, 1), self.momentum)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+
+
+class Gate(nn.Module):
+    """Scores in (0, 1) of a model's blocks for a batch: normalised inputs, one linear layer, normalised, sigmoid."""
+
+    def __init__(self, shape: tuple[int, ...], blocks: int) -> None:
+        super().__init__()
+        self.inputs = SwitchableNorm(shape[0]) if len(shape) == 3 else nn.BatchNorm1d(math.prod(shape))
+        self.linear = nn.Linear(math.prod(shape), blocks)
+        self.scores = nn.BatchNorm1d(blocks)
+        self.images = len(shape) == 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, *shape] -> [blocks], the mean over the batch."""
+        x = self.inputs(x if self.images else x.flatten(1))
+        return self.scores(self.linear(x.flatten(1))).sigmoid().mean(0)
+
+
+class Gated(nn.Module):
+    """A model with every block of its weights multiplied by the gate's score, or by 0 where the budget is spent.
+
+    Every parameter tensor is cut, flat, into at most ``split`` blocks of equal size (the last may be smaller). For a
+    batch the gate scores all blocks, at least s_min = min(max(1 / split, 0.1), target) each. Of each tensor the first
+    block is kept; of the others, among linear layers and among all else separately, those with the highest scores,
+    rounded to tenths, while they fit into (target - s_min) of the group's numbers; with ``target`` 1 all are kept.
+
+    A prediction depends on its batch: in evaluation mode batches are of ``batch`` samples at most.
+
+    Raises:
+        UsageError: ``target`` outside (0, 1], or fewer than two blocks a tensor.
+    """
+
+    def __init__(self, inner: nn.Module, shape: tuple[int, ...], target: float, split: int, batch: int) -> None:
+        super().__init__()
+        if not 0 < target <= 1:
+            raise UsageError(f"target={target}: the share of weights that are kept must be above 0 and at most 1")
+        if split < 2 or batch < 1:
+            raise UsageError(f"split={split}, eval_batch={batch}: at least 2 blocks a tensor and 1 sample a batch")
+        self.target, self.batch = target, batch
+        self.least = min(max(1 / split, 0.1), target)
+        linear = {
+            f"{path}.{name}".lstrip(".")
+            for path, module in inner.named_modules()
+            if isinstance(module, nn.Linear)
+            for name, _ in module.named_parameters(recurse=False)
+        }
+        self.blocks: dict[str, list[int]] = {}  # sizes of the blocks of each tensor
+        first, is_linear = [], []
+        for name, parameter in inner.named_parameters():
+            size = math.ceil(parameter.numel() / split)
+            sizes = [len(part) for part in torch.arange(parameter.numel()).split(size)]
+            self.blocks[name] = sizes
+            first += [True] + [False] * (len(sizes) - 1)
+            is_linear += [name in linear] * len(sizes)
+        self.sizes = np.array([size for sizes in self.blocks.values() for size in sizes])
+        self.first = np.array(first)
+        self.groups = [np.array(is_linear), ~np.array(is_linear)]
+        self.gate, self.inner = Gate(shape, len(self.sizes)), inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, C]."""
+        if not self.training and len(x) > self.batch:
+            return torch.cat([self(part) for part in x.split(self.batch)])
+        scales = self.scales(x)
+        scaled = {
+            name: p * own for (name, p), own in zip(self.inner.named_parameters(), self._shaped(scales), strict=True)
+        }
+        found: Tensor = functional_call(self.inner, scaled, (x,))
+        return found
+
+    def scales(self, x: Tensor) -> Tensor:
+        """What the blocks are multiplied by for a batch, [blocks]: the score of a kept one, 0 for the others."""
+        scores = self.gate(x).clamp(min=self.least)
+        kept = torch.from_numpy(self.kept(scores.detach().cpu().numpy())).to(scores.device)
+        return torch.where(kept, scores, 0.0)
+
+    def kept(self, scores: np.ndarray) -> np.ndarray:
+        """Which blocks are kept under the budget, [blocks]."""
+        if self.target == 1:
+            return np.ones(len(scores), dtype=bool)
+        found = self.first.copy()
+        tenths = np.round(10 * scores)
+        for group in self.groups:
+            left = round((self.target - self.least) * self.sizes[group].sum())
+            others = np.flatnonzero(group & ~self.first)
+            for block in others[np.argsort(-tenths[others], kind="stable")]:
+                if self.sizes[block] <= left:
+                    found[block] = True
+                    left -= self.sizes[block]
+        return found
+
+    def _shaped(self, scales: Tensor) -> Iterator[Tensor]:
+        """The scales of each tensor's entries, in the tensor's shape."""
+        at = 0
+        for sizes, parameter in zip(self.blocks.values(), self.inner.parameters(), strict=True):
+            repeats = torch.tensor(sizes, device=scales.device)
+            own = scales[at : at + len(sizes)].repeat_interleave(repeats, output_size=parameter.numel())
+            yield own.view(parameter.shape)
+            at += len(sizes)

@@ -1,0 +1,114 @@
+"""A model whose features pass through an attention over prompts on their way to the classifier (FedPFT)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fl_core.errors import UsageError
+
+PROMPTS = ("prompts", "contrast_prompts")
+CONTRAST_WIDTH = 128
+"""Width of a contrastive feature: MoCo's."""
+
+
+class Transform(nn.Module):
+    """A feature attends to itself and to prompts: self-attention of which only the feature's row is used.
+
+    With the tokens Z = [f; p_1; ...; p_k], all of width d: Q, K, V = Z W_q, Z W_k, Z W_v with biases,
+    A = softmax(Q K^T / sqrt(d / heads)) for each head, and the result is row 0 of concat(A V) W_o (FedPFT, Eq. 2).
+    4 d^2 + 4 d parameters, which is what its Table 10 counts. Without prompts it is an affine map of f.
+
+    Args:
+        width: d. heads: must divide it.
+        residual: add f to the result. layernorm: normalise the result, after the sum. The paper speaks of neither;
+            its counts rule out a feed-forward part.
+
+    Raises:
+        UsageError: ``heads`` does not divide the width.
+    """
+
+    def __init__(self, width: int, heads: int = 1, residual: bool = False, layernorm: bool = False) -> None:
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise UsageError(f"heads={heads}: the features have {width} numbers, which so many heads cannot share")
+        self.heads, self.residual = heads, residual
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.norm = nn.LayerNorm(width) if layernorm else None
+
+    def attention(self, features: Tensor, prompts: Tensor | None) -> Tensor:
+        """Weights [n, heads, 1 + k] of each feature for itself and the prompts; a row sums to 1."""
+        query = self._split(self.query(features))
+        scores = (query * self._split(self.key(features))).sum(-1, keepdim=True)
+        if prompts is not None:
+            scores = torch.cat([scores, torch.einsum("nhc,khc->nhk", query, self._split(self.key(prompts)))], -1)
+        return (scores / math.sqrt(query.shape[-1])).softmax(-1)
+
+    def forward(self, features: Tensor, prompts: Tensor | None = None) -> Tensor:
+        """Features [n, d] and prompts [k, d] -> transformed features [n, d]."""
+        weights = self.attention(features, prompts)
+        mixed = weights[..., :1] * self._split(self.value(features))
+        if prompts is not None:
+            mixed = mixed + torch.einsum("nhk,khc->nhc", weights[..., 1:], self._split(self.value(prompts)))
+        found = self.out(mixed.flatten(1))
+        found = features + found if self.residual else found
+        return found if self.norm is None else self.norm(found)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1))
+
+
+class Prompted(nn.Module):
+    """An extractor, the attention, and the classifier, with the client's prompts; and a second task beside it.
+
+    Args:
+        body, head: extractor and classifier of a model.
+        transform: the attention between them.
+        prompts: initial values [k, d] of ``prompts`` and ``contrast_prompts``, those of the two tasks; either may lack.
+        project: whether there is a second task, a linear map of the features to :data:`CONTRAST_WIDTH` numbers.
+        direct: whether the second task takes the extractor's features as they are.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        head: nn.Linear,
+        transform: Transform,
+        prompts: Mapping[str, Tensor],
+        project: bool = False,
+        direct: bool = False,
+    ) -> None:
+        super().__init__()
+        self.body, self.transform, self.head, self.direct = body, transform, head, direct
+        self.projection = nn.Linear(head.in_features, CONTRAST_WIDTH) if project else None
+        self.prompts, self.contrast_prompts = (
+            nn.Parameter(prompts[name]) if name in prompts else None for name in PROMPTS
+        )
+
+    def forward(self, x: Tensor, task: str = "classify", severed: bool = False) -> Tensor:
+        """Logits [n, C], or with ``task="contrast"`` unit vectors [n, 128]; ``severed``: no gradient to the body."""
+        features = self.body(x)
+        features = features.detach() if severed else features
+        if task == "classify":
+            return self.head(self.transform(features, self._tokens("prompts")))
+        if self.projection is None:
+            raise ValueError(f"no task {task!r}: the model was built without a projection")
+        features = features if self.direct else self.transform(features, self._tokens("contrast_prompts"))
+        return normalize(self.projection(features))
+
+    def attention(self, x: Tensor) -> dict[str, Tensor]:
+        """Attention weights [n, 1 + k] of each sample's feature, the mean of the heads, by the prompts' name."""
+        features, found = self.body(x), {}
+        for name in PROMPTS:
+            prompts = self._tokens(name)
+            if prompts is not None:
+                found[name] = self.transform.attention(features, prompts).mean(1)
+        return found
+
+    def _tokens(self, name: str) -> Tensor | None:
+        prompts = getattr(self, name)
+        return None if prompts is None else prompts.view_as(prompts)  # counters of FLOPs take no leaf as an input

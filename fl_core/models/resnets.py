@@ -1,0 +1,75 @@
+"""The small residual networks of FedPFT: one block a stage."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from fl_core.models.papers import Layered, Shape, chain, image_shape
+from fl_core.models.registry import register
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions, each with a normalisation, added to their input; ReLU after the sum (He et al. 2016)."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(n_out)
+        self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(n_out)
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        if stride != 1 or n_in != n_out:
+            parts = OrderedDict(conv=nn.Conv2d(n_in, n_out, 1, stride=stride, bias=False), norm=nn.BatchNorm2d(n_out))
+        self.shortcut = nn.Sequential(parts)  # empty where the shapes agree
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, n_in, h, w] -> [n, n_out, h / stride, w / stride]."""
+        inner = relu(self.norm1(self.conv1(x)))
+        return relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+
+
+@register
+def resnet8(shape: Shape, n_classes: int) -> Layered:
+    """ResNet of 3 blocks for CIFAR-10 (FedPFT); images of any size.
+
+    7x7 stem with stride 2 and a 3x3 maximum, blocks of 64-128-256 channels, the second and the third halved in size,
+    global average, one linear layer; Kaiming-normal convolutions (fan-out, ReLU). 1,232,704 parameters before the
+    classifier, 1,235,401 numbers with its running statistics and their counters.
+    """
+    return _resnet("resnet8", shape, n_classes, (64, 128, 256))
+
+
+@register
+def resnet10(shape: Shape, n_classes: int) -> Layered:
+    """ResNet of 4 blocks for CIFAR-100 and Tiny-ImageNet (FedPFT); images of any size.
+
+    As ``resnet8`` with a fourth block of 512 channels. 4,905,792 parameters before the classifier, 4,911,564 numbers
+    with its running statistics and their counters.
+    """
+    return _resnet("resnet10", shape, n_classes, (64, 128, 256, 512))
+
+
+def _resnet(name: str, shape: Shape, n_classes: int, widths: tuple[int, ...]) -> Layered:
+    channels, _, _ = image_shape(name, shape, smallest=1)
+    stem = OrderedDict(
+        conv=nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
+        norm=nn.BatchNorm2d(64),
+        relu=nn.ReLU(),
+        pool=nn.MaxPool2d(3, stride=2, padding=1),
+    )
+    inputs = (64, *widths)
+    blocks = {f"block{k + 1}": Block(inputs[k], n_out, 1 + (k > 0)) for k, n_out in enumerate(widths)}
+    model = chain(
+        stem=nn.Sequential(stem),
+        **blocks,
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(widths[-1], n_classes),
+    )
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model

@@ -1,0 +1,143 @@
+"""Views of images: each operation against torchvision's, image by image, and the draws against their distributions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as reference
+
+from fl_core import seeds
+from fl_core.data import augment
+from fl_core.data.augment import MoCoViews
+from fl_core.errors import UsageError
+
+
+def draw(seed: int = 0) -> torch.Generator:
+    return seeds.torch_generator(seed, "views")
+
+
+def images(n: int = 8, shape: tuple[int, ...] = (3, 9, 12), seed: int = 1) -> Tensor:
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(3, 9, 12), (1, 8, 8), (4, 5, 5), (3, 1, 7)])
+def test_a_crop_is_torchvisions(shape: tuple[int, int, int]) -> None:
+    x = images(40, shape)
+    boxes = augment.crop_boxes(len(x), shape[1], shape[2], (0.05, 1.0), draw())
+    mirrored = torch.arange(len(x)) % 2 == 0
+    found = augment.crop_resize(x, boxes, mirrored)
+    for image, box, mirror, ours in zip(x, boxes.tolist(), mirrored, found, strict=True):
+        theirs = reference.resized_crop(image, *box, size=list(shape[1:]), antialias=True)
+        theirs = reference.horizontal_flip(theirs) if mirror else theirs
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_boxes_are_inside_and_distributed_as_torchvisions() -> None:
+    n, (height, width) = 4000, (32, 40)
+    boxes = augment.crop_boxes(n, height, width, (0.2, 1.0), draw()).double()
+    top, left, h, w = boxes.unbind(1)
+    assert bool(((top >= 0) & (left >= 0) & (h >= 1) & (w >= 1) & (top + h <= height) & (left + w <= width)).all())
+    with seeds.torch_seeded(0):
+        make = v2.RandomResizedCrop((height, width), scale=(0.2, 1.0))
+        image = torch.zeros(3, height, width)
+        params = [make.make_params([image]) for _ in range(n)]
+    theirs = torch.tensor([[p[key] for key in ("top", "left", "height", "width")] for p in params]).double()
+    for ours, other in zip(boxes.T, theirs.T, strict=True):
+        error = float((ours.var() + other.var()).sqrt()) / n**0.5
+        assert abs(float(ours.mean() - other.mean())) < 4.5 * error
+        assert float(ours.std()) == pytest.approx(float(other.std()), rel=0.06)
+
+
+def test_a_box_that_no_try_fits_is_central() -> None:
+    boxes = augment.crop_boxes(50, 2, 40, (0.9, 1.0), draw())
+    assert set(map(tuple, boxes.tolist())) == {(0, 18, 2, 3)}
+
+
+OPERATIONS: dict[str, tuple[int, Any]] = {
+    "brightness": (0, lambda x, s: reference.adjust_brightness(x, 1 + s)),
+    "contrast": (1, lambda x, s: reference.adjust_contrast(x, 1 + s)),
+    "saturation": (2, lambda x, s: reference.adjust_saturation(x, 1 + s)),
+    "hue": (3, lambda x, s: reference.adjust_hue(x, s)),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_is_torchvisions(operation: str, channels: int) -> None:
+    k, theirs = OPERATIONS[operation]
+    x = images(12, (channels, 6, 7))
+    x[0] = 0.5  # no hue
+    strengths = torch.zeros(12, 4, dtype=torch.float64)
+    strengths[:, k] = torch.linspace(-0.5, 0.5, 12)
+    order = torch.arange(4).expand(12, 4)
+    found = augment.jittered(x, strengths, order, 0.0, 1.0)
+    for image, strength, ours in zip(x, strengths[:, k].tolist(), found, strict=True):
+        torch.testing.assert_close(
+            ours, theirs(image, strength), rtol=0, atol=5e-6
+        )  # torchvision turns hues in float32
+
+
+def test_each_image_has_its_own_order() -> None:
+    x, strengths = images(24), 0.4 * torch.rand(24, 4, dtype=torch.float64)
+    order = torch.stack([torch.randperm(4, generator=draw(k)) for k in range(24)])
+    found = augment.jittered(x, strengths, order, 0.0, 1.0)
+    changes = list(OPERATIONS.values())
+    for image, strength, own, ours in zip(x, strengths.tolist(), order.tolist(), found, strict=True):
+        for k in own:
+            image = changes[k][1](image, strength[k])
+        torch.testing.assert_close(ours, image, rtol=0, atol=5e-6)  # torchvision turns hues in float32
+
+
+def test_a_view_is_composed_as_mocos() -> None:
+    """All draws are taken again in the same order, and applied one image after another by torchvision."""
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    x = images(16)
+    normalised = reference.normalize(x, list(mean), list(std))
+    found = MoCoViews(mean, std)(normalised, draw(3))
+    again = draw(3)
+    boxes = augment.crop_boxes(16, 9, 12, (0.2, 1.0), again)
+    grey = torch.rand(16, generator=again) < 0.2
+    strengths = 0.4 * (2 * torch.rand(16, 4, generator=again) - 1)
+    order = torch.rand(16, 4, generator=again).argsort(1)
+    mirrored = torch.rand(16, generator=again) < 0.5
+    assert 0 < int(grey.sum()) < 16
+    assert 0 < int(mirrored.sum()) < 16
+    for k, image in enumerate(x):
+        view = reference.resized_crop(image, *boxes[k].tolist(), size=[9, 12], antialias=True)
+        view = reference.rgb_to_grayscale(view, 3) if grey[k] else view
+        for each in order[k].tolist():
+            view = list(OPERATIONS.values())[each][1](view, float(strengths[k, each]))
+        view = reference.horizontal_flip(view) if mirrored[k] else view
+        view = reference.normalize(view, list(mean), list(std))
+        torch.testing.assert_close(found[k], view, rtol=0, atol=5e-5)
+
+
+def test_views_depend_on_their_generator_alone() -> None:
+    x = images(5, (1, 8, 8)).float()
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, again, other = MoCoViews()(x, draw()), MoCoViews()(x, draw()), MoCoViews()(x, draw(1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.dtype == torch.float32
+    assert not torch.equal(MoCoViews()(x, draw()), x)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 6), (1, 6, 6), (5, 6, 6)])
+def test_images_that_were_never_scaled_stay_in_their_range(shape: tuple[int, ...]) -> None:
+    x = 50 * torch.randn(30, *shape, generator=torch.Generator().manual_seed(0))
+    found = MoCoViews()(x, draw())
+    assert bool(torch.isfinite(found).all())
+    assert float(found.min()) >= float(x.min())
+    assert float(found.max()) <= float(x.max())
+    assert float(found.std()) > 5
+
+
+def test_tables_have_no_views() -> None:
+    with pytest.raises(UsageError, match=r"views are of images .* not of \(4, 10\)"):
+        MoCoViews()(torch.zeros(4, 10), draw())

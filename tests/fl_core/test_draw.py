@@ -1,0 +1,141 @@
+"""FedPFT's partitions: as many samples for every client, one label distribution for training and test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_core.data import draw
+from fl_core.data.partitions import FEDPFT, SPLITS, Partition, make
+from fl_core.errors import UsageError
+from tests.fl_core.test_partitions import source
+
+CLASSES, PER_CLASS = 10, 700
+LABELS = np.arange(CLASSES * PER_CLASS) % CLASSES
+OFFICIAL = np.arange(len(LABELS)) // CLASSES % 6 > 0  # five sixths to train on
+
+
+def made(kind="fedpft_dirichlet", official=True, clients=12, seed=0, **options):
+    origin = source(LABELS, is_train=OFFICIAL if official else None)
+    return origin, make(origin, kind, clients=clients, seed=seed, **options)
+
+
+def shares(part):
+    return np.bincount(LABELS[part], minlength=CLASSES) / len(part)
+
+
+@pytest.mark.parametrize("kind", FEDPFT)
+@pytest.mark.parametrize("official", [True, False])
+def test_every_client_has_as_many_samples_of_one_distribution(kind, official):
+    origin, found = made(kind, official)
+    found.check(origin)
+    distances = []
+    for splits in found.indices.values():
+        assert [len(splits[split]) for split in SPLITS] == [500, 100, 100]
+        assert len(np.unique(np.concatenate(list(splits.values())))) == 700
+        assert all((np.diff(part) > 0).all() for part in splits.values())
+        distances += [abs(shares(splits["train"]) - shares(splits[other])).sum() / 2 for other in SPLITS[1:]]
+    assert np.mean(distances) < 0.05
+    if official:
+        assert all(OFFICIAL[s["train"]].all() and not OFFICIAL[s["test"]].any() for s in found.indices.values())
+
+
+def test_pathological_clients_have_few_even_classes():
+    _, found = made("fedpft_pathological")
+    assert found.params == {
+        "clients": 12, "samples_per_client": 500, "classes_per_client": 2, "splits": [5 / 7, 1 / 7, 1 / 7]
+    }  # fmt: skip
+    for splits in found.indices.values():
+        assert sorted(np.bincount(LABELS[splits["train"]], minlength=CLASSES))[-3:] == [0, 250, 250]
+    _, uneven = made("fedpft_pathological", classes_per_client=3)
+    counts = [sorted(np.bincount(LABELS[s["train"]], minlength=CLASSES))[-3:] for s in uneven.indices.values()]
+    assert counts == [[166, 167, 167]] * 12
+
+
+def test_clients_share_samples_but_never_a_tested_one():
+    _, found = made("fedpft_dirichlet", False, clients=40, alpha=0.1)
+    trained = [np.concatenate([s["train"], s["validation"]]) for s in found.indices.values()]
+    tested = np.unique(np.concatenate([s["test"] for s in found.indices.values()]))
+    assert len(np.unique(np.concatenate(trained))) < sum(map(len, trained))
+    assert not np.intersect1d(np.concatenate(trained), tested).size
+
+
+def test_a_stored_partition_with_a_leak_is_refused():
+    origin, found = made()
+    again = Partition.from_tree(found.to_tree())
+    again.check(origin)
+    assert again.digest == found.digest
+    first, second = list(again.indices.values())[:2]
+    first["train"] = np.sort(np.append(first["train"][1:], second["test"][0]))
+    with pytest.raises(UsageError, match="has a sample twice"):
+        again.check(origin)
+    _, twice = made()
+    own = next(iter(twice.indices.values()))
+    own["train"] = np.append(own["train"][1:], own["train"][-1])
+    with pytest.raises(UsageError, match="has a sample twice"):
+        twice.check(origin)
+
+
+def test_shares_have_the_moments_of_a_dirichlet_over_classes():
+    drawn = draw.label_shares(5, 20_000, 0.5, 0)
+    assert np.allclose(drawn.sum(1), 1)
+    assert np.allclose(drawn.mean(0), 1 / 5, atol=0.01)
+    assert np.allclose(drawn.var(0), (4 / 25) / (5 * 0.5 + 1), rtol=0.05)
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6).filter(lambda v: sum(v) > 0.1),
+    st.integers(1, 60),
+    st.lists(st.integers(1, 40), min_size=6, max_size=6),
+)
+def test_counts_are_a_rounding_of_the_shares_within_what_there_is(weights, size, most):
+    weights = np.array(weights)
+    weights[weights < 1e-3] = 0
+    row, most = weights / weights.sum(), np.array(most[: len(weights)])
+    found = draw._counts(row, size, most)
+    if found is None:
+        assert most[row > 0].sum() < size
+        return
+    assert found.sum() == size
+    assert ((found >= 0) & (found <= most)).all()
+    assert not found[row == 0].any()
+    if (np.ceil(row * size) <= most).all():
+        assert (abs(found - row * size) < 1).all()
+
+
+def test_a_class_that_runs_out_leaves_the_rest_to_the_others():
+    found = draw._counts(np.array([0.8, 0.1, 0.1, 0.0]), 100, np.array([50, 99, 99, 99]))
+    assert list(found) == [50, 25, 25, 0]
+    assert draw._counts(np.array([0.5, 0.5, 0.0]), 10, np.array([4, 5, 99])) is None
+
+
+@pytest.mark.parametrize("kind", FEDPFT)
+def test_a_seed_is_a_draw_and_clients_do_not_depend_on_their_number(kind):
+    digests = [made(kind, seed=seed)[1].digest for seed in (0, 0, 1)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 0}, "alpha=0: the concentration"),
+        ({"samples_per_client": 0}, "samples_per_client=0: a whole number"),
+        ({"samples_per_client": 2.5}, "samples_per_client=2.5"),
+        ({"clients": 0}, "clients=0"),
+        ({"clients": None}, "needs a number of clients"),
+        ({"samples_per_client": 6000}, "a client needs 7200 samples of its classes"),
+        ({"kind": "fedpft_pathological", "classes_per_client": 11}, "classes_per_client=11: the samples have 10"),
+        ({"kind": "fedpft_pathological", "samples_per_client": 1500}, "more classes a client"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        made(**options)
+
+
+def test_a_test_side_is_set_apart_of_every_class():
+    chosen = draw.held_out(LABELS, 1 / 7, 3)
+    assert list(np.bincount(LABELS[chosen])) == [100] * CLASSES
+    assert not np.array_equal(chosen, draw.held_out(LABELS, 1 / 7, 4))

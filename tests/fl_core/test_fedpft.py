@@ -1,0 +1,409 @@
+"""FedPFT and its two-stage baseline: who learns from what, MoCo's queue, what stays, what is recorded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diagnostics.mismatch import mismatch, summary
+from fl_core import data, runner, tree
+from fl_core.algorithms import Round, find
+from fl_core.algorithms.contrast import Seen
+from fl_core.algorithms.fedpft import SETTINGS, FedPFT
+from fl_core.data import FederatedData
+from fl_core.errors import UsageError
+from fl_core.local import Context
+from fl_core.site import Part, Site, TrainJob
+from fl_core.steps import Batch, Steps
+from tests.conftest import CONFIG, TOY, Played, network, play, site_of
+
+HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05}
+PARTS = ("body", "transform", "head", "projection", "prompts", "contrast_prompts")
+
+
+def site(algorithm: str = "fedpft", kind: str = "norm", **options: Any) -> Site:
+    task = runner.assemble(
+        replace(CONFIG, algorithm=algorithm, epochs=2, options=options), data=TOY, model=network(kind)
+    )
+    found = site_of(task)
+    found.algorithm = task.algorithm(task.plan)
+    return found
+
+
+def job(where: Site, client: int = 1, index: int = 0) -> TrainJob:
+    algorithm, initial = where.algorithm, tree.of(where.workspace.model)
+    assert algorithm is not None
+    rnd = Round(index, "train", (client,))
+    message = algorithm.send(algorithm.open(tree.clone(initial)), client, rnd).clone()
+    return TrainJob(client, rnd, message, algorithm.start(initial, client), keep_local=True)
+
+
+# --- which loss reaches what ------------------------------------------------------------------------------------
+
+ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)
+    "features": {"body": "K", "transform": "CK", "head": "", "projection": "K", "prompts": "C", "contrast_prompts": ""},
+    "adapt": {"body": "C", "transform": "C", "head": "C", "projection": "", "prompts": "", "contrast_prompts": "K"},
+    "train": {
+        "body": "CK",
+        "transform": "CK",
+        "head": "C",
+        "projection": "K",
+        "prompts": "C",
+        "contrast_prompts": "K",
+    },
+}
+
+
+@pytest.mark.parametrize("phase", ROUTES)
+def test_gradients_go_where_the_paper_sends_them(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two losses alone, by scaling the other one to nothing, for all six parts."""
+    where = site(alternate=phase != "train")
+    algorithm = where.algorithm
+    assert isinstance(algorithm, FedPFT)
+    chosen = next(each for each in algorithm.phases(Round(0), 1) if each.name == phase)
+    found: dict[str, str] = dict.fromkeys(PARTS, "")
+    for letter, silent in (("C", "contrast_loss"), ("K", "classify")):
+        reached: dict[str, float] = {}
+
+        def note(steps: Steps, batch: Batch, ctx: Context, reached: dict[str, float] = reached) -> None:
+            seen = algorithm.seen(steps, batch, ctx)
+            for name, grad in steps.gradients(seen).items():
+                part = name.partition(".")[0]
+                reached[part] = max(reached.get(part, 0.0), float(grad.abs().max()))
+            algorithm.enqueue(seen, ctx)  # the first batch has no negatives, and so no gradient
+
+        with monkeypatch.context() as patch:
+            loss = getattr(FedPFT, silent)
+            patch.setattr(FedPFT, silent, lambda *a, loss=loss, **k: 0 * loss(*a, **k))
+            algorithm.note = note  # type: ignore[attr-defined]
+            ctx = where._context(algorithm, 1, 0, {})
+            ctx.trees = job(where).state.trees
+            where.phase(Part(replace(chosen, step="note"), tree.of(where.workspace.model), ctx, {}))
+        for part, size in reached.items():
+            found[part] += letter * (size > 0)
+    assert found == ROUTES[phase]
+    assert {name.partition(".")[0] for name in chosen.train} == {part for part in PARTS if ROUTES[phase][part]}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_of_the_ablation(setting: str) -> None:
+    """Prompts, alternating, contrastive task, and prompts for it: FedPFT, Table 3."""
+    ticks = {"I": "", "II": "p", "III": "pa", "IV": "pac", "V": "pacq", "VI": "c", "VII": "pc", "VIII": "pcq"}
+    played = play(algorithm="fedpft", options=SETTINGS[setting] | {"queue": 32}, rounds=1)
+    parts = {name.partition(".")[0] for name in played.engine.problem.tensors}
+    variants = {r["variant"] for r in played.rows if r["metric"] == "train_loss"}
+    found = "p" * ("prompts" in parts) + "a" * ("adapt" in variants) + "c" * ("projection" in parts)
+    assert found + "q" * ("contrast_prompts" in parts) == ticks[setting]
+    assert any(name.endswith("/contrast") for name in variants) == ("c" in ticks[setting])
+
+
+def test_epochs_are_divided_between_the_phases() -> None:
+    def epochs(total: int, **options: Any) -> list[int]:
+        task = runner.assemble(
+            replace(CONFIG, algorithm="fedpft", epochs=total, options=options), data=TOY, model=network("plain")
+        )
+        return [phase.epochs for phase in task.algorithm(None).phases(Round(0), 0)]
+
+    assert [epochs(n) for n in (1, 2, 3, 5, 10)] == [[1, 1], [1, 1], [2, 1], [4, 1], [8, 2]]
+    assert epochs(5, feature_epochs=3) == [3, 2]
+    assert epochs(5, feature_epochs=0) == [0, 5]
+    assert epochs(5, alternate=False) == [5]
+    with pytest.raises(UsageError, match="feature_epochs=6 of only 5 epochs a round"):
+        epochs(5, feature_epochs=6)
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"), [({}, 0.01), ({"contrast": False}, 0.05), ({"transform_lr": 0.3}, 0.3)], ids=str
+)
+def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: float) -> None:
+    algorithm = site(**options).algorithm
+    assert algorithm is not None
+    for phase in algorithm.phases(Round(0), 0):
+        (group,) = phase.groups
+        assert group.lr == rate
+        assert {name.partition(".")[0] for name in group.train} == {"transform"}
+        assert phase.lr is None
+
+
+# --- contrastive learning ---------------------------------------------------------------------------------------
+
+
+def watched(where: Site, **changes: Any) -> tuple[list[Seen], list[dict[str, Tensor]], Any]:
+    """The batches that a client's training saw, the queue after each, and the result."""
+    seen: list[Seen] = []
+    queues: list[dict[str, Tensor]] = []
+    algorithm = where.algorithm
+    assert isinstance(algorithm, FedPFT)
+    enqueue = algorithm.enqueue
+
+    def spy(each: Seen, ctx: Context) -> None:
+        enqueue(each, ctx)
+        seen.append(each)
+        queues.append(tree.clone(ctx.scratch["queue"]))
+
+    algorithm.enqueue = spy  # type: ignore[method-assign,assignment]
+    return seen, queues, where.run(job(where, **changes))
+
+
+def test_the_queue_holds_the_latest_keys_wherever_it_wraps() -> None:
+    where = site(queue=21)  # of batches of 8, and of a last one of 5
+    began = job(where).state.trees["queue"]["keys"]
+    seen, queues, result = watched(where)
+    keys = torch.cat([each.keys for each in seen])
+    torch.testing.assert_close(keys.norm(dim=1), torch.ones(len(keys)))
+    ring, at = began.clone(), 0
+    for each, queue in zip(seen, queues, strict=True):
+        for key in each.keys:
+            ring[at % 21] = key
+            at += 1
+        assert torch.equal(queue["keys"], ring)
+        assert int(queue["at"]) == at % 21
+        assert int(queue["filled"]) == min(at, 21)
+    assert at % 21
+    assert torch.equal(result.state.trees["queue"]["keys"], ring)
+    assert result.state.trees.keys() == {"model", "queue"}, "the key branch is not kept"
+    assert not any(each.keys.requires_grad for each in seen)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_contrastive_loss_is_a_softmax_over_the_queue(masked: bool) -> None:
+    where = site(queue=30, mask_unfilled=masked, temperature=0.2)
+    algorithm, space = where.algorithm, where.workspace
+    assert isinstance(algorithm, FedPFT)
+    draw = torch.Generator().manual_seed(0)
+    keys, own = (torch.nn.functional.normalize(torch.randn(n, 128, generator=draw)) for n in (30, 4))
+    ctx = where._context(algorithm, 0, 0, {})
+    ctx.scratch["queue"] = {"keys": keys, "at": torch.tensor(11), "filled": torch.tensor(11)}
+    x, y = TOY.clients[0].train.x[:4], TOY.clients[0].train.y[:4]
+    space.model.eval()
+    found = algorithm.contrast(space.params, Seen(x, y, x, own, {}), ctx)
+    with torch.no_grad():
+        queries = space.model(x, task="contrast").double()
+    torch.testing.assert_close(queries.norm(dim=1), torch.ones(4, dtype=torch.float64))
+    total = 0.0
+    for q, k in zip(queries, own.double(), strict=True):
+        others = [float(torch.exp(q @ other.double() / 0.2)) for other in keys[: 11 if masked else 30]]
+        right = float(torch.exp(q @ k / 0.2))
+        total -= float(torch.log(torch.tensor(right / (right + sum(others)))))
+    assert found.item() == pytest.approx(total / 4, rel=1e-5)
+
+
+def test_the_key_branch_follows_the_query_branch() -> None:
+    """It starts at what was received, and each step moves it by 1 - m towards the query branch before it encodes."""
+    where = site(queue=16, momentum=0.9, kind="plain")
+    algorithm = where.algorithm
+    assert isinstance(algorithm, FedPFT)
+    start = {name: value.clone() for name, value in where.workspace.live.items()}
+    wanted: dict[str, Tensor] = {}
+    seen_step = algorithm.seen
+
+    def spy(steps: Steps, batch: Batch, ctx: Context) -> Seen:
+        wanted.update(
+            {n: 0.9 * wanted.get(n, steps.live[n].detach()) + 0.1 * steps.live[n].detach() for n in steps.live}
+        )
+        found = seen_step(steps, batch, ctx)
+        for name, value in ctx.scratch["key"].items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-7)
+        return found
+
+    algorithm.seen = spy  # type: ignore[method-assign]
+    where.run(job(where))
+    assert any(not torch.allclose(wanted[name], start[name], atol=1e-4) for name in start)
+
+
+def test_views_leave_running_statistics_alone_while_adapting() -> None:
+    results = []
+    for contrast in (True, False):
+        where = site(contrast=contrast, feature_epochs=0, transform_lr=0.05, queue=16)
+        results.append(where.run(job(where)).tree)
+    ours, theirs = results
+    assert ours is not None
+    assert theirs is not None
+    shared = [name for name in theirs if name.partition(".")[0] in ("body", "transform", "head")]
+    assert any(name.endswith("running_var") for name in shared)
+    for name in shared:  # the contrastive task moves its prompts and nothing else
+        assert torch.equal(ours[name], theirs[name])
+    start = tree.of(site(queue=16).workspace.model)
+    assert not torch.equal(ours["contrast_prompts"], start["contrast_prompts"])
+
+
+@pytest.mark.parametrize("algorithm", ["fedpft", "two_stage"])
+def test_tables_have_no_contrastive_task(algorithm: str) -> None:
+    table = data.load("heart")
+    config = replace(CONFIG, algorithm=algorithm, batch=16)
+    with pytest.raises(UsageError, match=rf"{algorithm} compares views of images .* fedpft with contrast=false"):
+        runner.assemble(config, data=table)
+    if algorithm == "fedpft":
+        runner.assemble(replace(config, options={"contrast": False}), data=table)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": 0}, "queue must be above 0"),
+        ({"temperature": 0}, "temperature must be above 0"),
+        ({"momentum": 1.5}, "momentum=1.5 of the key branch"),
+        ({"heads": 5}, "heads=5: the features have 6 numbers"),
+        ({"prompt": 3}, "unknown configuration key of fedpft 'prompt': did you mean 'prompts'"),
+    ],
+)
+def test_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        site(kind="plain", **options)
+
+
+# --- what stays, what travels, what is recorded ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("personal_head", [False, True])
+def test_prompts_stay_with_their_client_and_begin_differently(personal_head: bool) -> None:
+    options = {"queue": 32, "personal_head": personal_head}
+    played = play(algorithm="fedpft", options=options, participation=0.5, model="norm", **HARD)
+    start = tree.of(played.task.model)
+    stays = {"prompts", "contrast_prompts", *(("head.weight", "head.bias") if personal_head else ())}
+    first = [played.engine.algorithm.start(start, c).trees["model"] for c in range(len(TOY.clients))]
+    assert all(own.keys() == stays for own in first)
+    assert len({tree.digest(tree.pick(own, ["prompts"])) for own in first}) == len(first)
+    assert float(torch.stack([own["contrast_prompts"] for own in first]).std()) == pytest.approx(0.02, rel=0.1)
+    for checkpoint in played.checkpoints:
+        for name in stays:
+            assert torch.equal(checkpoint.server.trees["model"][name], start[name])
+    last = played.checkpoints[-1]
+    found = [played.engine.algorithm.models(last.server, s, Round(3))["personal"] for s in last.clients.values()]
+    for name in start:
+        different = any(not torch.equal(found[0][name], other[name]) for other in found[1:])
+        assert different == (name in stays), name
+
+
+def sizes(played: Played, *parts: str) -> int:
+    model = tree.of(played.task.model)
+    return sum(4 * t.numel() for n, t in model.items() if n.partition(".")[0] in parts and t.is_floating_point())
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({}, ("body", "transform", "head", "projection")),
+        ({"contrast": False}, ("body", "transform", "head")),
+        ({"personal_head": True}, ("body", "transform", "projection")),
+    ],
+    ids=str,
+)
+def test_bytes_are_those_of_the_shared_parts(options: dict[str, Any], parts: tuple[str, ...]) -> None:
+    played = play(algorithm="fedpft", options=options | {"queue": 32}, model="norm", rounds=1)
+    for metric in ("bytes_down", "bytes_up"):
+        assert set(played.values(metric).values()) == {sizes(played, *parts)}
+
+
+def test_two_stages_train_and_send_their_own_parts() -> None:
+    options = {"queue": 32, "stage_rounds": 2}
+    played = play(algorithm="two_stage", options=options, rounds=4, participation=0.5, **HARD)
+    start = tree.of(played.task.model)
+    first, second = sizes(played, "body", "projection"), sizes(played, "body", "transform", "head")
+    for metric in ("bytes_down", "bytes_up"):
+        assert {k: v for (k, _), v in played.values(metric).items()} == {1: first, 2: first, 3: second, 4: second}
+    before = start
+    for checkpoint in played.checkpoints:
+        server = checkpoint.server.trees["model"]
+        moved = {name.partition(".")[0] for name in server if not torch.equal(server[name], before[name])}
+        assert moved == ({"body", "projection"} if checkpoint.round <= 2 else {"body", "transform", "head"})
+        before = server
+        for client, state in checkpoint.clients.items():
+            model = played.engine.algorithm.models(checkpoint.server, state, Round(checkpoint.round))["personal"]
+            shared = [name for name in model if name != "prompts"]
+            assert tree.digest(tree.pick(model, shared)) == tree.digest(tree.pick(server, shared)), client
+    last = played.checkpoints[-1].models["local"].values()
+    assert len({tree.digest(tree.pick(local, ["prompts"])) for local in last}) == len(last)
+    kinds = {(r["round"] > 2, r["variant"]) for r in played.rows if r["metric"] == "train_loss"}
+    assert kinds == {(False, "contrast"), (False, "contrast/contrast"), (True, "train"), (True, "train/classify")}
+
+
+def test_watching_the_contrastive_loss_changes_nothing_else() -> None:
+    plain, watched = (
+        play(algorithm="two_stage", options={"queue": 32, "watch": w}, rounds=2, model="norm") for w in (False, True)
+    )
+    assert plain.server() == watched.server()
+    assert plain.evaluated() == watched.evaluated()
+    parts = {r["variant"] for r in watched.rows if r["metric"] == "train_loss" and r["round"] == 2}
+    assert parts == {"train", "train/classify", "train/contrast"}
+
+
+def test_two_stages_need_to_know_when_the_second_begins() -> None:
+    problem = replace(site("two_stage").algorithm.problem, rounds=0)  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="needs a number of rounds for its first stage"):
+        find("two_stage")(problem)
+    assert find("two_stage")(problem, None, {"stage_rounds": 4}).first(Round(3))  # type: ignore[attr-defined]
+
+
+def test_attention_is_recorded_after_the_last_round() -> None:
+    played = play(algorithm="fedpft", options={"queue": 32, "attention": 4, "heads": 2}, model="norm", rounds=2)
+    rows = [r for r in played.rows if r["metric"] == "prompt_attention"]
+    assert {r["round"] for r in rows} == {2}
+    assert {r["client"] for r in rows} == {c.name for c in TOY.clients}
+    last = played.checkpoints[-1]
+    model: Any = played.task.model
+    for client, own in zip(TOY.clients, last.clients.values(), strict=True):
+        tree.load(model, played.engine.algorithm.models(last.server, own, Round(2))["personal"])
+        model.eval()
+        with torch.no_grad():
+            wanted = model.attention(client.test.x[:4])
+        for layer, table in wanted.items():
+            mine = {r["variant"]: r["value"] for r in rows if (r["client"], r["layer"]) == (client.name, layer)}
+            assert len(mine) == table.numel()
+            for k, row in enumerate(table):
+                found = [mine[f"sample {k + 1}>{f'prompt {j}' if j else 'feature'}"] for j in range(len(row))]
+                torch.testing.assert_close(torch.tensor(found), row, rtol=0, atol=1e-6)
+                assert sum(found) == pytest.approx(1, abs=1e-5)
+
+
+# --- with real images -------------------------------------------------------------------------------------------
+
+
+@cache
+def digits() -> FederatedData:
+    return data.load("digits", partition="fedpft_dirichlet", clients=3, alpha=0.5, samples_per_client=100, seed=1)
+
+
+REAL = replace(
+    CONFIG, dataset="digits", model="mlp", algorithm="fedpft", rounds=6, epochs=3, batch=20, lr=0.1, momentum=0.9,
+    eval_every=6, checkpoint_every=6,
+)  # fmt: skip
+
+
+def test_it_learns_and_its_checkpoint_is_diagnosed(tmp_path: Path) -> None:
+    config = replace(REAL, options={"queue": 64, "residual": True})
+    engine = runner.run(config, tmp_path / "run", data=digits(), progress=False)
+    _, frame = engine.writer.run.rows()  # type: ignore[union-attr]
+    losses = frame[frame.metric == "train_loss"].groupby(["variant", "round"]).value.mean()
+    assert losses["adapt/classify"][6] < 0.6 * losses["adapt/classify"][1]
+    scores = frame[(frame.metric == "accuracy") & (frame.model == "personal") & (frame.split == "test")]
+    means = scores.groupby("round").value.mean()
+    assert means[6] > means[0] + 0.3
+    found, task = runner.load_models(tmp_path / "run", which="personal", data=digits())
+    train, test = (
+        {c.name: (c.split(name).x, c.split(name).y) for c in task.data.clients} for name in ("train", "test")
+    )
+    table = mismatch(found, train, test, epochs=5)
+    assert (table.status == "ok").all()
+    assert set(table.layer) == {"head"}
+    assert float(summary(table)["origin_accuracy"]) == pytest.approx(float(means[6]), abs=1e-9)
+
+
+def test_views_of_real_images_become_alike() -> None:
+    """Below the loss of features that tell nothing, log(1 + queue)."""
+    config = replace(REAL, algorithm="two_stage", rounds=4, options={"queue": 64, "stage_rounds": 4})
+    frame = runner.frame(runner.run(config, data=digits(), progress=False))
+    losses = frame[(frame.metric == "train_loss") & (frame.variant == "contrast")].groupby("round").value.mean()
+    assert losses[4] < math.log(65) - 0.15
+
+
+def test_its_configuration_is_the_papers() -> None:
+    config = asdict(find("fedpft").Config())
+    assert (config["prompts"], config["temperature"], config["momentum"]) == (10, 0.07, 0.999)

@@ -1,0 +1,94 @@
+"""The model with prompts: its attention against PyTorch's, its parts against the paper's counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_core import models, tree
+from fl_core.algorithms import find
+from fl_core.algorithms.base import configured
+from fl_core.errors import UsageError
+from fl_core.models.prompted import Prompted, Transform
+
+D = 6
+
+
+def transform(heads: int = 1, **options: Any) -> Transform:
+    torch.manual_seed(0)
+    return Transform(D, heads, **options).double()
+
+
+def numbers(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("prompts", [0, 1, 5])
+def test_a_feature_attends_as_in_pytorchs_attention(heads: int, prompts: int) -> None:
+    ours, theirs = transform(heads), nn.MultiheadAttention(D, heads, batch_first=True).double()
+    features, tokens = numbers(7, D), numbers(prompts, D, seed=2)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([m.weight for m in (ours.query, ours.key, ours.value)]))
+        theirs.in_proj_bias.copy_(torch.cat([m.bias for m in (ours.query, ours.key, ours.value)]))
+        theirs.out_proj.load_state_dict(ours.out.state_dict())
+    z = torch.cat([features[:, None], tokens.expand(7, -1, -1)], 1)
+    wanted, weights = theirs(z, z, z, average_attn_weights=False)
+    given = tokens if prompts else None
+    torch.testing.assert_close(ours(features, given), wanted[:, 0], rtol=0, atol=1e-12)
+    found = ours.attention(features, given)
+    torch.testing.assert_close(found, weights[:, :, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.sum(-1), torch.ones(7, heads, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_without_prompts_it_is_affine_and_with_them_it_is_not(residual: bool) -> None:
+    tau, x, z = transform(2, residual=residual), numbers(5, D), numbers(5, D, seed=3)
+    torch.testing.assert_close(tau(0.3 * x + 0.7 * z), 0.3 * tau(x) + 0.7 * tau(z), rtol=0, atol=1e-12)
+    prompts = 3 * numbers(4, D, seed=4)
+    gap = tau(0.3 * x + 0.7 * z, prompts) - 0.3 * tau(x, prompts) - 0.7 * tau(z, prompts)
+    assert gap.abs().max().item() > 1e-3
+    assert not torch.allclose(tau(x, prompts), tau(x, prompts + 1))
+
+
+def test_switches_add_the_feature_and_normalise() -> None:
+    x, prompts = numbers(5, D), numbers(4, D, seed=4)
+    plain, both = transform(), transform(residual=True, layernorm=True)
+    torch.testing.assert_close(both(x, prompts), nn.functional.layer_norm(x + plain(x, prompts), (D,)))
+    with pytest.raises(UsageError, match="heads=4: the features have 6 numbers"):
+        Transform(D, 4)
+
+
+TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, projection
+    "resnet8": (1_235_401, 263_168, 25_700, 32_896, 23.48),
+    "resnet10": (4_911_564, 1_050_624, 51_300, 65_664, 22.49),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_10)
+def test_parts_are_as_large_as_in_the_papers_table(name: str) -> None:
+    shape, kind = (3, 32, 32), find("fedpft")
+    options: dict[str, Any] = {"seed": 0, "shape": shape, "n_classes": 100}
+    built: Any = kind.build(models.build(name, shape, 100), configured(kind, {}), **options)
+    *wanted, ratio = TABLE_10[name]
+    counts = [
+        sum(t.numel() for t in tree.live(built.get_submodule(part)).values())
+        for part in ("body", "transform", "head", "projection")
+    ]
+    assert counts == wanted
+    assert 100 * (counts[1] + counts[3]) / (counts[0] + counts[2]) == pytest.approx(ratio, abs=0.005)
+    assert built.prompts.shape[0] == 10
+    assert built.contrast_prompts.shape[0] == 20
+    trainable = sum(p.numel() for p in built.body.parameters())
+    assert trainable == {"resnet8": 1_232_704, "resnet10": 4_905_792}[name]
+
+
+def test_a_second_task_needs_a_projection() -> None:
+    model = Prompted(nn.Flatten(), nn.Linear(D, 2), Transform(D), {})
+    assert model(torch.zeros(3, D)).shape == (3, 2)
+    assert model.attention(torch.zeros(3, D)) == {}
+    with pytest.raises(ValueError, match="built without a projection"):
+        model(torch.zeros(3, D), task="contrast")
