@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,27 +58,40 @@ class Costs:
         }
 
 
-def bytes_of(layers: Sequence[Layer], table: pd.DataFrame, model: nn.Module | None = None) -> Costs:
+def bytes_of(
+    layers: Sequence[Layer],
+    table: pd.DataFrame,
+    model: nn.Module | None = None,
+    recorded: Mapping[str, float] | None = None,
+) -> Costs:
     """Bytes of each layer's tensors: what a client that takes part uploads for it in a round, and downloads again.
 
-    Exact (buffers included) from the model, or from measured ``layer_cost``. Otherwise 4 bytes for each parameter that
-    some row of the layer covers (``n_params``): complete where a metric of all parameters was measured, such as
-    ``hessian_trace`` or ``cka``, else weights without biases; never buffers.
+    Exact (buffers included) from the model, from measured ``layer_cost``, or as ``recorded``: what
+    :func:`layer_bytes` said of the model when it was measured. Otherwise 4 bytes for each parameter that some row of
+    the layer covers (``n_params``): complete where a metric of all parameters was measured, such as ``hessian_trace``
+    or ``cka``, else weights without biases; never buffers.
     """
     if model is not None:
         live = tree.live(model)
         gone = [name for layer in layers for name in layer.tensors if name not in live]
         if gone:
             raise UsageError(f"the model is not that of the rows: it has no {listing(gone, 4)}")
-        sizes = {x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors)) for x in layers}
-        return Costs("bytes", "tensors of the model", sizes)
+        return Costs("bytes", "tensors of the model", layer_bytes(layers, model))
     found = _measured(layers, table, ("bytes",))
     if found:
         return Costs("bytes", f"measured {COST}", found)
+    if recorded:
+        return Costs("bytes", "tensors of the model", {name: float(size) for name, size in recorded.items()})
     counts = table[table["layer"] != ""].groupby("layer")["n_params"].max().dropna()
     sizes = {layer.name: 0.0 for layer in layers if not layer.parameters}
     sizes |= {layer.name: FLOAT * float(counts[layer.name]) for layer in layers if layer.name in counts.index}
     return Costs("bytes", f"{FLOAT} bytes a parameter, counted in the rows", sizes)
+
+
+def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
+    """Layer -> bytes of all its tensors, buffers included."""
+    live = tree.live(model)
+    return {x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors)) for x in layers}
 
 
 def flops_of(layers: Sequence[Layer], table: pd.DataFrame) -> Costs:

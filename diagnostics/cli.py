@@ -122,3 +122,7 @@ class _Notes:
 def _leave(code: int, reason: str) -> NoReturn:
     print(f"fedlayers: {' '.join(reason.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from diagnostics import gradients
+from diagnostics.budget import layer_bytes
 from diagnostics.capture import Data, batches, untouched
 from diagnostics.gradients import Subject, Tick, placed
 from diagnostics.metrics import DEFAULT, METRICS, Metric
@@ -132,6 +133,7 @@ def diagnose(
         "seed": seed,
         "model": type(subjects[0].model).__name__,
         "layers": [asdict(layer) for layer in every],
+        "bytes": layer_bytes(every, subjects[0].model),
         "data": _digest({s.client: _data_digest(s.data) for s in subjects}),
         "checkpoint": _digest({s.client: tree.digest(tree.live(s.model)) for s in subjects}),
         "metrics": {name: {key: _plain(value) for key, value in own.items()} for name, own in settings.items()},

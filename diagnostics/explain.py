@@ -23,6 +23,7 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
     subject = f" on {why.metric}" if why.metric else ""
     subject += f" ({why.variant})" if why.variant else ""
     limit = f", threshold {why.threshold:g}" if why.threshold is not None else ""
+    limit += _budget(why.detail)
     parts = [f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated", _table(plan)]
     if full and why.clients:
         parts.append("Each client's own values:\n" + _clients(plan))
@@ -51,6 +52,14 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
     if origin:
         parts.append("Measured with " + ", ".join(origin))
     return "\n\n".join(parts)
+
+
+def _budget(detail: Mapping[str, Any]) -> str:
+    """What a budget rule was given, and how much of it the shared layers take."""
+    if "budget" not in detail:
+        return ""
+    used = f", of which {detail['cost']['shared']:,.0f} are used" if "cost" in detail else ""
+    return f", budget {detail['budget']:,.0f}{used}"
 
 
 def _table(plan: LayerPlan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
@@ -12,21 +13,32 @@ from typing import Any
 from diagnostics.metrics import METRICS
 from diagnostics.select import RULES
 from fl_core import data, models
-from fl_core.algorithms import registry
+from fl_core.algorithms import Algorithm, registry
 
 
 def algorithms() -> str:
-    """Name, paper, what is trained, what travels, what clients keep, the cost of a round, and how it is configured.
+    """By family: name, paper, what is trained, what travels, what clients keep, the cost of a round, and its keys.
 
     The cost is in scalars that a client receives and sends in a round, P being all of the model's.
     """
-    lines: list[dict[str, object]] = []
-    for name, kind in sorted(registry().items()):
-        own = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(kind.Config))
-        own_parts = {"trained": kind.trains, "travels": kind.travels, "kept by clients": kind.keeps}
-        obeys = {"plan": "yes" if kind.splits else "", "--set": own}
-        lines.append({"name": name, "paper": kind.paper, **own_parts, "cost a round": kind.cost, **obeys})
-    return _table(lines)
+    families: dict[str, dict[str, type[Algorithm]]] = {}
+    for name, kind in sorted(registry().items(), key=lambda item: (item[1].__module__, item[0])):
+        families.setdefault(kind.__module__, {})[name] = kind
+    width, left = _width(110), 2 + max(map(len, registry())) + 2
+    legend = "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: obeys --plan."
+    said = [textwrap.fill(legend, width)]
+    for module, members in families.items():
+        family = ((sys.modules[module].__doc__ or "").strip() or module).partition("\n")[0]
+        said.append("\n" + textwrap.fill(family, width))
+        for name, kind in members.items():
+            parts = [kind.paper, f"trained: {kind.trains}", f"travels: {kind.travels}", f"kept: {kind.keeps}"]
+            parts += [f"cost: {kind.cost}", *["plan"] * kind.splits]
+            keys = [f"{f.name}={f.default}" for f in dataclasses.fields(kind.Config)]
+            lines = [" | ".join(parts), *["--set " + ", ".join(keys)] * bool(keys)]
+            for k, line in enumerate(lines):
+                first = f"  {name}".ljust(left) if not k else " " * left
+                said.append(textwrap.fill(line, width, initial_indent=first, subsequent_indent=" " * left))
+    return "\n".join(said)
 
 
 def datasets() -> str:
@@ -86,12 +98,17 @@ def _with(name: str, options: Mapping[str, Any]) -> str:
     return " ".join([name, *(said(key, value) for key, value in options.items())])
 
 
+def _width(most: int) -> int:
+    """Columns of the terminal, at most this many, and this many where there is none."""
+    return min(shutil.get_terminal_size((most, 0)).columns, most)
+
+
 def _table(lines: Sequence[Mapping[str, object]]) -> str:
     """Aligned columns, not wider than the terminal (160 elsewhere) where wrapping the widest ones allows it."""
     rows = [[str(key) for key in lines[0]], *([str(value) for value in line.values()] for line in lines)]
     least = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in zip(*rows, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH) - 2 * (len(widths) - 1)
+    room = _width(WIDTH) - 2 * (len(widths) - 1)
     while sum(widths) > room and any(width > most for width, most in zip(widths, least, strict=True)):
         widths[max(range(len(widths)), key=lambda k: widths[k] - least[k])] -= 1
     printed = []

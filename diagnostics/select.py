@@ -124,7 +124,7 @@ def select(
         version=str(header.get("version") or ""),
     )
     own, _ = parted(table)
-    sent = bytes_of(every, own, model) if costs or chosen.reads == "bytes" else None
+    sent = bytes_of(every, own, model, header.get("bytes")) if costs or chosen.reads == "bytes" else None
     if chosen.reads == "curves":
         return _with_costs(_voted(every, table, metrics, threshold, why), sent)
     if chosen.cut is not None:

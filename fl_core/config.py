@@ -28,7 +28,7 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
 
     dataset: str = "heart"
-    """Registered name, or the path of your own .npz, .csv or .jsonl file or folder of images."""
+    """Registered name, or your own .npz, .csv, .jsonl or folder of images."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
@@ -89,7 +89,7 @@ class RunConfig:
     model_options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
-    """Weights to start from: .safetensors, or a state dict of torch.save."""
+    """Weights to start from: a run's directory, or a file."""
     workers: int = 0
     """Worker processes; the results are the same bits with any number."""
     device: str = "cpu"
@@ -117,7 +117,7 @@ class RunConfig:
     label_column: str = data.tables.LABEL_COLUMN
     """Of your own .csv or .jsonl file."""
     text_column: str = data.tables.TEXT_COLUMN
-    """Of your own .csv or .jsonl file: the texts, where samples are texts."""
+    """Of your own texts, .csv or .jsonl."""
 
     @property
     def training(self) -> Training:

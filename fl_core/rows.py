@@ -124,7 +124,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 record = json.loads(line.decode("utf-8"))
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 if number == 1:
-                    raise UsageError(f"{path} is not a rows file: {error}") from error
+                    raise UsageError(f"{path} is not a rows file: its first line is not a header ({error})") from error
                 raise CorruptError(f"{path}, line {number}: {error}") from error
             if number > 1 and (not isinstance(record, dict) or record.keys() != COLUMNS.keys()):
                 raise CorruptError(f"{path}, line {number}: not a row of the schema")

@@ -68,6 +68,8 @@ def run(
     if out is None:
         return _execute(task, instruments, None, progress)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
+    if task.data.words is not None:
+        stored["words"] = list(task.data.words)
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
@@ -105,10 +107,11 @@ def resume(
         stored = writer.run.config
         _check_own(writer.path, stored, model_code, data=data, model=model)
         config, plan = stored_config(stored)
-        partition = None
-        if writer.run.begun and data is None:
-            partition = Partition.from_tree(writer.run.partition())
-        task = assemble(config, data=data, model=model, partition=partition, plan=plan)
+        partition, start = None, None
+        if writer.run.begun:
+            partition = Partition.from_tree(writer.run.partition()) if data is None else None
+            start = writer.run.start()
+        task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=start)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
             _check_decision(task, instruments)
@@ -123,7 +126,7 @@ def resume(
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration and the plan given to a run, from its ``config.json``."""
-    beside = ("shape", "classes", "given", "in_force", "command", "own")
+    beside = ("shape", "classes", "words", "given", "in_force", "command", "own")
     rest = {name: value for name, value in stored.items() if name not in beside}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)
@@ -198,7 +201,7 @@ def _begin(task: Task, writer: store.Writer, command: str) -> None:
     plan = task.algorithm(task.plan).plan
     if plan is not None:
         plan.save(writer.path / "plan.json")
-    writer.begin(environment, task.data.partition.to_tree(), header)
+    writer.begin(environment, task.data.partition.to_tree(), header, task.start)
 
 
 def _execute(
@@ -302,7 +305,7 @@ def load_models(
     _check_own(found.path, found.config, model_code, data=data, model=model)
     config, plan = stored_config(found.config)
     partition = Partition.from_tree(found.partition()) if data is None else None
-    task = assemble(config, data=data, model=model, partition=partition, plan=plan)
+    task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=found.start())
     _check_same_start(task, found.path, weights=False)
     algorithm = task.algorithm(task.plan)
     if "plan" in checkpoint.server.meta:

@@ -47,6 +47,7 @@ from fl_core.files import (
 from fl_core.tree import Tree, clone, joined, parted
 
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
+START = "start.safetensors"  # of a run that does not start from its seed's weights
 
 
 @dataclass
@@ -136,6 +137,15 @@ class Run:
         """
         name = "partition.safetensors"
         return read_tensors(self.path / name, self._manifest()["files"][name]["sha256"])
+
+    def start(self) -> dict[str, Tensor] | None:
+        """The weights that the run started from, if they were given; None = its seed's.
+
+        Raises:
+            CorruptError: they are damaged.
+        """
+        entry = self._manifest()["files"].get(START)
+        return None if entry is None else read_tensors(self.path / START, entry["sha256"])
 
     def manifest(self, which: int) -> dict[str, Any]:
         """The manifest of the checkpoint after round ``which``.
@@ -281,14 +291,27 @@ class Writer:
         self._sound: set[str] = set()  # blobs that this writer has written or found undamaged
         self._clients: dict[str, dict[str, Any]] = {}  # entries of the last checkpoint
 
-    def begin(self, environment: Mapping[str, Any], partition: dict[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Write what precedes training: environment, partition, the rows' header, and the manifest over them."""
+    def begin(
+        self,
+        environment: Mapping[str, Any],
+        partition: dict[str, Tensor],
+        header: Mapping[str, Any],
+        start: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Write what precedes training: environment, partition, the rows' header, and the manifest over them.
+
+        Args:
+            start: weights that were given to start from, by whose copy the run stands on its own.
+        """
         write_json(self.path / "environment.json", environment)
         write_atomically(self.path / "partition.safetensors", save(partition))
         line = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
         write_atomically(self.path / "rows.jsonl", line)
         self._count(line)
-        files = {name: (self.path / name).read_bytes() for name in ROOT_FILES}
+        if start is not None:
+            write_atomically(self.path / START, save(start))
+        names = ROOT_FILES if start is None else (*ROOT_FILES, START)
+        files = {name: (self.path / name).read_bytes() for name in names}
         manifest = {
             "format": "fedlayers.run/1",
             "files": {name: {"sha256": sha(data), "bytes": len(data)} for name, data in files.items()},
@@ -303,7 +326,7 @@ class Writer:
             CorruptError: something that the run goes on from is damaged; nothing is changed then.
         """
         rounds = self.run.rounds
-        for name in ROOT_FILES:
+        for name in self.run._manifest()["files"]:
             self.run._checked(name)
         if rounds:
             try:

@@ -10,7 +10,7 @@ from torch import nn
 
 import fl_core
 from fl_core import data as datasets
-from fl_core import losses, models, tree
+from fl_core import initial, losses, models, tree
 from fl_core.algorithms.base import Algorithm, Problem, configured, find, registry
 from fl_core.blocks import paths_of_blocks
 from fl_core.built import Built, Plain
@@ -22,6 +22,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.losses import Loss
 from fl_core.plan import LayerPlan
 from fl_core.stacked import stacks
+from fl_core.tree import Tree
 from fl_core.workspace import memory_format
 
 
@@ -36,14 +37,16 @@ class Task:
     criterion: Loss
     problem: Problem
     plan: LayerPlan | None
+    start: Tree | None = None  # the model's weights before anything is built into it, if they are not the seed's
+    said: tuple[str, ...] = ()
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """The configured algorithm under a plan."""
         return find(self.config.algorithm)(self.problem, plan, self.config.options)
 
     def notes(self) -> list[str]:
-        """What is no error but good to know: clients with a single class, or with less than a batch."""
-        found = []
+        """What is no error but good to know: clients with a single class, or with less than a batch; a fresh head."""
+        found = list(self.said)
         for client in self.data.clients:
             n, batch = len(client.train), int(self.config.batch or 1)
             if len(client.train.y.unique()) < 2:
@@ -74,6 +77,7 @@ def assemble(
     model: nn.Module | None = None,
     partition: Partition | None = None,
     plan: LayerPlan | None = None,
+    start: Tree | None = None,
 ) -> Task:
     """Build everything a run needs, and refuse what does not fit together before any work starts.
 
@@ -82,6 +86,7 @@ def assemble(
         loaded: the configuration's own data, if they are at hand already.
         partition: a stored partition, used in place of a new draw.
         plan: a plan in place of the file that the configuration names.
+        start: stored weights to start from, in place of those that the configuration's ``init`` names.
 
     Raises:
         UsageError: anything unknown, missing, or not fitting; names the thing.
@@ -107,11 +112,16 @@ def assemble(
             data.n_classes,
             seed=config.seed,
             options=config.model_options,
-            weights=config.init,
         )
     else:
         model = copy.deepcopy(model)  # a run trains in it
         models.check_fit(type(model).__name__, model, data.shape, data.n_classes)
+    said: list[str] = []
+    if start is not None:
+        models.weights.put(model, start, "the run's start")
+    elif config.init is not None:
+        said = initial.start(model, config.init, models.example(data.shape), data.words)
+        start = tree.of(model)
     if config.bn == "drop":
         _drop_statistics(model)
     criterion = losses.build(str(config.loss), **(config.loss_options or {}))
@@ -151,7 +161,7 @@ def assemble(
         plan = None if undecided.decides else undecided.default_plan(plain_layers)
     if plan is not None:
         plan = built.plan(plan)
-    task = Task(config, data, model, layers, criterion, problem, plan)
+    task = Task(config, data, model, layers, criterion, problem, plan, start, tuple(said))
     task.algorithm(plan)  # its own configuration is checked here
     return task
 

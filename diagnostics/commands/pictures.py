@@ -79,5 +79,5 @@ class Plot(Command):
             if not equals:
                 raise UsageError(f"--where takes COLUMN=VALUE, not {item!r}")
             column = frame[check_known("column of the rows", name, frame.columns)].astype("string").fillna("")
-            frame = frame[column == check_known(name, value, column.unique())]
+            frame = frame[column == check_known(name, value, filter(None, column.unique()))]
         return frame

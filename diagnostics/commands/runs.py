@@ -96,4 +96,4 @@ def finished(engine: Any, out: Path) -> None:
         print(f"\n{engine.algorithm.plan}")
     times = out / "timing.jsonl"
     print(f"\n{timing.read(times).line()}" if times.is_file() else "")
-    print(f"{engine.done} rounds of {engine.algorithm.name}: {out}")
+    print(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")

@@ -15,6 +15,7 @@ from fl_core.statistics import mean_interval
 def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1", ax: Axes | None = None) -> Axes:
     """The validation score by the number of layers federated, with each rule's choices marked, a mark a seed.
 
+    The axis ends where the score does: a few seeds' interval may reach beyond, and would flatten all else.
     A thin line is a seed, the dark one their mean with its 95 % interval; the star is the cut with the best mean. A
     rule's marks stand on the seed's own line, the rules beside one another.
 
@@ -72,6 +73,8 @@ def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1
         ticks = [f"{cut:.0f}" + (f"\n{last[cut]}" if last[cut] else "\nnothing") for cut in values.index]
         upright = sum(len(str(name)) + 2 for name in last) > 46
         axes.set_xticks(x, ticks, rotation=90 if upright else 0, fontsize=small(len(ticks), 8))
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(bottom, -0.02), min(top, 1.02) if SCORES[score] else top)
         better = "higher" if SCORES[score] else "lower"
         axes.set(
             xlabel=with_notes("layers federated, and the last of them", notes),

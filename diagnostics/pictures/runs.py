@@ -107,7 +107,7 @@ def learning(
             if runs.shape[1] > 1:
                 axes.fill_between(x, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, linewidth=0)
             numbers.add(runs.shape[1])
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1))
         axes.set(xlabel=with_notes("round", notes), ylabel=_score_label(metric, split))
         of = f"mean of {max(numbers)} seeds" if len(numbers) == 1 else "mean over seeds"
         legend(axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None)

@@ -28,7 +28,8 @@ class Scheduled(Algorithm):
     Layer k of the shared ones, counted from the end at which the schedule begins, trains and travels from the 0-based
     round t_k on; until then it stands at its common initial value. Everything else is what the algorithm ``over``
     which it is laid makes of it: FedBABU (default, the paper's method: the head stays at its random start until all
-    layers are fine-tuned at the end), or any other (the paper's section 5.4). ``--set`` takes that one's keys too.
+    layers are fine-tuned at the end), or another with one model at the server (the paper's section 5.4). ``--set``
+    takes that one's keys too.
 
     ``unfreeze``: t_1, t_2, ..., one for each layer that the plan shares (the paper: 0,100,200; ablation 0,50,100).
     Default: spread evenly over the run, which is the paper's choice for its 3 layers and 300 rounds. With all of them 0
@@ -38,8 +39,8 @@ class Scheduled(Algorithm):
     same result.
 
     Raises:
-        UsageError: another number of rounds than layers; an algorithm below that is a schedule itself, or that would
-            decide on a plan while it trains.
+        UsageError: another number of rounds than layers; an algorithm below that is a schedule itself, that decides on
+            a plan while it trains, or that has a model for each client at the server.
     """
 
     splits = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,8 +21,11 @@ def load(model: nn.Module, path: str | Path) -> None:
         UsageError: no such file, not a state dict, names missing or unexpected, or a shape that differs; the message
             names the first of them.
     """
-    path = Path(path)
-    stored = read(path)
+    put(model, read(Path(path)), str(path))
+
+
+def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
+    """Copy a state dict into ``model``, as :func:`load` does; ``where`` names it in messages."""
     names: dict[int, list[str]] = {}
     wanted = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     for name, tensor in wanted.items():
@@ -32,16 +36,16 @@ def load(model: nn.Module, path: str | Path) -> None:
         f"{what}: {listing(keys, 4)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys
     ]
     if problems:
-        raise UsageError(f"the weights in {path} do not fit the model; " + "; ".join(problems))
+        raise UsageError(f"the weights in {where} do not fit the model; " + "; ".join(problems))
     for name, tensor in stored.items():
         if tensor.shape != wanted[name].shape:
-            shapes = f"{tuple(tensor.shape)} in {path}, {tuple(wanted[name].shape)} in the model"
+            shapes = f"{tuple(tensor.shape)} in {where}, {tuple(wanted[name].shape)} in the model"
             raise UsageError(f"tensor {name!r} has different shapes: {shapes}")
     for tied in names.values():
         first, *rest = [name for name in tied if name in stored]
         for name in rest:
             if not torch.equal(stored[first], stored[name]):
-                raise UsageError(f"the model ties {first!r} and {name!r}, but {path} has different values for them")
+                raise UsageError(f"the model ties {first!r} and {name!r}, but {where} has different values for them")
     with torch.no_grad():
         for name, tensor in stored.items():
             wanted[name].copy_(tensor)

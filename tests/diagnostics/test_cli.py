@@ -530,7 +530,7 @@ def test_select_by_hand_and_by_another_variant(fedlayers, measured):
 
 def test_rows_that_are_none_are_refused(fedlayers, measured):
     Path("plain.txt").write_text("a,b\n1,2\n")
-    assert "is not a rows file" in fedlayers.refused("select", "plain.txt")
+    assert "is not a rows file: its first line is not a header" in fedlayers.refused("select", "plain.txt")
     torn = measured.read_text()[:-20]
     Path("torn.jsonl").write_text(torn)
     assert "torn.jsonl, line" in fedlayers.refused("select", "torn.jsonl", code=1)

@@ -149,6 +149,7 @@ def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(tmp_path: Pat
     assert again.header == report.header
     assert again.layers == report.layers
     LayerPlan.prefix(again.layers, 2).check_fits(net())
+    assert sum(again.header["bytes"].values()) == sum(t.numel() * t.element_size() for t in net().state_dict().values())
     assert set(again.frame["round"]) == {3}
     assert set(again.frame["algorithm"]) == {"fedavg"}
     assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0]) == report.header

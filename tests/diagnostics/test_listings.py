@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from diagnostics import listings
@@ -26,10 +28,16 @@ def column(text, name):
     return [line[start:end].strip() for line in lines]
 
 
+def entry(text, name):
+    """What stands of an algorithm, on one line."""
+    found = re.search(rf"^  {name} .*(?:\n {{6,}}.*)*", text, flags=re.MULTILINE)
+    assert found, name
+    return " ".join(found.group().split())
+
+
 @pytest.mark.parametrize(
     ("what", "known"),
     [
-        ("algorithms", registry),
         ("datasets", data.datasets),
         ("models", models.describe),
         ("metrics", lambda: METRICS),
@@ -67,22 +75,15 @@ def test_alpha_is_shown_only_where_it_is_used():
 
 def test_algorithms_show_their_keys_and_whether_they_obey_a_plan():
     text = listings.algorithms()
-    line = next(line for line in text.splitlines() if line.startswith("fedrep "))
-    assert " yes " in line
-    assert "head_epochs=1" in line
-    line = next(line for line in text.splitlines() if line.startswith("fedprox "))
-    assert " yes " not in line
-    assert "mu=0.1" in line
+    assert entry(text, "fedrep").endswith("| plan --set head_epochs=1")
+    assert entry(text, "fedprox").endswith("| cost: 2P --set mu=0.1")
 
 
 def test_algorithms_show_what_is_trained_travels_stays_and_costs():
     text = listings.algorithms()
-    names = [name for name in column(text, "name") if name]
-    assert names == sorted(registry())
-    head, *lines = text.splitlines()
-    shown = ("name", "paper", "trained", "travels", "kept by clients", "cost a round", "plan", "--set")
-    assert [head.index(each) for each in shown] == sorted(head.index(each) for each in shown)
-    costs = {line.split()[0]: line[head.index("cost a round") :] for line in lines if not line.startswith(" ")}
+    for name, kind in registry().items():
+        parts = (kind.paper, f"trained: {kind.trains}", f"travels: {kind.travels}", f"kept: {kind.keeps}")
+        assert " | ".join((*parts, f"cost: {kind.cost}")) in entry(text, name)
     for name, cost in {
         "fedavg": "2P",
         "scaffold": "4P",
@@ -90,7 +91,19 @@ def test_algorithms_show_what_is_trained_travels_stays_and_costs():
         "fedper": "2 body",
         "fedlp": "P + keep P",
     }.items():
-        assert costs[name].startswith(cost[:6]), name
+        assert f"| cost: {cost}" in entry(text, name), name
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_algorithms_stand_once_under_their_family_and_fit(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = listings.algorithms()
+    assert max(map(len, text.splitlines())) <= min(width, 120)
+    blocks = [block.splitlines() for block in text.split("\n\n")[1:]]
+    names = [line.split()[0] for block in blocks for line in block if re.match(r"  \S", line)]
+    assert sorted(names) == sorted(registry())
+    partial = next(block for block in blocks if "obey a layer plan" in " ".join(block))
+    assert {"fedper", "fedrep", "playerfl"} <= {line.split()[0] for line in partial if re.match(r"  \S", line)}
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])

@@ -239,7 +239,7 @@ def test_command_line(trained, tmp_path, monkeypatch, capsys):
     assert "Last shared layer by each metric:\n  cka " in said
     assert "resamples of the clients" in said
     cli.main(["select", measured, "--rule", "budget_bytes", "--budget", "6500"])
-    assert "budget_bytes: 2 of 4 layers are federated" in capsys.readouterr().out
+    assert "budget_bytes, budget 6,500, of which 6,280 are used: 2 of 4 layers are federated" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         cli.main(["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"])
     assert "fedavg takes no plan" in capsys.readouterr().err
@@ -260,6 +260,16 @@ def test_picture_marks_each_choice_on_its_seeds_line():
     assert marked["mean of 2 seeds"].get_ydata() == pytest.approx([0.25, 0.6, 0.65, 0.35])
     assert "1 of 4 decisions could not be made" in ax.get_xlabel()
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0\nnothing", "1\nl1", "2\nl2", "3\nl3"]
+    plt.close("all")
+
+
+def test_axis_ends_where_the_score_does_however_wide_the_intervals():
+    wide = {0: [0.1, 0.9, 0.2, 0.8], 1: [0.9, 0.1, 0.8, 0.2]}
+    ax = plots.regret(made(validation=wide).scores, made().decisions)
+    assert ax.get_ylim() == pytest.approx((-0.02, 1.02))
+    ax = plots.regret(made("loss", wide).scores, made().decisions, "loss")
+    assert ax.get_ylim()[0] == pytest.approx(-0.02)
+    assert ax.get_ylim()[1] > 2
     plt.close("all")
 
 

@@ -417,6 +417,20 @@ def test_bytes_of_the_model_count_buffers_and_biases():
     assert "cost" not in select(rows, "largest_jump", costs=True).why.detail  # the rows do not say
 
 
+def test_bytes_that_the_rows_record_are_exact_and_come_before_counted_parameters():
+    rows = counted()
+    own = {layer["name"]: 1000.0 + k for k, layer in enumerate(rows[0]["layers"])}
+    cost = select(({**rows[0], "bytes": own}, rows[1]), threshold=1.5, costs=True).why.detail["cost"]
+    used = [layer["name"] for layer in rows[0]["layers"] if layer["used"]]
+    assert cost["layers"] == {name: own[name] for name in used}
+    assert cost["basis"] == "tensors of the model"
+
+
+def test_a_budget_is_said_with_what_is_used_of_it():
+    text = explain(select(counted(), "budget_bytes", budget=200))
+    assert text.startswith("budget_bytes, budget 200, of which 160 are used: 2 of ")
+
+
 def test_measured_costs_come_first_and_give_flops():
     costs = {"bytes": [100, 200, 300, 400], "forward_flops": [1, 2, 3, 4], "backward_flops": [2, 4, 6, 8]}
     rows = [rows_of({"a": (3, values)}, "layer_cost", variant) for variant, values in costs.items()]

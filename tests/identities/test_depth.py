@@ -137,13 +137,20 @@ def test_depthfl_without_distillation_is_the_summed_loss(setting: str, exits: tu
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("targets", ["last", "mlp.fc2", "patch_embed.proj,last"])
 def test_fresh_adapters_leave_the_model_as_it_was(kind: str, targets: str) -> None:
-    """B is zero: the built model predicts bit for bit what the plain one does."""
+    """B is zero: the built model predicts what the plain one does, a ViT bit for bit.
+
+    An MLP-Mixer mixes tokens in transposed layers; adding the adapter's zeros changes how their outputs lie in memory,
+    and with it the order of later sums.
+    """
     if kind == "mixer":
         targets = targets.replace("mlp.fc2", "mlp_tokens.fc2").replace("patch_embed", "stem")
     played = play(algorithm="fedra", model=kind, rounds=1, epochs=0, options={"lora_targets": targets})
     model, plain = played.task.model.eval(), network(kind).eval()
     x = models.example(TOY.shape, 16)
-    assert torch.equal(model(x), plain(x))
-    moved: Any = play(algorithm="fedra", model=kind, rounds=1, options={"lora_targets": targets})
+    if kind == "vit":
+        assert torch.equal(model(x), plain(x))
+    exact = [each.double()(x.double()) for each in (model, plain)]
+    assert torch.allclose(*exact, rtol=0, atol=1e-12)
+    moved = play(algorithm="fedra", model=kind, rounds=1, options={"lora_targets": targets})
     tree.load(model, moved.checkpoints[-1].server.trees["model"])
-    assert not torch.allclose(model(x), plain(x))
+    assert not torch.allclose(model(x.double()), exact[1])

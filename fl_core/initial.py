@@ -1,0 +1,105 @@
+"""Where training starts: weights from a file, or from the global model of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fl_core import store
+from fl_core.algorithms.base import find
+from fl_core.errors import UsageError
+from fl_core.models import weights
+from fl_core.models.heads import head_path
+from fl_core.tokens import SPECIAL
+from fl_core.tree import Tree
+
+
+def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[str] | None = None) -> list[str]:
+    """Put trained weights into a fresh model, and say what stays fresh.
+
+    All tensors must be there under the model's own names and in its shapes, with two exceptions. The linear layer that
+    gives the logits stays as it is where the weights are for another number of classes. Of texts, each word's row of
+    an embedding is looked up by the word, and a word that the weights do not know keeps its fresh row; weights in a
+    file do not say what their rows stand for, so that there the table must have the model's shape.
+
+    Args:
+        path: a run's directory, of which the global model after the last checkpoint is taken, or a file of weights
+            (see :func:`fl_core.models.weights.read`).
+        example: a batch that the model takes.
+        words: of texts, the data's vocabulary.
+
+    Returns:
+        Notes, a sentence each.
+
+    Raises:
+        UsageError: nothing there, no global model, or tensors that are missing, unexpected or of another shape; names
+            the first of them.
+        CorruptError: the run's bytes are damaged.
+    """
+    path = Path(path)
+    stored, known = _of_run(path) if path.is_dir() else (weights.read(path), None)
+    own = {name: tensor.detach() for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    notes = _match_words(model, stored, own, words, known, path)
+    notes += _keep_classifier(model, stored, own, example, path)
+    weights.put(model, stored, str(path))
+    return notes
+
+
+def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None]:
+    """The global model of a run after its last checkpoint, and its vocabulary."""
+    run = store.Run(path)
+    config = run.config
+    if find(config["algorithm"]).under(config["options"]).evaluates != "global":
+        raise UsageError(
+            f"{path} is a run of {config['algorithm']}, whose models are the clients' own: start from a run with a "
+            f"global model, such as one of fedavg"
+        )
+    return dict(run.checkpoint("last", lazy=True).server.trees["model"]), config.get("words")
+
+
+def _keep_classifier(model: nn.Module, stored: Tree, own: Tree, example: Tensor, path: Path) -> list[str]:
+    if not any(name in own and tensor.shape != own[name].shape for name, tensor in stored.items()):
+        return []
+    try:
+        head = head_path(model, example)
+    except UsageError:
+        return []  # without a linear classifier nothing may differ, which is checked with the rest
+    names = [name for name in (f"{head}.weight", f"{head}.bias") if name in own]
+    if any(name not in stored or stored[name].shape[1:] != own[name].shape[1:] for name in names):
+        return []
+    theirs, ours = len(stored[names[0]]), len(own[names[0]])
+    if theirs == ours:
+        return []
+    stored.update({name: own[name] for name in names})
+    return [f"the classifier {head!r} starts fresh: {path} is of {theirs} classes, the data have {ours}"]
+
+
+def _match_words(
+    model: nn.Module,
+    stored: Tree,
+    own: Tree,
+    words: Sequence[str] | None,
+    known: Sequence[str] | None,
+    path: Path,
+) -> list[str]:
+    if words is None or known is None or list(words) == list(known):
+        return []
+    first, row = len(SPECIAL), {word: len(SPECIAL) + k for k, word in enumerate(known)}
+    pairs = [(first + k, row[word]) for k, word in enumerate(words) if word in row]
+    ours, theirs = ([*range(first), *side] for side in zip(*pairs, strict=True)) if pairs else (range(first),) * 2
+    matched = False
+    for name in (f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)):
+        table, fresh = stored.get(name), own[name]
+        if table is None or table.shape != (first + len(known), fresh.shape[1]) or len(fresh) != first + len(words):
+            continue
+        rows = fresh.clone()
+        rows[torch.tensor(ours)] = table[torch.tensor(theirs)].to(rows.dtype)
+        stored[name], matched = rows, True
+    if not matched:
+        raise UsageError(
+            f"{path} has another vocabulary, and no embedding of the model has a row for each of its words"
+        )
+    return [f"{len(pairs)} of {len(words)} words start as {path} has them, the others fresh"]

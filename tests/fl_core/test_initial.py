@@ -1,0 +1,222 @@
+"""Starting weights: a run's global model or a file, a classifier for other classes, words by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_core import data as datasets
+from fl_core import models, runner, store, tree
+from fl_core.config import RunConfig
+from fl_core.errors import CorruptError, UsageError
+from fl_core.initial import start
+from fl_core.task import assemble
+from fl_core.tokens import SPECIAL, TokenShape
+
+SHORT: dict[str, Any] = {
+    "rounds": 2,
+    "batch": 16,
+    "lr": 0.02,
+    "optimizer": "sgd",
+    "checkpoint_every": 1,
+    "samples": 300,
+}
+DIGITS = RunConfig(dataset="digits", partition="iid", clients=3, **SHORT)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on ten digits."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    runner.run(DIGITS, path, progress=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def threes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of the digits' shape in three classes."""
+    path, draws = tmp_path_factory.mktemp("threes") / "threes.npz", np.random.default_rng(0)
+    x = draws.standard_normal((150, 1, 8, 8)).astype(np.float32)
+    np.savez(path, x=x, y=np.arange(150) % 3, client=np.arange(150) % 2)
+    return path
+
+
+def global_model(path: Path) -> dict[str, Tensor]:
+    return dict(store.Run(path).checkpoint("last").server.trees["model"])
+
+
+def three_config(threes: Path, init: Path, **options: Any) -> RunConfig:
+    return RunConfig(dataset=str(threes), model="mlp", init=str(init), **{**SHORT, "samples": None, **options})
+
+
+def test_a_run_starts_with_the_global_model_of_another(trained: Path) -> None:
+    task = assemble(RunConfig(dataset="digits", partition="iid", clients=2, seed=9, init=str(trained), **SHORT))
+    wanted = global_model(trained)
+    found = tree.of(task.model)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert not task.said
+
+
+def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained: Path, threes: Path) -> None:
+    task = assemble(three_config(threes, trained))
+    fresh = tree.of(models.build("mlp", (1, 8, 8), 3, seed=0))
+    wanted, found = global_model(trained), tree.of(task.model)
+    for name in found:
+        assert torch.equal(found[name], (fresh if name.startswith("fc3.") else wanted)[name]), name
+    assert task.said == (f"the classifier 'fc3.linear' starts fresh: {trained} is of 10 classes, the data have 3",)
+    with pytest.warns(UserWarning, match=r"'fc3\.linear' starts fresh"):
+        runner.run(three_config(threes, trained), progress=False)
+
+
+def test_a_model_of_ones_own_starts_with_them_too(trained: Path, threes: Path) -> None:
+    own = models.build("mlp", (1, 8, 8), 3, seed=4)
+    task = assemble(three_config(threes, trained), model=own)
+    assert torch.equal(tree.of(task.model)["fc1.linear.weight"], global_model(trained)["fc1.linear.weight"])
+    assert not torch.equal(tree.of(own)["fc1.linear.weight"], global_model(trained)["fc1.linear.weight"])
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrod"])
+def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path, threes: Path, algorithm: str) -> None:
+    """Resumed after the run that it started from is gone, to the same bits; read back; and verified."""
+    first = tmp_path / "first"
+    shutil.copytree(trained, first)
+    config = three_config(threes, first, algorithm=algorithm)
+    with pytest.warns(UserWarning, match="starts fresh"):
+        runner.run(config, tmp_path / "whole", progress=False)
+    cut = tmp_path / "cut"
+    shutil.copytree(tmp_path / "whole", cut)
+    (cut / "checkpoints" / "000002.json").unlink()
+    shutil.rmtree(first)
+    runner.resume(cut, progress=False)
+    whole, again = (store.Run(path).manifest(2)["states"] for path in (tmp_path / "whole", cut))
+    assert whole == again
+    loaded, task = runner.load_models(cut, which="local")
+    assert len(loaded) == 2
+    kept = store.Run(cut).start()
+    assert kept is not None
+    fresh = models.build("mlp", (1, 8, 8), 3)
+    models.weights.put(fresh, kept, "the copy")
+    assert torch.equal(tree.of(fresh)["fc2.linear.weight"], global_model(trained)["fc2.linear.weight"])
+    assert any(line.startswith("start.safetensors: ") for line in store.Run(cut).verify())
+    (cut / store.START).write_bytes(b"x" + (cut / store.START).read_bytes()[1:])
+    for reader in (store.Run(cut).verify, lambda: runner.resume(cut, progress=False)):
+        with pytest.raises(CorruptError, match=r"start\.safetensors is damaged"):
+            reader()
+    assert store.Run(trained).start() is None
+    assert task.config.init == str(first)
+
+
+def saved(path: Path, source: nn.Module, **changes: Tensor | None) -> Path:
+    kept = {name: value for name, value in {**source.state_dict(), **changes}.items() if value is not None}
+    path.write_bytes(store.save(kept))
+    return path
+
+
+REFUSED: list[tuple[dict[str, Tensor | None], str]] = [
+    ({"fc1.linear.weight": None}, r"missing: fc1\.linear\.weight"),
+    ({"fc3.linear.weight": None}, r"missing: fc3\.linear\.weight"),
+    ({"fc4.linear.weight": torch.zeros(2, 2)}, r"unexpected: fc4\.linear\.weight"),
+    ({"fc1.linear.weight": torch.zeros(9, 64)}, r"'fc1\.linear\.weight' has different shapes: \(9, 64\)"),
+    ({"fc3.linear.weight": torch.zeros(5, 31)}, r"'fc3\.linear\.weight' has different shapes: \(5, 31\)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_what_is_missing_or_does_not_fit_is_refused_before_training(
+    tmp_path: Path, threes: Path, changes: dict[str, Tensor | None], message: str
+) -> None:
+    path = saved(tmp_path / "w.safetensors", models.build("mlp", (1, 8, 8), 3), **changes)
+    with pytest.raises(UsageError, match=message):
+        runner.run(three_config(threes, path), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_without_a_global_model_or_a_checkpoint_are_refused(tmp_path: Path, trained: Path, threes: Path) -> None:
+    runner.run(
+        RunConfig(dataset="digits", algorithm="fedper", partition="iid", **SHORT), tmp_path / "per", progress=False
+    )
+    with pytest.raises(UsageError, match="a run of fedper, whose models are the clients' own"):
+        assemble(three_config(threes, tmp_path / "per"))
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UsageError, match=r"no run at .*nothing"):
+        assemble(three_config(threes, tmp_path / "nothing"))
+    with pytest.raises(UsageError, match="no weights file at"):
+        assemble(three_config(threes, tmp_path / "nowhere"))
+    shutil.copytree(trained, tmp_path / "early")
+    for checkpoint in (tmp_path / "early" / "checkpoints").iterdir():
+        checkpoint.unlink()
+    with pytest.raises(UsageError, match="has no checkpoint yet"):
+        assemble(three_config(threes, tmp_path / "early"))
+
+
+def test_a_model_without_a_linear_classifier_must_fit_as_it_is(tmp_path: Path) -> None:
+    def network(classes: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, classes, 8), nn.Flatten())
+
+    x = torch.zeros(2, 1, 8, 8)
+    assert start(network(3), saved(tmp_path / "a.safetensors", network(3)), x) == []
+    with pytest.raises(UsageError, match="different shapes"):
+        start(network(3), saved(tmp_path / "b.safetensors", network(5)), x)
+
+
+# --- texts -------------------------------------------------------------------------------------------------------
+
+HERE, THERE = ("good", "bad", "slow", "the"), ("the", "cabin", "good")
+
+
+def texts(words: tuple[str, ...], seed: int) -> nn.Module:
+    return models.build(
+        "text_transformer", TokenShape((6,), len(SPECIAL) + len(words)), 2, seed=seed, options={"width": 4}
+    )
+
+
+def run_of(path: Path, model: nn.Module, words: tuple[str, ...]) -> Path:
+    """A run on texts whose global model and vocabulary are these."""
+    source = path.with_suffix(".jsonl")
+    lines = [{"label": k % 2, "text": " ".join(words[k % 2 :])} for k in range(60)]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    config = RunConfig(
+        dataset=str(source),
+        partition="iid",
+        clients=2,
+        rounds=1,
+        epochs=0,
+        model_options={"width": 4},
+        checkpoint_every=1,
+    )
+    runner.run(config, path, progress=False, model=model)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:client:UserWarning")
+def test_words_are_looked_up_by_name(tmp_path: Path) -> None:
+    there = models.build("text_transformer", TokenShape((64,), 3 + len(THERE)), 2, seed=1, options={"width": 4})
+    path = run_of(tmp_path / "run", there, THERE)
+    known = store.Run(path).config["words"]
+    assert sorted(known) == sorted(THERE)
+    assert datasets.load(tmp_path / "run.jsonl", partition="iid", clients=2).words == tuple(known)
+    model = models.build("text_transformer", TokenShape((64,), 3 + len(HERE)), 2, seed=2, options={"width": 4})
+    fresh, wanted = tree.of(model), tree.of(there)
+    notes = start(model, path, models.example(TokenShape((64,), 3 + len(HERE))), HERE)
+    assert notes == [f"2 of 4 words start as {path} has them, the others fresh"]
+    table, theirs = tree.of(model)["embedding.token.weight"], wanted["embedding.token.weight"]
+    assert torch.equal(table[:3], theirs[:3])
+    for k, word in enumerate(HERE):
+        row = theirs[3 + known.index(word)] if word in known else fresh["embedding.token.weight"][3 + k]
+        assert torch.equal(table[3 + k], row), word
+    assert torch.equal(tree.of(model)["fc1.linear.weight"], wanted["fc1.linear.weight"])
+
+
+def test_tables_of_another_vocabulary_are_refused_where_words_are_not_known(tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.safetensors", texts(THERE, 1))
+    with pytest.raises(UsageError, match=r"'embedding\.token\.weight' has different shapes"):
+        start(texts(HERE, 2), path, models.example(TokenShape((6,), 7)), HERE)
+    assert start(texts(HERE, 2), saved(path, texts(HERE, 1)), models.example(TokenShape((6,), 7)), HERE) == []

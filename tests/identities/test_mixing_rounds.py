@@ -1,0 +1,150 @@
+"""Several rounds of mixtures, half of the clients taking part, against the same arithmetic written plainly in float64.
+
+Whoever was not sampled stands where it stood, on both sides; who never was counts with the common start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_core import models
+from fl_core.algorithms import Problem, find
+from fl_core.algorithms.hypernetworks import PFedLA
+from fl_core.layers import layers_of
+from fl_core.local import Training
+from tests.conftest import TOY, network
+from tests.identities.test_variates import LR, SEED, UNEVEN, Run, check_close, initial, plain_steps
+
+Tree = dict[str, Tensor]
+TRAINING, ROUNDS, N = Training(epochs=2, batch=8, lr=LR), 5, len(UNEVEN.clients)
+EVERYONE = range(N)
+
+
+def flat(model: Tree) -> np.ndarray:
+    return np.concatenate([model[name].numpy().ravel() for name in sorted(model)])
+
+
+def mixed(weights: Any, of: list[Tree]) -> Tree:
+    """sum_j weights_j theta_j."""
+    return {name: sum(w * each[name] for w, each in zip(weights, of, strict=True)) for name in of[0]}  # type: ignore[misc]
+
+
+def nothing(name: str, w: Tensor) -> Tensor:
+    return torch.zeros_like(w)
+
+
+def half(name: str, **options: Any) -> Run:
+    run = Run(name, UNEVEN, TRAINING, 0.5, ROUNDS, **options)
+    assert {len(run.sampled(index)) for index in range(ROUNDS)} == {2}
+    assert len({c for index in range(ROUNDS) for c in run.sampled(index)}) > 2
+    return run
+
+
+@pytest.mark.parametrize("start", ["own", "cloud"])
+@pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
+def test_fedamp_is_the_papers(name: str, start: str) -> None:
+    lam, alpha, sigma = 2.0, 3.0, 4.0
+    run = half(name, lam=lam, alpha=alpha, sigma=sigma, decay=0.5, decay_every=2, start=start)
+    own = [initial() for _ in EVERYONE]
+    for index in range(ROUNDS):
+        strength, vectors, trained = alpha * 0.5 ** (index // 2), [flat(w) for w in own], list(own)
+        for i in run.sampled(index):
+            others = np.array([j != i for j in EVERYONE])
+            if name == "fedamp":
+                gaps = np.array([((vectors[i] - v) ** 2).sum() for v in vectors])
+                row = others * strength / sigma * np.exp(-gaps / sigma)
+                row /= max(1, row.sum())
+            else:
+                cosines = [v @ vectors[i] / np.linalg.norm(v) / np.linalg.norm(vectors[i]) for v in vectors]
+                row = others * np.exp(sigma * np.array(cosines))
+                row *= (1 - 1 / N) / row.sum()
+            row[i] = 1 - row.sum()
+            cloud = mixed(row, own)
+
+            def pull(n: str, w: Tensor, cloud: Tree = cloud, by: float = lam / strength) -> Tensor:
+                return by * (w - cloud[n])
+
+            trained[i], _ = plain_steps(UNEVEN, i, index, own[i] if start == "own" else cloud, TRAINING, pull)
+        own = trained
+        for state, wanted in zip(run.clients[index + 1], own, strict=True):
+            check_close(state.trees["model"], wanted, 1e-10)
+
+
+def test_fedfomo_is_the_papers() -> None:
+    """With everyone who has replied on offer."""
+    run, net = half("fedfomo", downloads=N, epsilon=0), network("plain").double()
+
+    def loss(model: Tree, client: int) -> float:
+        split = UNEVEN.clients[client].validation
+        return float(F.cross_entropy(torch.func.functional_call(net, model, (split.x,)), split.y))
+
+    own, starts, heard, helped = [initial() for _ in EVERYONE], [initial() for _ in EVERYONE], set[int](), 0
+    for index in range(ROUNDS):
+        trained = list(own)
+        for i in run.sampled(index):
+            row = np.zeros(N)
+            for j in heard - {i}:
+                gap = np.linalg.norm(flat(own[j]) - flat(own[i]))
+                row[j] = max(0.0, (loss(own[i], i) - loss(own[j], i)) / gap)
+            helped += bool(row.any())
+            starts[i] = mixed(row / row.sum(), own) if row.any() else own[i]
+            trained[i], _ = plain_steps(UNEVEN, i, index, starts[i], TRAINING, nothing)
+        own, heard = trained, heard | set(run.sampled(index))
+        for i, state in enumerate(run.clients[index + 1]):
+            check_close(state.trees["model"], own[i], 1e-9)
+            if i in heard:
+                check_close(state.trees["mixed"], starts[i], 1e-9)
+    assert helped
+
+
+@pytest.mark.parametrize(("name", "options"), [("pfedla", {}), ("heurpfedla", {"k": 1}), ("heurpfedla", {"k": 2})])
+def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
+    """bar theta = sum_j alpha_j theta_j layer by layer; v, psi go lr J^T (theta - bar theta); k layers are kept."""
+    options = {"lr": 60.0, "embedding": 7, "hidden": 9, **options}
+    run, units, kept = half(name, **options), ("fc1", "fc2", "fc3"), options.get("k", 0)
+    layers = layers_of(network("plain").double(), models.example(TOY.shape).double())
+    drawn = find(name)(Problem(layers, frozenset(), UNEVEN.weights, TRAINING.epochs, SEED), None, options)
+    assert isinstance(drawn, PFedLA)
+    server = drawn.open(initial())
+    nets = [{n: t.double() for n, t in drawn.network(server, i).items()} for i in EVERYONE]
+
+    def alpha(net: Tree) -> Tensor:
+        hidden = net["embedding"]
+        for k in range(3):
+            hidden = (net[f"trunk.{k}.weight"] @ hidden + net[f"trunk.{k}.bias"]).relu()
+        return (net["heads.weight"] @ hidden + net["heads.bias"]).view(len(units), N).softmax(1)
+
+    own, first = [initial() for _ in EVERYONE], [alpha(net) for net in nets]
+    for index in range(ROUNDS):
+        trained, learned = list(own), list(nets)
+        for i in run.sampled(index):
+            leaves = {n: t.clone().requires_grad_() for n, t in nets[i].items()}
+            weights = alpha(leaves)
+            itself = weights[:, i].tolist()
+            retained = sorted(range(len(units)), key=lambda unit, itself=itself: -itself[unit])[:kept]  # type: ignore[misc]
+            bar = {
+                f"{unit}.{kind}": own[i][f"{unit}.{kind}"]
+                if u in retained
+                else sum(weights[u, j] * own[j][f"{unit}.{kind}"] for j in EVERYONE)
+                for u, unit in enumerate(units)
+                for kind in ("weight", "bias")
+            }
+            given = {n: torch.as_tensor(t).detach() for n, t in bar.items()}
+            trained[i], _ = plain_steps(UNEVEN, i, index, given, TRAINING, nothing)
+            gain = torch.stack([(bar[n] * (trained[i][n] - given[n])).sum() for n in bar]).sum()
+            steps = torch.autograd.grad(gain, list(leaves.values()))
+            learned[i] = {
+                n: (t + options["lr"] * step).detach() for (n, t), step in zip(leaves.items(), steps, strict=True)
+            }
+        own, nets = trained, learned
+        for i in EVERYONE:
+            upload = run.servers[index + 1].trees.get(f"client/{i}", initial())
+            check_close(upload, own[i], 1e-6)  # networks are drawn and kept in float32
+    moved = [float((alpha(net) - before).abs().max()) for net, before in zip(nets, first, strict=True)]
+    assert max(moved) > 0.02
