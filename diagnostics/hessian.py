@@ -107,8 +107,9 @@ def hessian_trace(
             backward pass a probe in place of exact, the rest as in auto. ``"exact"``, ``"activation"`` (random signs
             in the space of the layers' outputs): these alone, with a status where they cannot be. ``"hutchinson"``:
             random signs in the space of the weights, for all layers.
-        probes: default :data:`PROBES`, a sample on average with ``"activation"``; at least 2, except for ``"fast"``: with 1, its standard error is an upper bound,
-            and layers that fall to another estimator have that one's default.
+        probes: default :data:`PROBES`, a sample on average with ``"activation"``; at least 2, except for ``"fast"``:
+            with 1, its standard error is an upper bound, and layers that fall to another estimator have that one's
+            default.
         seed: of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
         dtype: compute in this type, for instance ``torch.float64``; default: the model's own.

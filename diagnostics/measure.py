@@ -87,10 +87,6 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
         check_known("metric", name, METRICS)
     models, measured = runner.first_epoch(task, instruments().observers)
     context = {"seed": task.config.seed, "round": 0, "model": "local", "split": "train"}
-    if "update_magnitude" in metrics:
-        given = dict(options.get("options") or {})
-        given["update_magnitude"] = {"start": task.model, **given.get("update_magnitude", {})}
-        options["options"] = given
     report = _diagnosed(task, models, metrics, context, command or "diagnose", options)
     report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
     if SENSITIVITY not in metrics:
@@ -135,6 +131,10 @@ def _diagnosed(
         raise UsageError(f"no models to diagnose; clients without one: {listing(absent)}")
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
     options.setdefault("probe", probe_set(task.data))
+    if "update_magnitude" in metrics:
+        given = dict(options.get("options") or {})
+        given["update_magnitude"] = {"start": task.model, **given.get("update_magnitude", {})}
+        options["options"] = given
     if options.setdefault("by", task.config.by) == task.config.by:
         options.setdefault("layering", task.layers)
     held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in models}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +120,9 @@ def test_long_cells_are_wrapped_under_their_heading_and_lose_nothing(monkeypatch
 def test_a_word_longer_than_the_terminal_is_not_cut(monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     assert "x" * 40 in listings._table([{"name": "a", "long": "x" * 40}])
+
+
+@pytest.mark.parametrize("known", [registry, lambda: METRICS])
+def test_the_front_page_names_everything(known):
+    page = (Path(__file__).parents[2] / "README.md").read_text()
+    assert [name for name in known() if not re.search(rf"[`|]{name}\b|`[^`\n]*\b{name}\b[^`\n]*`", page)] == []

@@ -108,6 +108,21 @@ def test_a_run_is_measured_on_its_stored_models(run, which, round):
     assert set(report.frame["run"]) == {"half"}
 
 
+def test_a_run_moved_from_its_own_start(run):
+    report = measure.of_run(run, ["update_magnitude"], progress=False)
+    models, task = runner.load_models(run)
+    first = task.layers[0]
+    for client, model in models.items():
+        now, start = (
+            torch.cat([tree.of(each)[name].double().flatten() for name in first.weights])
+            for each in (model, task.model)
+        )
+        row = report.frame.query("client == @client and layer == @first.name and variant == 'relative_l2'").iloc[0]
+        assert row["status"] == "ok"
+        assert row["value"] == pytest.approx(float((now - start).norm() / start.norm()))
+        assert row["value"] > 0
+
+
 def test_local_models_are_those_before_aggregation(run):
     stored = Run(run).checkpoint().models["local"]
     report = measure.of_run(run, [SENSITIVITY], progress=False)
