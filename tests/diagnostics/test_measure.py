@@ -117,7 +117,8 @@ def test_a_run_moved_from_its_own_start(run):
             torch.cat([tree.of(each)[name].double().flatten() for name in first.weights])
             for each in (model, task.model)
         )
-        row = report.frame.query("client == @client and layer == @first.name and variant == 'relative_l2'").iloc[0]
+        rows = report.frame[report.frame["variant"] == "relative_l2"].set_index(["client", "layer"])
+        row = rows.loc[(client, first.name)]
         assert row["status"] == "ok"
         assert row["value"] == pytest.approx(float((now - start).norm() / start.norm()))
         assert row["value"] > 0
