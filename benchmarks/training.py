@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, compare, judged
-from fl_core import tree
+from fl_core import runner, timing, tree
 from fl_core.algorithms.base import Algorithm, Message, Problem, Round, State
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
@@ -171,7 +173,7 @@ def _job(
         return [compare(name, how, engine.step, text, bare, at_most=at_most, pairs=pairs, clock=time.perf_counter)]
 
 
-def _cross_device() -> tuple[RunConfig, FederatedData]:
+def _cross_device(held: int = 0) -> tuple[RunConfig, FederatedData]:
     config = RunConfig(
         dataset="random",
         model="scheduling_cnn",
@@ -183,7 +185,7 @@ def _cross_device() -> tuple[RunConfig, FederatedData]:
         loss="cross_entropy",
         workers=WORKERS,
     )
-    return config, federation(100, 500, (1, 28, 28))
+    return config, federation(100, 500, (1, 28, 28), held=held)
 
 
 def cross_device(pairs: int = PAIRS) -> list[Measured]:
@@ -194,9 +196,7 @@ def cross_device(pairs: int = PAIRS) -> list[Measured]:
     return _job("S1", config, data, lambda p: torch.optim.SGD(p, lr=0.005), 0.60, text, pairs)
 
 
-def cross_silo(pairs: int = PAIRS) -> list[Measured]:
-    """S2: 5 clients, all, batch 64, 2,000 samples each, AdamW, a 3Conv-2FC CNN of 122,570 parameters on 3 x 32 x 32."""
-    tuned()
+def _cross_silo(held: int = 0) -> tuple[RunConfig, FederatedData, nn.Module]:
     config = RunConfig(
         dataset="random",
         epochs=1,
@@ -207,12 +207,18 @@ def cross_silo(pairs: int = PAIRS) -> list[Measured]:
         loss="cross_entropy",
         workers=WORKERS,
     )
-    data = federation(5, 2000, (3, 32, 32))
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10)),
     )
+    return config, federation(5, 2000, (3, 32, 32), held=held), model
+
+
+def cross_silo(pairs: int = PAIRS) -> list[Measured]:
+    """S2: 5 clients, all, batch 64, 2,000 samples each, AdamW, a 3Conv-2FC CNN of 122,570 parameters on 3 x 32 x 32."""
+    tuned()
+    config, data, model = _cross_silo()
     text = f"bare loop, fused AdamW, {THREADS} threads, allocator tuned on both sides"
     make = lambda p: torch.optim.AdamW(p, lr=0.001, weight_decay=0.01, fused=True)  # noqa: E731
     return _job("S2", config, data, make, 0.60, text, pairs, model)
@@ -263,4 +269,21 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
     return rows
 
 
-JOBS = {"s1": cross_device, "s2": cross_silo, "s3": tiny, "s4": scheduling}
+def overhead(rounds: int = 100) -> list[Measured]:
+    """Evaluating and saving at the default intervals, as a share of a run's time: S1 and S2."""
+    tuned()
+    rows = []
+    for name, config, data, model in (("S1", *_cross_device(held=167), None), ("S2", *_cross_silo(held=667))):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            runner.run(replace(config, rounds=rounds), out, data=data, model=model, progress=False)
+            pace = timing.read(out / "timing.jsonl")
+        share = (pace.seconds["evaluate"] + pace.seconds["save"]) / pace.total
+        holds = "yes" if share < 0.1 else "no"
+        what, text = f"evaluate and save, {rounds} rounds", f"the whole run, {pace.line()}"
+        rows.append(Measured(name, what, text, share, share, share, "< 0.1", holds, unit="share of time"))
+        print(rows[-1])
+    return rows
+
+
+JOBS = {"s1": cross_device, "s2": cross_silo, "s3": tiny, "s4": scheduling, "overhead": overhead}

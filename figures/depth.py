@@ -167,7 +167,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         else ""
     )
     settings = next((r["config"] for name, r in header["runs"].items() if name != PRETRAINING), config)
-    missing = f" Missing: {', '.join(header['missing'])}." if header["missing"] else ""
+    absent = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
+    missing = f" Missing: {', '.join(absent)}." if absent else ""
     caption = (
         f"PACS, a client a style, transformer of 12 blocks (width {VIT['embed_dim']}), {settings['rounds']} rounds, "
         f"adapters by {settings['optimizer']} with lr {settings['lr']:g}, at most {header['seeds']} seeds. Depths of "
@@ -273,7 +274,7 @@ ITEM = items.register(
         title="Clients of unequal depth on PACS (FedRA)",
         runs=RUNS,
         seeds=3,
-        budget="see the README",
+        budget="about 3 hours of one core, 90 minutes of two, half an hour of it pretraining",
         measure=_measure,
         draw=_draw,
         once=frozenset({PRETRAINING, *SAME}),

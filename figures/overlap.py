@@ -164,12 +164,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             unfreezing(kept, timeline, RETAINED)
         else:
             timeline.remove()
-    ready = header["missing"]
+    absent = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
     caption = (
         f"CIFAR-10, {BASE.clients} clients with {BASE.classes_per_client} classes and {BASE.samples_per_client} images "
         f"each, {_setting(header)}; at most {header['seeds']} seeds, pictures of seed 0. Receivers are rows, senders "
         f"columns. HeurpFedLA keeps one layer a client."
-        + (f" Missing: {', '.join(ready)}." if ready else "")
+        + (f" Missing: {', '.join(absent)}." if absent else "")
     )  # fmt: skip
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
 
@@ -274,7 +274,7 @@ ITEM = items.register(
         title="pFedLA's weights and the classes that clients have in common",
         runs=RUNS,
         seeds=3,
-        budget="see the README",
+        budget="about 45 minutes of one core, 25 of two",
         measure=_measure,
         draw=_draw,
         once=frozenset({"heurpfedla"}),

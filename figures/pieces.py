@@ -1,7 +1,8 @@
 """Items whose runs take long: a file of rows for each run and seed, made one after another and never twice.
 
 What is finished stays, so such an item can be made in parts: interrupted, within a budget, or by several processes
-that were given different runs. Drawing takes what is there and says what is missing.
+that were given different runs. A run whose training diverged is finished too: its one row says why it has no value.
+Drawing takes what is there and says what is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from figures import items
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+
+FAILED = "finished"
+"""The metric of the row, without a value, that stands for a run whose training diverged."""
 
 
 def as_it_is(config: RunConfig, run: str, folder: Path) -> RunConfig:
@@ -59,7 +63,11 @@ class Pieces(items.Item):
         return (items.ROWS if folder is None else folder) / self.name
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """All that is there: a header like any item's, with ``had``, the seeds of each run, and ``missing``."""
+        """All that is there, with a header like any item's.
+
+        It also has ``had``, the seeds of each run that came to its end, ``failed``, the reasons of those that did not,
+        and ``missing``.
+        """
         found = sorted(path.glob("*.jsonl"))
         if not found:
             raise UsageError(f"{self.name} has no rows in {path}; --train makes them ({self.budget})")
@@ -75,8 +83,15 @@ class Pieces(items.Item):
             described["data"] |= header["about"]["data"]
             seconds += header["seconds"]
             frames[run, seed] = frame
+        broken = {key: frame[frame["metric"] == FAILED] for key, frame in frames.items()}
+        failed = {f"{run} {seed}": own["status"].iloc[0] for (run, seed), own in broken.items() if len(own)}
         order = sorted(frames, key=lambda key: (list(self.runs).index(key[0]), key[1]))
-        had = {run: [seed for name, seed in order if name == run] for run in self.runs}
+        had = {
+            run: [seed for name, seed in order if name == run and f"{name} {seed}" not in failed] for run in self.runs
+        }
+        sound = [frames[key] for key in order if not len(broken[key])]
+        if not sound:
+            raise UsageError(f"{self.name}: no run in {path} came to its end; the first: {next(iter(failed.values()))}")
         header = {
             "item": self.name,
             "version": __version__,
@@ -85,9 +100,10 @@ class Pieces(items.Item):
             "seconds": round(seconds, 1),
             "runs": runs,
             "had": had,
-            "missing": [f"{run} {seed}" for run, seed in self.wanted() if seed not in had[run]],
+            "failed": failed,
+            "missing": [f"{run} {seed}" for run, seed in self.wanted() if (run, seed) not in frames],
         }
-        return header, pd.concat([frames[key] for key in order], ignore_index=True)
+        return header, pd.concat(sound, ignore_index=True)
 
 
 def piece(folder: Path, run: str, seed: int) -> Path:
@@ -149,7 +165,11 @@ def train(
 def _make(item: Pieces, folder: Path, run: str, seed: int, data_root: str | None, command: str) -> float:
     began = time.perf_counter()
     task = runner.assemble(item.begin(replace(item.runs[run], seed=seed, data_root=data_root), run, folder))
-    frame = item.measure(task, run, folder).assign(run=run)
+    try:
+        frame = item.measure(task, run, folder).assign(run=run)
+    except NonFiniteError as error:
+        told: dict[str, Any] = {"status": str(error), "algorithm": task.config.algorithm, "seed": seed, "run": run}
+        frame = rows.frame([rows.row(FAILED, None, **told)])
     seconds = round(time.perf_counter() - began, 1)
     about = items.about(task)
     about["data"][str(seed)] = task.data.digest

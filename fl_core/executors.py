@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from fl_core.algorithms.base import Algorithm
-from fl_core.data import ClientData, FederatedData, Split
+from fl_core.data import ClientData, Split
 from fl_core.errors import RunError
 from fl_core.site import Job, Result, Site
 from fl_core.stacked import Stacked
@@ -73,8 +73,7 @@ class Workers:
 
     def __init__(self, site: Site, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        x, y, lengths = _packed(site.data)
-        packed = _Packed(site, x.share_memory_(), y.share_memory_(), lengths)
+        packed = _Packed(site)
         room = SLOT_TREES * sum(tensor.nbytes + ALIGNED for tensor in site.workspace.live.values())
         self._links: list[Channel] = []
         self._processes: list[Any] = []
@@ -87,6 +86,12 @@ class Workers:
             theirs.close()
             self._links.append(Channel(ours, jobs, results, keeps=True))
             self._processes.append(process)
+
+    def serve(self, site: Site) -> None:
+        """Run the jobs of another site from now on; the processes, which take seconds to start, stay."""
+        packed = _Packed(site)
+        for link in self._links:
+            self._send(link, ("site", packed))
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm in every worker."""
@@ -195,12 +200,16 @@ def executor(site: Site, workers: int, stack: bool = False) -> Executor:
 class _Packed:
     """A site on its way to a worker: two shared tensors hold all clients' data."""
 
-    def __init__(self, site: Site, x: torch.Tensor, y: torch.Tensor, lengths: list[tuple[str, list[int]]]) -> None:
+    def __init__(self, site: Site) -> None:
         self.model, self.training, self.criterion = site.workspace.model, site.training, site.criterion
         self.layers, self.makers, self.device = site.layers, site.makers, str(site.workspace.device)
         self.memory, self.keep_frozen = site.workspace.memory, site.workspace.keep_frozen
         self.rest = replace(site.data, clients=())
-        self.x, self.y, self.lengths = x, y, lengths
+        splits = [(client.train, client.validation, client.test) for client in site.data.clients]
+        self.x = torch.cat([split.x for client in splits for split in client]).share_memory_()
+        self.y = torch.cat([split.y for client in splits for split in client]).share_memory_()
+        names = [client.name for client in site.data.clients]
+        self.lengths = [(name, [len(s) for s in parts]) for name, parts in zip(names, splits, strict=True)]
 
     def unpack(self) -> Site:
         clients, at = [], 0
@@ -213,13 +222,6 @@ class _Packed:
         data = replace(self.rest, clients=tuple(clients))
         how = (self.device, self.memory, self.keep_frozen)
         return Site(self.model, data, self.training, self.criterion, self.layers, self.makers, *how)
-
-
-def _packed(data: FederatedData) -> tuple[torch.Tensor, torch.Tensor, list[tuple[str, list[int]]]]:
-    splits = [(c.train, c.validation, c.test) for c in data.clients]
-    x = torch.cat([split.x for client in splits for split in client])
-    y = torch.cat([split.y for client in splits for split in client])
-    return x, y, [(c.name, [len(s) for s in parts]) for c, parts in zip(data.clients, splits, strict=True)]
 
 
 def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, packed: _Packed) -> None:
@@ -235,6 +237,9 @@ def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, pa
             kind, value = link.recv()
         except EOFError:
             return
+        if kind == "site":
+            site = value.unpack()
+            continue
         if kind == "use":
             site.algorithm = value
             continue

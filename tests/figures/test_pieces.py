@@ -129,6 +129,28 @@ def test_an_interrupted_run_leaves_nothing_and_the_others_stay(check: pieces.Pie
     assert made(folder) == {"local-0"}
 
 
+def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
+    check: pieces.Pieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / learning.NAME
+    runs = {**check.runs, "fedavg": replace(check.runs["fedavg"], lr=1e30, epochs=3)}
+    item = small(monkeypatch, check, runs)
+    pieces.train(item, folder, seeds=1, progress=False)
+    assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}
+    _, frame = rows.read(folder / "fedavg-0.jsonl")
+    assert frame["value"].isna().all()
+    header, frame = item.read(folder)
+    assert list(header["failed"]) == ["fedavg 0"]
+    assert set(frame["run"]) == {"local", "fedper"}
+    assert "fedavg 0" not in header["missing"]
+    items.redraw(item, folder, tmp_path)
+    assert "fedavg 0 did not come to its end: fedavg, round 1" in page(learning.NAME, tmp_path)
+    for name in ("local", "fedper"):
+        pieces.piece(folder, name, 0).unlink()
+    with pytest.raises(UsageError, match=r"no run in .* came to its end"):
+        item.read(folder)
+
+
 def test_another_configuration_and_damaged_rows_are_refused(check: pieces.Pieces, tmp_path: Path) -> None:
     folder = tmp_path / learning.NAME
     pieces.train(check, folder, only=["local"], seeds=1, progress=False)
@@ -193,7 +215,7 @@ def accuracies(values: dict[str, list[float]]) -> tuple[dict[str, object], pd.Da
                 lines.append(rows.row("accuracy", each, run=run, seed=seed, client=client, model=model))
             lines.append(rows.row("steps", 30, run=run, seed=seed))
     runs = {run: {"config": {"algorithm": run, "model": "scheduling_cnn"}} for run in values}
-    return {"runs": runs, "missing": [], "seeds": 3}, rows.frame(lines)
+    return {"runs": runs, "missing": [], "failed": {}, "seeds": 3}, rows.frame(lines)
 
 
 def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
@@ -307,19 +329,17 @@ def images(path: Path, side: int, classes: int, domains: int) -> str:
 
 
 def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"depth": 12, "embed_dim": 8, "num_heads": 2}
+    options = {"depth": 4, "embed_dim": 8, "num_heads": 2}
     changes = {"rounds": 1, "batch": 8, "eval_every": 1, "checkpoint_every": 1}
     pretrain = {"dataset": images(tmp_path / "little.npz", 32, 5, 1), "model_options": {**options, "patch_size": 8}}
     styles = {"dataset": images(tmp_path / "styles.npz", 64, 7, 2), "model_options": options}
     runs = {}
-    for name, config in depth.RUNS.items():
+    for name in (depth.PRETRAINING, "alllarge", "fedra", "inclusivefl", "fedra_3"):
+        config = depth.RUNS[name]
         own = pretrain if name == depth.PRETRAINING else styles
-        known = config.algorithm in registry()
-        if known or name in ("alllarge", "fedra"):
-            other = {} if known else {"algorithm": "fedavg", "options": {}}
-            if known and len(config.options.get("depths", ())) > 2:
-                other = {"options": {**config.options, "depths": (12, 4)}}
-            runs[name] = replace(config, **own, **changes, **other)
+        limited = {"options": {"depths": (4, 2)}} if config.options.get("depths") == depth.DEPTHS else {}
+        runs[name] = replace(config, **own, **changes, **limited)
+    monkeypatch.setattr(depth, "DEPTHS", (4, 2))
     monkeypatch.setattr(depth, "RUNS", runs)
     item = small(monkeypatch, depth.ITEM, runs)
     main([depth.NAME, "--train", "--seeds", "1", "--out", str(tmp_path)])
@@ -334,6 +354,8 @@ def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.Monk
     text = page(depth.NAME, tmp_path)
     assert "| fedra | 1 |" in text
     assert "open: alllarge lies above fedra" in text
+    assert "- held: no client holds more blocks than its depth. Measured: at most fedra 4, 2; inclusivefl 4, 2" in text
+    assert "FedRA learns with every k" in text
     (folder / depth.WEIGHTS).unlink()  # they are not kept with the rows, and made again when a run needs them
     pieces.train(item, folder, only=["fedra"], seeds=2, progress=False)
     again = weights.read(folder / depth.WEIGHTS)
