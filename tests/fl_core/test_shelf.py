@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fl_core import runner, shelf, store, tree
+from fl_core import runner, shelf, stacked, store, tree
 from fl_core.algorithms import registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import State
@@ -216,19 +216,22 @@ def alive() -> int:
     return sum(storages.values())
 
 
-def test_memory_of_a_global_model_does_not_grow_with_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stack", "counts"), [("off", (10, 80)), ("on", (stacked.TOGETHER, 3 * stacked.TOGETHER))])
+def test_memory_of_a_global_model_does_not_grow_with_the_clients(
+    stack: str, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry()
     from fl_core.algorithms import base
 
     monkeypatch.setitem(base._REGISTRY, Watching.name, Watching)
-    data, most = {count: federation([14] * count) for count in (10, 80)}, {}
+    data, most = {count: federation([14] * count) for count in counts}, {}
     for count in data:
         gc.collect()
         before, Watching.most = alive(), 0
-        config = replace(CONFIG, algorithm="watching", rounds=2)
+        config = replace(CONFIG, algorithm="watching", rounds=2, stack=stack)
         runner.run(config, data=data[count], model=network("plain"), progress=False)
         most[count] = Watching.most - before
-    assert most[80] == most[10] > 0
+    assert most[counts[1]] == most[counts[0]] > 0
 
 
 def test_a_client_holds_its_personal_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
