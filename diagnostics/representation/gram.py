@@ -17,6 +17,7 @@ BANDWIDTH = 0.4
 """Of the radial kernel, as a fraction of the median distance between samples."""
 _CHUNK = 1 << 16  # entries of each Gram matrix that are in float64 at a time
 _PANEL = 64  # rows of a Gram matrix that are computed at a time
+_NARROW = 64  # features; so few are taken in float64, since their sums have little to average rounding over
 
 
 def linear_cka(x: Tensor, y: Tensor, estimator: str = "full", batch: int | None = None) -> float:
@@ -108,7 +109,7 @@ class Recorder:
         self._taken: set[int] = set()
         self._grams: dict[int, Tensor] = {}
         self._reference = torch.empty(0)
-        self._scale = 1.0
+        self._scale, self._eps = 1.0, 0.0
         self.fault = ""
 
     def take(self, start: int, stop: int, output: Tensor) -> None:
@@ -118,7 +119,10 @@ class Recorder:
             return
         x = output.reshape(len(output), -1)
         x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        eps = torch.finfo(x.dtype).eps
+        x = x.double() if x.shape[1] <= _NARROW else x
         if start == 0:
+            self._eps = eps
             self._reference = x.mean(0)
         elif 0 not in self._taken:
             return
@@ -178,14 +182,14 @@ class Recorder:
         if self._bandwidth is not None:
             grams = [_radial(g, self._bandwidth) for g in grams]
             total = total.new_tensor(n)
-        gram = torch.cat([_u_centred(g.div_(total.to(g.dtype))).reshape(-1) for g in grams])
+        gram = torch.cat([_u_centred(g.div_(total.to(g.dtype)), self._eps).reshape(-1) for g in grams])
         if not bool(gram.any()):
             raise NoValue("constant within every batch")
         return Summary(gram=gram)
 
     def _checked(self, total: Tensor, n: int) -> Tensor:
         offset = torch.linalg.vector_norm(self._reference, dtype=torch.float64).mul(self._scale).square() * n
-        return checked(total, offset, torch.finfo(self._reference.dtype).eps)
+        return checked(total, offset, self._eps)
 
 
 def hsic(summaries: Sequence[Summary]) -> Tensor:
@@ -238,7 +242,7 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
     return distances.div_(-2 * bandwidth**2 * median).exp_()
 
 
-def _u_centred(gram: Tensor) -> Tensor:
+def _u_centred(gram: Tensor, eps: float) -> Tensor:
     """A Gram matrix [b, b] U-centred, in place, over sqrt(b (b - 3)): inner products of two of them are HSIC_1.
 
     The form of Szekely and Rizzo 2014 (their U-centring), which Song's estimator equals: the diagonal is left out,
@@ -252,6 +256,6 @@ def _u_centred(gram: Tensor) -> Tensor:
     gram -= shift
     gram -= shift[:, None]
     gram.fill_diagonal_(0)
-    if bool(torch.linalg.vector_norm(gram) <= 16 * torch.finfo(gram.dtype).eps * before):
+    if bool(torch.linalg.vector_norm(gram) <= 16 * eps * before):
         gram.zero_()  # nothing but rounding
     return gram.div_((b * (b - 3)) ** 0.5)
