@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
+import gc
 import io
 import math
-import resource
 import statistics
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,8 +114,6 @@ def traces(pairs: int = PAIRS) -> list[Measured]:
     print(f"PyHessian's probes for a standard error of {ERROR:.0%}: {probes}")
     rows.append(_against_pyhessian(trace, layers, probes, pairs))
     rows.extend(_against_backpack(trace, model, x, y, pairs))
-    rows.extend(_memory())
-    rows.extend(_smooth(pairs))
     return rows
 
 
@@ -186,8 +186,8 @@ def _against_backpack(
     return [compare("J1", "exact trace", trace, name, diagonal, at_least=3, pairs=pairs)]
 
 
-def _memory(repeats: int = 5) -> list[Measured]:
-    """Peak resident memory beyond that before the call, each in a fresh process."""
+def memory(repeats: int = 5) -> list[Measured]:
+    """Peak memory of the trace beyond what the process had before, each in a fresh process, against PyHessian's."""
     code = "from benchmarks.measurements import peak; peak({!r})"
 
     def peaks(how: str) -> list[float]:
@@ -208,16 +208,26 @@ def peak(how: str) -> None:
     layers = layers_of(model, x[:2])
     if how == "pyhessian":
         import pyhessian  # noqa: F401  (its import is no part of the measurement)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what training has freed goes back to the system
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = _status("VmRSS")
     if how == "fedlayers":
         hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)
     else:
         hessian_trace(model, (x, y), layers, loss=LOSS, batch=len(y), backend="pyhessian", probes=2)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(_status("VmHWM") - before)
 
 
-def _smooth(pairs: int) -> list[Measured]:
+def _status(name: str) -> float:
+    """A figure of this process, MB (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+
+
+def smooth(pairs: int = PAIRS) -> list[Measured]:
     """A net with GELU: the time until every layer has the asked standard error."""
+    torch.set_num_threads(1)
     model, (x, y) = trained(network(nn.GELU)), held_out(300)
     layers = layers_of(model, x[:2])
 
@@ -379,4 +389,11 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
     ]
 
 
-JOBS = {"j1": traces, "j1-coverage": coverage, "j2": similarities, "j3": gradient_metrics}
+JOBS = {
+    "j1": traces,
+    "j1-memory": memory,
+    "j1-gelu": smooth,
+    "j1-coverage": coverage,
+    "j2": similarities,
+    "j3": gradient_metrics,
+}
