@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.axes import Axes
 
 from benchmarks.pairs import RESULTS
@@ -63,7 +64,10 @@ def _panel(ax: Axes, rows: pd.DataFrame, label: str) -> None:
     ax.set_xlabel(f"{label}; stroke: target")
     if rows.high.max() > 8 * rows.low.min():
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _short(text: str, most: int = 46) -> str:
+def _short(text: str, most: int = 64) -> str:
     return text if len(text) <= most else text[: text[:most].rfind(",")] if "," in text[:most] else text[:most]
