@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import tyro
 
 from benchmarks import measurements, picture, training
@@ -13,7 +11,7 @@ from fl_core.errors import check_known
 JOBS = {**measurements.JOBS, **training.JOBS}
 
 
-def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: Annotated[int | None, tyro.conf.arg()] = None) -> None:
+def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None) -> None:
     """Run jobs by name, each in an alternating run with its baseline, and write benchmarks/results/JOB.csv.
 
     Args:

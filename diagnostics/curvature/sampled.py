@@ -109,13 +109,15 @@ def output_traces(
     """
     paths = {layer: list(dict.fromkeys(map(owner, names))) for layer, names in layers.items()}
     every = list(dict.fromkeys(path for some in paths.values() for path in some))
-    sizes, n = _gradient_sizes(run, data, every, batch)
     pair = None if run.model.training else whole(data)
+    sizes = {} if pair is None else _gradient_sizes(run, pair, every, batch)
+    n = sum(len(y) for _, y in batches(data, batch)) if pair is None else len(pair[1])
     done: Estimates = {}
     failures: dict[str, str] = {}
     for layer, names in layers.items():
         generator = torch_generator(run.seed, "output probes", layer)
-        size = torch.stack([sizes[path] for path in paths[layer]]).sum(0).pow(0.25)  # the square root of a norm
+        squares = [sizes[path] for path in paths[layer] if sizes]
+        size = torch.stack(squares).sum(0).pow(0.25) if squares else None  # the square root of a norm
         value = variance = 0.0
         try:
             for index, (x, y, count) in enumerate(_shares(data, pair, size, batch, probes)):
@@ -163,10 +165,9 @@ def _sampled(
     return sample
 
 
-def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch: int) -> tuple[dict[str, Tensor], int]:
-    """The squared norm of each sample's gradient at the modules' outputs, [n] by path; and n."""
+def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch: int) -> dict[str, Tensor]:
+    """The squared norm of each sample's gradient at the modules' outputs, [n] by path."""
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
-    n = 0
     for index, (x, y) in enumerate(batches(data, batch)):
         with tapped(run.model, paths, len(x), passes=1) as taps:
             _, losses = run.forward(x, y, index)
@@ -174,12 +175,11 @@ def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch
         deltas = torch.autograd.grad(losses.sum(), [found[path].edge for path in paths])
         for path, delta in zip(paths, deltas, strict=True):
             parts[path].append(delta.flatten(1).square().sum(1).double())
-        n += len(y)
-    return {path: torch.cat(some) for path, some in parts.items()}, n
+    return {path: torch.cat(some) for path, some in parts.items()}
 
 
 def _shares(
-    data: Data, pair: Batch | None, size: Tensor, batch: int, probes: int
+    data: Data, pair: Batch | None, size: Tensor | None, batch: int, probes: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Batches with their number of probes: ``probes`` a sample on average, at least 2.
 
@@ -189,7 +189,7 @@ def _shares(
     on the draws, so that the estimate stays unbiased. A loader's own batches, and those whose masks depend on their
     number (train mode), stay as they are, with equal shares.
     """
-    if pair is None:
+    if pair is None or size is None:
         for x, y in batches(data, batch):
             yield x, y, probes
         return

@@ -17,7 +17,6 @@ class Local(Algorithm):
     """Every client trains alone, from the common initial model, whenever it is sampled."""
 
     name = "local"
-    summary = "trains all; nothing travels; each client's own model"
     paper = "the baseline without federation"
     travels, keeps, cost = "nothing", "its model", "0"
     evaluates = "personal"
@@ -31,7 +30,6 @@ class FedAvg(Algorithm):
     """The average of locally trained copies, weighted by training samples (McMahan et al. 2017)."""
 
     name = "fedavg"
-    summary = "trains all; all travels; the averaged model"
     paper = "McMahan et al. 2017"
 
 
@@ -43,7 +41,6 @@ class FedProx(Algorithm):
     """
 
     name = "fedprox"
-    summary = "trains all with a pull to the received model; all travels; the averaged model"
     paper = "Li et al. 2020"
     trains = "all, with a pull to the received model"
 
@@ -60,7 +57,6 @@ class LocalAdaptation(Algorithm):
     """FedAvg, then every client fine-tunes a copy of the final global model (Yu et al. 2020)."""
 
     name = "local_adaptation"
-    summary = "FedAvg; at the end each client fine-tunes a copy of all layers"
     paper = "Yu et al. 2020"
     trains, cost = "all; at the end a copy", "2P; P at the end"
 

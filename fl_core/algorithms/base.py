@@ -123,7 +123,6 @@ class Algorithm:
 
     Class attributes:
         name: registry name.
-        summary: one line on what is trained, what travels and what is evaluated.
         paper: the source.
         trains, travels, keeps: what is trained, what crosses, and what a client keeps to itself between rounds.
         cost: scalars that a client receives and sends in a round; P = those of the whole model.
@@ -138,7 +137,6 @@ class Algorithm:
     """
 
     name: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     trains: ClassVar[str] = "all"
     travels: ClassVar[str] = "all"

@@ -35,7 +35,6 @@ class FedCAC(Algorithm):
     """
 
     name = "fedcac"
-    summary = "trains all; all and a mask travel; like clients' critical parameters over the averaged model"
     paper = "Wu et al. 2023"
     travels = "all, and a mask of one bit a parameter up"
     cost = "2P + P/32"

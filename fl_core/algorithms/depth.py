@@ -90,7 +90,6 @@ class AllLarge(Blockwise):
     """Every client holds the whole model: what depth does not limit."""
 
     name = "alllarge"
-    summary = "trains adapters in all blocks of all clients; the averaged model"
     paper = "Su et al. 2024 (FedRA)"
 
 
@@ -99,7 +98,6 @@ class AllSmall(Blockwise):
     """Server and clients have only the first ``depth`` blocks; default a quarter, FedRA's 3 of 12."""
 
     name = "allsmall"
-    summary = "trains adapters in the first few blocks, all that there are; the averaged model"
     paper = "Su et al. 2024 (FedRA)"
     cuts = True
     travels, cost = "the first blocks down, what trains of them up", "the small model + trained of it"
@@ -192,7 +190,6 @@ class FedRA(Limited):
     """
 
     name = "fedra"
-    summary = "trains adapters in random blocks of each client; each averaged over its holders"
     paper = "Su et al. 2024 (FedRA)"
 
     @dataclass(frozen=True)
@@ -245,7 +242,6 @@ class InclusiveFL(Limited):
     """
 
     name = "inclusivefl"
-    summary = "trains adapters in each client's first blocks, the last with momentum from deeper clients"
     paper = "Liu et al. 2022 (InclusiveFL)"
 
     @dataclass(frozen=True)
@@ -322,7 +318,6 @@ class DepthFL(Limited):
     """
 
     name = "depthfl"
-    summary = "trains adapters in each client's first blocks and several classifiers, which teach each other"
     paper = "Kim et al. 2023 (DepthFL)"
     trains = "adapters and classifiers"
     adds: ClassVar = {"exits": "shared"}

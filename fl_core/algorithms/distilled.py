@@ -28,7 +28,6 @@ class PFedSD(Algorithm):
     """
 
     name = "pfedsd"
-    summary = "trains all, taught by the client's last model; all travels; the local model is evaluated too"
     paper = "Jin et al. 2022"
     trains = "all, taught by the client's last model"
     keeps = "its last local model"

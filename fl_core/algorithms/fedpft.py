@@ -71,7 +71,6 @@ class FedPFT(Contrasting):
     """
 
     name = "fedpft"
-    summary = "trains all and personal prompts, in two tasks by turns; all but the prompts travels; the prompted model"
     paper = "FedPFT (Wu et al. 2025)"
     trains, travels, keeps = "all, and personal prompts", "all but the prompts", "the prompts, and a queue of keys"
     cost = "2P, of the model with transformation and projection"
@@ -246,7 +245,6 @@ class TwoStage(FedPFT):
     """
 
     name = "two_stage"
-    summary = "trains the extractor by contrast, then all and personal prompts; what is trained but the prompts travels"
     paper = "FedPFT (Wu et al. 2025), appendix E"
     trains = "the extractor and a projection, then all else and personal prompts"
     travels = "the extractor and a projection, then all but projection and prompts"

@@ -36,7 +36,6 @@ class PFedGate(Algorithm):
     """
 
     name = "pfedgate"
-    summary = "trains all and a personal gate; all but the gate travels; the model as the gate adapts it to a batch"
     paper = "pFedGate (Chen et al. 2023)"
     trains, travels, keeps = "all, and a personal gate", "all but the gate", "the gate"
     cost = "2P, of the model without the gate"

@@ -27,7 +27,6 @@ class FedRoD(Algorithm):
     """
 
     name = "fedrod"
-    summary = "trains all and a second, personal head; all but that head travels; the sum of both heads"
     trains, travels, keeps = "all, and a personal head", "all but the personal head", "the personal head"
     cost = "2P, of the model with one head"
     paper = "FedRoD (Chen and Chao 2022)"

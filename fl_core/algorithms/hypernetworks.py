@@ -74,7 +74,6 @@ class PFedHN(Algorithm):
     """
 
     name = "pfedhn"
-    summary = "trains all; the server's network gives each client its parameters; that model is evaluated"
     paper = "Shamsian et al. 2021"
     travels = "a generated model down, its change up"
     evaluates = "personal"
@@ -187,7 +186,6 @@ class PFedLA(Mixing):
     """
 
     name = "pfedla"
-    summary = "trains all; each client's own mixture down, its model up; the mixture, by learned weights a layer"
     paper = "Ma et al. 2022"
     travels = "a mixture down, its model up"
 
@@ -321,7 +319,6 @@ class HeurpFedLA(PFedLA):
     """
 
     name = "heurpfedla"
-    summary = "pFedLA that does not send the layers in which a client trusts itself most"
     travels, keeps, cost = "a mixture but k units down, its model up", "its model", "2P - k units"
 
     @dataclass(frozen=True)

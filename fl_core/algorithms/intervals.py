@@ -36,7 +36,6 @@ class FedLAMA(Algorithm):
     """
 
     name = "fedlama"
-    summary = "trains all; layers travel when they are due; the averaged model"
     paper = "Lee et al. 2023"
     travels, keeps, cost = "the layers that are due", "layers that are not due", "from 2P / phi to 2P, with tau = 1"
 

@@ -35,7 +35,6 @@ class PerFedAvg(Algorithm):
     """
 
     name = "per_fedavg"
-    summary = "trains all for the loss after one more step; all travels; a copy adapted by a step of each client's own"
     paper = "Per-FedAvg (Fallah et al. 2020)"
     adapts = True
 
@@ -99,7 +98,6 @@ class PFedMe(Algorithm):
     """
 
     name = "pfedme"
-    summary = "trains a personal model near the local copy of the global one, and pulls that after it; the copy travels"
     trains, keeps = "a personal and a local copy", "the personal model"
     paper = "pFedMe (Dinh et al. 2020)"
 

@@ -132,7 +132,6 @@ class FedAMP(Keeping):
     """
 
     name = "fedamp"
-    summary = "trains all with a pull to the client's own mixture; all travels; the client's own model"
     paper = "Huang et al. 2021"
     trains = "all, with a pull to the mixture"
 
@@ -190,7 +189,6 @@ class HeurFedAMP(FedAMP):
     """
 
     name = "heurfedamp"
-    summary = "FedAMP with weights by the cosine of models and a fixed weight on oneself"
 
     @dataclass(frozen=True)
     class Config(FedAMP.Config):
@@ -240,7 +238,6 @@ class FedFomo(Keeping):
     """
 
     name = "fedfomo"
-    summary = "trains all; up goes the model, down some others'; the client's mixture by validation loss"
     paper = "Zhang et al. 2021"
     travels, cost = "others' models down, its own up", "P + downloads P"
 

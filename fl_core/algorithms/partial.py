@@ -49,7 +49,6 @@ class FedPer(Partial):
     """Body and head are trained together; only the body is averaged (Arivazhagan et al. 2019)."""
 
     name = "fedper"
-    summary = "trains all; the body travels; averaged body with the client's head"
     paper = "Arivazhagan et al. 2019"
 
 
@@ -61,7 +60,6 @@ class LGFedAvg(Partial):
     """
 
     name = "lg_fedavg"
-    summary = "trains all; the last layer travels; the client's body under the averaged last layer"
     paper = "Liang et al. 2020"
     travels, keeps, cost = "the plan's shared layers: the last", "the other layers", "2 shared"
 
@@ -77,7 +75,6 @@ class FedBN(Algorithm):
     """
 
     name = "fedbn"
-    summary = "trains all; all but batch normalisations travel; the averaged model with the client's own ones"
     paper = "Li et al. 2021 (FedBN)"
     travels, keeps, cost = "all but batch normalisations", "its batch normalisations", "2(P - norms)"
     evaluates = "personal"
@@ -96,7 +93,6 @@ class FedLP(Algorithm):
     """
 
     name = "fedlp"
-    summary = "trains all; all is received, random layers are sent; the averaged model"
     paper = "Zhu et al. 2023"
     travels, cost = "all down, random layers up", "P + keep P"
 
@@ -123,7 +119,6 @@ class FedRep(Partial):
     """
 
     name = "fedrep"
-    summary = "trains the head, then the body; the body travels; averaged body with the client's head"
     paper = "Collins et al. 2021"
     trains = "the head, then the body"
 
@@ -147,7 +142,6 @@ class FedBABU(Partial):
     """
 
     name = "fedbabu"
-    summary = "trains the body under a fixed random head; the body travels; fine-tuned copies at the end"
     paper = "Oh et al. 2022"
     trains, keeps, cost = "the body; at the end a copy of all", "the common head", "2 body; body at the end"
     evaluates = "global"
@@ -174,7 +168,6 @@ class PLayerFL(FedPer):
     """
 
     name = "playerfl"
-    summary = "trains all; the first round decides which layers travel; averaged body with the client's head"
     paper = "PLayer-FL (2025)"
     travels, cost = "the body, chosen in the first round", "2 body; first P, body and a number a layer"
 
@@ -228,7 +221,6 @@ class PLayerFLMinus(PLayerFL):
     """PLayer-FL with one shared layer less than the plan says (at least one)."""
 
     name = "playerfl_minus"
-    summary = "PLayer-FL with one shared layer less"
 
     def adopt(self, plan: LayerPlan) -> LayerPlan:
         return shifted(plan, -1)
@@ -239,7 +231,6 @@ class PLayerFLPlus(PLayerFL):
     """PLayer-FL with one shared layer more than the plan says (at most all but one)."""
 
     name = "playerfl_plus"
-    summary = "PLayer-FL with one shared layer more"
 
     def adopt(self, plan: LayerPlan) -> LayerPlan:
         return shifted(plan, +1)
@@ -250,7 +241,6 @@ class PLayerFLRandom(PLayerFL):
     """PLayer-FL with a random prefix of the layers, neither the plan's nor all; one draw a run."""
 
     name = "playerfl_random"
-    summary = "PLayer-FL with a random number of shared layers"
     least_layers = 3
 
     def adopt(self, plan: LayerPlan) -> LayerPlan:

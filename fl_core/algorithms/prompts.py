@@ -71,7 +71,6 @@ class PFedPT(Algorithm):
     """
 
     name = "pfedpt"
-    summary = "trains a personal frame of pixels, then the model; the model travels; the model under the own frame"
     paper = "pFedPT (Li et al. 2023)"
     trains, travels, keeps = "a frame of pixels, then all else", "all but the frame", "the frame"
     cost = "2P, of the model without the frame"

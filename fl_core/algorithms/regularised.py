@@ -23,7 +23,6 @@ class Ditto(Algorithm):
     """
 
     name = "ditto"
-    summary = "trains a global and a personal copy; the global one travels; the personal one is evaluated"
     paper = "Li et al. 2021"
     trains, travels, keeps = "a global and a personal copy", "the global copy", "its personal copy"
 

@@ -139,7 +139,6 @@ class Vanilla(Scheduled):
     """The schedule from the input to the output."""
 
     name = "vanilla"
-    summary = "FedBABU (or another) whose body thaws layer by layer from the input"
     paper = "Jang and Choi 2024, layer scheduling"
     forward = True
 
@@ -149,7 +148,6 @@ class Anti(Scheduled):
     """The schedule from the output to the input."""
 
     name = "anti"
-    summary = "FedBABU (or another) whose body thaws layer by layer from the output"
     paper = "Jang and Choi 2024, layer scheduling"
     forward = False
 

@@ -69,7 +69,6 @@ class Scaffold(Corrected):
     """
 
     name = "scaffold"
-    summary = "trains all along corrected gradients; model and variates travel; the averaged model"
     paper = "Karimireddy et al. 2020"
     travels = "all, and as many variates"
     cost = "4P"
@@ -131,7 +130,6 @@ class FedDyn(Corrected):
     """
 
     name = "feddyn"
-    summary = "trains all with a pull and a linear term; all travels; the averaged model, corrected"
     paper = "Acar et al. 2021"
     trains = "all, with a pull to the received model"
 
