@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test clean
+.PHONY: help setup demo figures test clean
 
 help:            ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -20,6 +20,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)   ## the main job on real data, about a minute: out/demo/report.html
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)
+
+figures: $(READY) ## the figures and tables that have rows, drawn anew: figures/pictures, some minutes
+	$(BIN)/python -m figures all
 
 test: $(READY)   ## style, types and tests
 	$(BIN)/ruff check .

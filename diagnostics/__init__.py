@@ -5,7 +5,7 @@
 >>> report.values("hessian_trace"), report.cka("fc1")
 """
 
-from diagnostics.costs import plan_cost
+from diagnostics.costs import cost_steps, plan_cost
 from diagnostics.diagnose import diagnose
 from diagnostics.gradients import Subject
 from diagnostics.importance import SensitivityAccumulator
@@ -19,6 +19,7 @@ __all__ = [
     "Report",
     "SensitivityAccumulator",
     "Subject",
+    "cost_steps",
     "diagnose",
     "linear_cka",
     "plan_cost",

@@ -1,11 +1,11 @@
-"""What each layer costs: parameters, bytes on the wire, FLOPs and memory of training; and what a plan saves."""
+"""What each layer costs: parameters, bytes on the wire, FLOPs and memory of training; what a plan saves; rounds."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from diagnostics.capture import batches, first_tensor, set_mode
 from diagnostics.curvature.linear import nodes
 from diagnostics.gradients import Subject, Tick, placed, quiet
-from fl_core import tree
+from fl_core import runner, tree
+from fl_core.costs import round_costs
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.losses import Loss
@@ -297,3 +298,29 @@ def _by_layer(costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[s
     for layer, variant, value in zip(rows["layer"], rows["variant"], rows["value"], strict=True):
         table.setdefault(layer, {})[variant] = float(value)
     return table
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------
+
+
+def cost_steps(tasks: Mapping[str, runner.Task]) -> pd.DataFrame:
+    """What each round of several runs costs, before anything is trained: columns run, round (from 1), then of all
+    clients together naive [scalars x batches], flops [FLOP] and moved [bytes] (:class:`fl_core.costs.TrainingCost`).
+
+    Everyone takes part in every round (the layer-scheduling paper's Table 4 and Fig. 7).
+
+    Args:
+        tasks: as :func:`fl_core.runner.assemble` gives them, by the name of the run.
+
+    Raises:
+        UsageError: an algorithm that decides on its plan while it trains.
+    """
+    lines = []
+    for name, task in tasks.items():
+        algorithm = task.algorithm(task.plan)
+        if algorithm.decides:
+            raise UsageError(f"what {name} costs hangs on the plan that it will decide on: give it one")
+        workspace = runner.site_of(task, {}).workspace
+        each = round_costs(algorithm, workspace, task.data.shape, int(task.config.batch or 1))
+        lines += [{"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)]
+    return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])

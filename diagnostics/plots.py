@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from diagnostics.metrics import METRICS
-from diagnostics.pictures.costs import costs
+from diagnostics.pictures.costs import cost_steps, costs
 from diagnostics.pictures.drawing import (
     COLOURS,
     MEAN,
@@ -62,6 +62,7 @@ __all__ = [
     "cka_matrices",
     "clients",
     "comparison",
+    "cost_steps",
     "costs",
     "has_density",
     "learning",

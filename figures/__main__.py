@@ -1,4 +1,4 @@
-"""python -m figures list | gallery | NAME [--train] [--out DIR]."""
+"""python -m figures list [PAPER] | all | gallery | NAME [--train] [--scale quick|paper] [--out DIR]."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import matplotlib as mpl
 import tyro
 from tyro.conf import Positional, arg
 
-from figures import depth, gallery, items, learning, overlap, pieces, player_fl  # noqa: F401  (they register items)
+from figures import (  # noqa: F401  (most of them register items)
+    catalogue,
+    depth,
+    everything,
+    gallery,
+    items,
+    learning,
+    overlap,
+    pieces,
+    player_fl,
+    scheduling_costs,
+)
 from fl_core.errors import RunError, UsageError
 
 
@@ -22,18 +33,23 @@ class Figures:
     """Redraw one of the papers' figures or tables from stored rows, beside the published values.
 
     Examples:
-        python -m figures list
+        python -m figures list player_fl
+        python -m figures all
         python -m figures player_fl.heart_sensitivity --out out
         python -m figures player_fl.heart_sensitivity --train
         python -m figures algorithms.learning_check --train --only fedper ditto --budget 30
         python -m figures gallery
     """
 
-    name: Annotated[Positional[str], arg(help="An item's name, list, or gallery.")] = "list"
+    name: Annotated[Positional[str], arg(help="An item's name, or: list, all, gallery.")] = "list"
+    paper: Annotated[Positional[str], arg(help="With list: only what belongs to this paper.")] = ""
     train: Annotated[bool, arg(help="Make the rows anew first.")] = False
     out: Annotated[
         Path | None, arg(help="Folder for everything that is written; default: where the project keeps it.")
     ] = None
+    scale: Annotated[
+        Literal["quick", "paper"], arg(help="What runs on two cores within an hour, or the papers' full setting.")
+    ] = "quick"
     seeds: Annotated[int | None, arg(help="With --train: number of seeds in place of the item's own.")] = None
     only: Annotated[
         tuple[str, ...], arg(help="With --train, of an item that is kept run by run: the runs to make.")
@@ -46,41 +62,55 @@ class Figures:
     )
 
     def main(self, command: str) -> None:
+        if self.paper and self.name != "list":
+            raise UsageError(f"{self.paper}: one name at a time; a paper's name goes with list")
         if self.name == "list":
-            width = max(map(len, items.REGISTRY))
-            for name, item in sorted(items.REGISTRY.items()):
-                print(f"{name:<{width}}  {item.state}")
-            return
-        if self.name == gallery.NAME:
+            print("\n".join(catalogue.lines(self.paper, self.scale)))
+        elif self.name == "all":
+            self._all()
+        elif self.name == gallery.NAME:
             self._gallery(command)
-            return
-        item = items.find(self.name)
+        else:
+            self._item(command)
+
+    def _item(self, command: str) -> None:
+        item = items.find(self.name).at(self.scale)
+        study = item.study
         if self.seeds is not None and not self.train:
             raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
-        in_parts = isinstance(item, pieces.Pieces)
-        if (self.only or self.budget is not None) and not (self.train and in_parts):
+        if (self.only or self.budget is not None) and not (self.train and isinstance(study, pieces.Pieces)):
             raise UsageError("--only and --budget go with --train, of an item that is kept run by run")
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         path = item.path(self.out if self.train else None)
         if self.train:
-            print(f"{command}\ntrains {item.name}: {item.budget}")
+            print(f"{command}\ntrains {study.name}: {study.budget}")
             how: dict[str, Any] = {"seeds": self.seeds, "data_root": self.data_root, "command": command}
-            if isinstance(item, pieces.Pieces):
-                seconds = pieces.train(item, path, only=self.only, budget=self.budget, **how)
+            if isinstance(study, pieces.Pieces):
+                seconds = pieces.train(study, path, only=self.only, budget=self.budget, **how)
             else:
-                seconds = items.train(item, path, **how)
+                seconds = items.train(study, path, **how)
             print(f"took {seconds:.1f} s; rows: {path}")
         out = self.out or items.PICTURES
-        drawing = items.redraw(item, path, out)
-        print("\n".join([drawing.caption, *map(str, drawing.findings)]))
-        print(f"picture, table and page: {out / item.name}.png, .csv, .md")
+        for each in items.drawings(item) or [item]:
+            drawing = items.redraw(each, path, out)
+            print("\n".join([drawing.caption, *map(str, drawing.findings)]))
+            print(f"picture, table and page: {out / each.name}.png, .pdf, .csv, .md")
+
+    def _all(self) -> None:
+        if self.train or self.seeds is not None or self.only or self.budget is not None:
+            raise UsageError("all only draws what has rows, at each scale: no --train, --seeds, --only, --budget")
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+        print(f"drawn: {everything.redraw(self.out)}")
 
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
             raise UsageError("the gallery has its own seeds")
         if self.only or self.budget is not None:
             raise UsageError("the gallery is made as a whole: no --only, no --budget")
+        if self.scale != items.QUICK:
+            raise UsageError("the gallery has one scale")
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         stored = gallery.folder(self.out if self.train else None)
@@ -106,6 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(wanted: Figures) -> str:
     """The command that makes the same rows, without the folders of one machine."""
     parts = ["python", "-m", "figures", wanted.name, *(["--train"] if wanted.train else [])]
+    parts += ["--scale", wanted.scale] if wanted.scale != items.QUICK else []
     parts += ["--seeds", str(wanted.seeds)] if wanted.seeds is not None else []
     parts += ["--only", *wanted.only] if wanted.only else []
     parts += ["--budget", f"{wanted.budget:g}"] if wanted.budget is not None else []

@@ -88,6 +88,7 @@ def recipes() -> dict[str, RunConfig]:
 
 RUNS = recipes()
 SAME = {f"fedra_{k}": k for k in STEPS}
+TITLES = {"domainnet": "DomainNet", "nico++": "NICO++"}
 
 
 # --- what they start from --------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def _table(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
-    known = items.published("fedra").pivot(index="algorithm", columns="dataset", values="average")
+    known = items.published_table("fedra", "Table 1", model="vit", client="").rename(columns=TITLES)
     styles = list(final.index.get_level_values("client").unique())
     columns: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
     papers: dict[str, list[str]] = {f"{name} (published)": [] for name in known.columns}

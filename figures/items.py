@@ -2,7 +2,8 @@
 
 Training and drawing never meet. :func:`train` makes rows from an item's runs, :func:`redraw` makes a picture, a table
 of published and measured values and a page of findings from stored rows alone. An item whose runs are long keeps a
-file of rows for each of them (:mod:`figures.pieces`).
+file of rows for each of them (:mod:`figures.pieces`). Where several figures rest on the same runs, these are a study,
+and each figure is a :class:`View` of it. An item may also have the papers' own setting beside its quick one.
 """
 
 from __future__ import annotations
@@ -10,27 +11,33 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
+from figures.papers import published as published
+from figures.papers import published_table as published_table
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 
 HERE = Path(__file__).parent
-ROWS, PICTURES, PUBLISHED = HERE / "rows", HERE / "pictures", HERE / "published"
+ROWS, PICTURES = HERE / "rows", HERE / "pictures"
 DPI = 200
 COLUMNS = (
     "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
     "measured", "measured_low", "measured_high", "measured_what",
 )  # fmt: skip
 """Of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
+QUICK = "quick"
+SCALES = (QUICK, "paper")
+"""What runs on two cores within an hour, and the papers' full setting."""
 ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was made, which does not change its rows
 
 
@@ -68,7 +75,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Item:
-    """One figure or table.
+    """One figure or table, or a study that several are drawn from.
 
     Attributes:
         name: ``paper.what``.
@@ -77,7 +84,9 @@ class Item:
         seeds: number of seeds of each, from 0 on.
         budget: time that ``train`` takes on one core, in words.
         measure: (task of one run and seed, the run's name) -> its rows.
-        draw: (header, rows) -> drawing; it computes no measurement.
+        draw: (header, rows) -> drawing; it computes no measurement. A study of which there are only views has none.
+        paper: the papers' full setting of runs, under their names here; without it the item has no scale ``paper``.
+        paper_seeds: number of seeds at that scale; 0 for ``seeds``.
     """
 
     name: str
@@ -86,12 +95,44 @@ class Item:
     seeds: int
     budget: str
     measure: Callable[..., pd.DataFrame]
-    draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
+    draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing] | None = None
+    paper: Mapping[str, RunConfig] = field(default_factory=dict)
+    paper_seeds: int = 0
+
+    @property
+    def study(self) -> Item:
+        """The item whose rows are drawn: this one."""
+        return self
+
+    @property
+    def command(self) -> str:
+        """What makes its rows."""
+        name, _, scale = self.name.partition("@")
+        return f"python -m figures {name}{f' --scale {scale}' if scale else ''} --train"
 
     @property
     def state(self) -> str:
         """``ready`` where rows are stored, else ``no rows``."""
         return "ready" if self.path().is_file() else "no rows"
+
+    def at(self, scale: str) -> Self:
+        """The item at a scale of :data:`SCALES`: ``quick`` is itself, ``paper`` an item of its own, ``NAME@paper``.
+
+        Raises:
+            UsageError: an unknown scale, or one that it does not have.
+        """
+        if check_known("scale", scale, SCALES) == QUICK:
+            return self
+        if not self.paper:
+            raise UsageError(f"{self.name} has no scale {scale!r}: its runs are known at the scale {QUICK!r} only")
+        return replace(
+            self,
+            name=_scaled(self.name, scale),
+            runs=self.paper,
+            seeds=self.paper_seeds or self.seeds,
+            budget="the paper's own setting, which was not timed here",
+            paper={},
+        )
 
     def path(self, folder: Path | None = None) -> Path:
         """Where its rows are stored."""
@@ -111,18 +152,66 @@ class Item:
         return header, frame
 
 
-REGISTRY: dict[str, Item] = {}
+@dataclass(frozen=True)
+class View:
+    """A figure or table that is drawn from the rows of another item, its source.
+
+    Attributes:
+        name, title: as an :class:`Item`'s.
+        source: name of the item whose rows are drawn.
+        draw: (header, rows of the source) -> drawing; it computes no measurement.
+        scale: of the source.
+    """
+
+    name: str
+    title: str
+    source: str
+    draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
+    scale: str = QUICK
+
+    @property
+    def study(self) -> Item:
+        """The item whose rows are drawn: the source, at its scale.
+
+        Raises:
+            UsageError: there is no such item, or not at this scale.
+        """
+        return find(self.source).study.at(self.scale)
+
+    @property
+    def state(self) -> str:
+        return self.study.state
+
+    def at(self, scale: str) -> View:
+        """The view of the source at a scale; raises as :meth:`Item.at`."""
+        find(self.source).study.at(scale)
+        return replace(self, name=_scaled(self.name, scale), scale=scale)
+
+    def path(self, folder: Path | None = None) -> Path:
+        """Where the source's rows are stored."""
+        return self.study.path(folder)
+
+    def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+        """The source's header and rows; raises as :meth:`Item.read`."""
+        return self.study.read(path)
 
 
-def register(item: Item) -> Item:
-    """Add an item under its name."""
+Drawn = Item | View
+REGISTRY: dict[str, Drawn] = {}
+Registered = TypeVar("Registered", bound=Drawn)
+
+
+def register(item: Registered) -> Registered:
+    """Add an item or a view under its name."""
     if item.name in REGISTRY:
         raise ValueError(f"two items are called {item.name}")
+    if isinstance(item, Item) and (unknown := set(item.paper) - set(item.runs)):
+        raise ValueError(f"{item.name}: the papers' setting of runs that there are not: {listing(sorted(unknown))}")
     REGISTRY[item.name] = item
     return item
 
 
-def find(name: str) -> Item:
+def find(name: str) -> Drawn:
     """An item by name.
 
     Raises:
@@ -131,14 +220,20 @@ def find(name: str) -> Item:
     return REGISTRY[check_known("figure or table", name, sorted(REGISTRY))]
 
 
+def drawings(item: Drawn) -> list[Drawn]:
+    """What is drawn when an item is asked for: itself if it has a drawing, and the views of it at its scale."""
+    name, _, scale = item.name.partition("@")
+    views = [each for each in REGISTRY.values() if isinstance(each, View) and each.source == name]
+    return [*([item] if item.draw else []), *(each.at(scale or QUICK) for each in views)]
+
+
+def _scaled(name: str, scale: str) -> str:
+    return name if scale == QUICK else f"{name}@{scale}"
+
+
 def rows_path(name: str, folder: Path | None = None) -> Path:
     """Where an item's rows are stored."""
     return (ROWS if folder is None else folder) / f"{name}.jsonl"
-
-
-def published(paper: str) -> pd.DataFrame:
-    """A paper's published numbers: place, how, dataset, quantity, layer, low, high."""
-    return pd.read_csv(PUBLISHED / f"{paper}.csv", keep_default_na=False)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -204,12 +299,18 @@ def records(frame: pd.DataFrame) -> Iterator[rows.Row]:
 # --- pictures --------------------------------------------------------------------------------------------------
 
 
-def redraw(item: Item, path: Path, out: Path) -> Drawing:
-    """Draw stored rows into ``out``: NAME.png, NAME.csv, and NAME.md with the caption and the findings.
+def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
+    """Draw stored rows into ``out``: NAME.png, NAME.pdf, NAME.csv, and NAME.md with the caption and the findings.
+
+    Equal rows give equal bytes.
 
     Raises:
-        UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
+        UsageError: no rows are stored, they are another item's, or the item is a study without a drawing of its own;
+            CorruptError: they are damaged.
     """
+    if item.draw is None:
+        views = [each.name for each in drawings(item)]
+        raise UsageError(f"{item.name} is a study, drawn by {listing(views) or 'nothing yet'}")
     header, frame = item.read(path)
     if not out.is_dir():
         raise UsageError(f"there is no folder {out}")
@@ -220,7 +321,9 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
     drawing.figure.supxlabel(
         textwrap.fill(caption.replace("`", ""), width), fontsize=6.5, color="0.35", ha="left", x=0.01
     )
-    drawing.figure.savefig(out / f"{item.name}.png", dpi=DPI, facecolor="white")
+    with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters, as journals ask
+        drawing.figure.savefig(out / f"{item.name}.png", dpi=DPI, facecolor="white")
+        drawing.figure.savefig(out / f"{item.name}.pdf", dpi=DPI, metadata={"CreationDate": None})
     plt.close(drawing.figure)
     drawing.table.to_csv(out / f"{item.name}.csv", index=False, float_format="%.6g")
     lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]

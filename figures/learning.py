@@ -67,6 +67,14 @@ OWN: dict[str, dict[str, Any]] = {
 """What an algorithm is given beyond its own defaults."""
 MODELS = {"scheduling_cnn": "", "resnet8": "@resnet8"}
 """Networks, and what marks the references' runs on them."""
+CITED = {
+    "FedPFT, Table 7": ("fedpft", ["Table 7"], "cifar10", "dirichlet 0.1"),
+    "FedPFT, Fig. 5b and Table 2": ("fedpft", ["Fig. 5b", "Table 2"], "cifar100", "dirichlet 0.1"),
+    "pFedLA, Table 1": ("pfedla", ["Table 1"], "cifar10", "non-iid 1, 10 clients"),
+    "layer scheduling, Table 2": ("scheduling", ["Table 2"], "cifar10", "300 rounds"),
+    "PLayer-FL, Table A.7": ("player_fl", ["Table A.7"], "fashion_mnist", ""),
+}
+"""Columns of the papers' tables: paper, places, dataset, setting. The first one with a method speaks for it."""
 
 
 def recipes() -> dict[str, RunConfig]:
@@ -109,6 +117,20 @@ def scores(frame: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
     return means.unstack("seed").sort_index(axis=1)
 
 
+def cited() -> pd.DataFrame:
+    """What the papers print of each method: value and spread, and in ``local`` and ``fedavg`` what stands beside it."""
+    columns = []
+    for where, (paper, places, dataset, setting) in CITED.items():
+        known = items.published(paper)
+        known = known[known["place"].isin(places) & (known["quantity"] == "accuracy")]
+        known = known[(known["dataset"] == dataset) & (known["setting"] == setting)].drop_duplicates("method")
+        column = known.set_index("method")[["value", "spread"]]
+        beside = {name: column["value"].get(name, math.nan) for name in ("local", "fedavg")}
+        columns.append(column.assign(place=where, **beside))
+    table = pd.concat(columns).drop(index="fedavg")
+    return table[~table.index.duplicated()]
+
+
 def claim(value: float, spread: float, reference: float) -> str:
     """What a paper's numbers say: above or below a reference by more than the value's own spread, else level."""
     if math.isnan(value) or math.isnan(reference):
@@ -127,8 +149,7 @@ def came_out(expected: str, found: str) -> str:
 def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A line a run: accuracy, differences to the references on the same network, and what the papers say."""
     best, shared = scores(frame), scores(frame, "global")
-    known = items.published("algorithms").set_index("algorithm")
-    numbers = known[["value", "spread", "local", "fedavg"]].replace("", math.nan).astype(float)
+    known = cited()
     steps = frame[frame["metric"] == "steps"].groupby("run")["value"].mean()
     lines = []
     for run in best.index:
@@ -145,9 +166,7 @@ def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
             line |= {f"{reference}_{end}": value for end, value in zip(("gap", "low", "high"), gap, strict=True)}
             line[f"found_{reference}"] = "" if itself else outcome(gap, pairs)
             line[f"paper_{reference}"] = (
-                claim(numbers.loc[name, "value"], numbers.loc[name, "spread"], numbers.loc[name, reference])
-                if name in numbers.index and not itself
-                else ""
+                claim(*known.loc[name, ["value", "spread", reference]]) if name in known.index and not itself else ""
             )
             line[f"came_out_{reference}"] = came_out(line[f"paper_{reference}"], line[f"found_{reference}"])
         line["place"] = known["place"].get(name, "")

@@ -57,7 +57,8 @@ class Pieces(items.Item):
     def state(self) -> str:
         """``ready`` where all rows are stored, else how many runs are."""
         have = sum(piece(self.path(), *each).is_file() for each in self.wanted())
-        return "no rows" if not have else "ready" if have == len(self.wanted()) else f"{have} of {len(self.wanted())}"
+        every = len(self.wanted())
+        return "no rows" if not have else "ready" if have == every else f"{have} of {every} runs"
 
     def path(self, folder: Path | None = None) -> Path:
         return (items.ROWS if folder is None else folder) / self.name
@@ -95,7 +96,7 @@ class Pieces(items.Item):
         header = {
             "item": self.name,
             "version": __version__,
-            "command": f"python -m figures {self.name} --train",
+            "command": self.command,
             "seeds": max(len(seeds) for seeds in had.values()),
             "seconds": round(seconds, 1),
             "runs": runs,

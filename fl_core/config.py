@@ -46,8 +46,8 @@ class RunConfig:
     clients: int | None = None
     """Number of clients."""
     partition: str | None = None
-    """natural, natural_dirichlet, iid, dirichlet, pathological, non_iid_1, non_iid_2, or FedPFT's: fedpft_dirichlet,
-    fedpft_pathological."""
+    """natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2, or FedPFT's:
+    fedpft_dirichlet, fedpft_pathological."""
     alpha: float | None = None
     """Concentration of a Dirichlet partition; smaller means that clients differ more."""
     classes_per_client: int | None = None

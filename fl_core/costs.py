@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_core import models
+from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, check_known
 from fl_core.local import Workspace
@@ -43,24 +44,41 @@ def training_flops(
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What local training costs in all, over rounds, clients and batches; lower is cheaper.
+    """What local training costs, over clients and batches of a round or of all rounds; lower is cheaper.
 
     Attributes:
         naive: scalars that train, summed over batches: what the layer-scheduling paper's Table 4 calls FLOPs (Jang and
             Choi 2024). It knows no batch size, no forward pass, no error passed back through frozen layers, and takes
             a kernel's weight, used at every position, for one of a linear layer. It is proportional to what is sent.
         flops: floating-point operations, forward and backward, of every sample (see :func:`training_flops`).
+        moved: bytes of the model's tensors that the clients receive and send. What an algorithm sends besides them (a
+            variate, a mask, a number a layer) stands in a run's rows ``bytes_down`` and ``bytes_up`` only.
     """
 
     naive: int
     flops: float
+    moved: int
 
 
 def training_cost(algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int) -> TrainingCost:
-    """Both counts for a whole run of an algorithm in which every client takes part in every round, as Table 4 has it.
+    """The counts for a whole run: the sum of :func:`round_costs`.
 
-    Fine-tuning after the last round is not counted. For that table: 300 rounds of one epoch, 100 clients with 500
-    samples, batches of 10.
+    For the layer-scheduling paper's Table 4: 300 rounds of one epoch, 100 clients with 500 samples, batches of 10.
+
+    Args, Raises: as of :func:`round_costs`.
+    """
+    each = round_costs(algorithm, workspace, shape, batch)
+    return TrainingCost(
+        sum(cost.naive for cost in each), math.fsum(cost.flops for cost in each), sum(cost.moved for cost in each)
+    )
+
+
+def round_costs(
+    algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int
+) -> tuple[TrainingCost, ...]:
+    """The counts of each round of a run in which every client takes part in every round, as Table 4 has it.
+
+    Fine-tuning after the last round is not counted.
 
     Args:
         workspace: of the algorithm's own model. shape: of one sample. batch: samples a batch.
@@ -71,26 +89,40 @@ def training_cost(algorithm: Algorithm, workspace: Workspace, shape: tuple[int, 
     problem = algorithm.problem
     if problem.rounds < 1 or batch < 1:
         raise UsageError(f"rounds and batch must be at least 1, not {problem.rounds} and {batch}")
-    steps: Counter[tuple[frozenset[str], frozenset[str]]] = Counter()
-    samples: Counter[tuple[frozenset[str], frozenset[str]]] = Counter()
-    for index in range(problem.rounds):
+    sizes = {name: parameter.numel() for name, parameter in workspace.params.items() if parameter.requires_grad}
+
+    @cache
+    def numel(names: frozenset[str]) -> int:
+        return sum(size for name, size in sizes.items() if name in names)
+
+    @cache
+    def n_bytes(names: frozenset[str]) -> int:
+        return tree.n_bytes(tree.pick(workspace.live, names))
+
+    @cache
+    def flops(train: frozenset[str], held: frozenset[str]) -> float:
+        return training_flops(workspace, shape, train, held)
+
+    def cost(rnd: Round) -> TrainingCost:
+        steps: Counter[frozenset[str]] = Counter()
+        samples: Counter[tuple[frozenset[str], frozenset[str]]] = Counter()
+        moved = 0
         for client, n in enumerate(problem.n_train):
-            rnd = Round(index)
             held = algorithm.held(rnd, client)
+            moved += n_bytes(algorithm.shared(rnd, client)) + n_bytes(algorithm.up(rnd, client))
             for phase in algorithm.phases(rnd, client):
-                case = (phase.train, held)
                 each = math.ceil(n / batch)
                 taken = phase.epochs * each if phase.steps is None else min(phase.steps, phase.epochs * each)
                 passes, rest = divmod(taken, each)
-                steps[case] += taken
-                samples[case] += passes * n + min(rest * batch, n)
-    sizes = {name: parameter.numel() for name, parameter in workspace.params.items() if parameter.requires_grad}
-    moving = {train for train, _ in steps}
-    numel = {train: sum(size for name, size in sizes.items() if name in train) for train in moving}
-    return TrainingCost(
-        naive=sum(numel[train] * count for (train, _), count in steps.items()),
-        flops=math.fsum(training_flops(workspace, shape, *case) * count for case, count in samples.items()),
-    )
+                steps[phase.train] += taken
+                samples[phase.train, held] += passes * n + min(rest * batch, n)
+        return TrainingCost(
+            naive=sum(numel(train) * count for train, count in steps.items()),
+            flops=math.fsum(flops(*case) * count for case, count in samples.items()),
+            moved=moved,
+        )
+
+    return tuple(cost(Round(index)) for index in range(problem.rounds))
 
 
 PFEDLA_BYTES = 3000

@@ -116,6 +116,7 @@ class Engine:
             self.algorithm.plan = LayerPlan.from_json(self.server.meta["plan"])
             self.measure_first = False
 
+    @tree.one_thread()
     def run(self, progress: bool = True) -> None:
         """All rounds that are left.
 
@@ -129,7 +130,7 @@ class Engine:
             self._measure_first()
         self.executor.use(self.algorithm)
         if self.done == 0:
-            if self.algorithm.adapts:
+            if self.algorithm.tunes(0):
                 self._finish(recorded=False)
             self._evaluate_all()
             self._flush()
@@ -149,8 +150,12 @@ class Engine:
                 bar.set_postfix_str(f"{self.pace.rate:,.0f} steps/s: {self.pace.shares()}", refresh=False)
                 bar.update()
 
+    @tree.one_thread()
     def step(self) -> None:
-        """One round: train, aggregate, and evaluate, record and save when they are due."""
+        """One round: train, aggregate, and evaluate, record and save when they are due.
+
+        In one thread: what is done here is small, and a second one would wait for a core that clients train on.
+        """
         index = self.done
         sampled = sampled_clients(self.problem.seed, index, len(self.names), self.schedule.participation)
         self.kept = {}
@@ -169,7 +174,7 @@ class Engine:
         self._check_finite()
         self._record_work(work)
         last, looks = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
-        if last or (self.algorithm.adapts and (looks or self.schedule.saves(self.done))):
+        if last or (self.algorithm.tunes(self.done) and (looks or self.schedule.saves(self.done))):
             self._finish(recorded=last)
         if self.schedule.evaluates(self.done):
             self._evaluate_all()

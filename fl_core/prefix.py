@@ -50,7 +50,7 @@ def cut(model: nn.Module) -> Cut | None:
     not one of PyTorch's own for which all of this is known.
     """
     parts = chain(model)
-    if parts is None or any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()):
+    if parts is None or any(hooked(module) for module in model.modules()):
         return None
     count = next((k for k, module in enumerate(parts) if not _still(module)), len(parts))
     first = parts[:count]
@@ -110,6 +110,11 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
         assert child is not None
         parts += chain(child) or [child]
     return parts
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody looks at what goes through a module, or changes it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _still(module: nn.Module) -> bool:

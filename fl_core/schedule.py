@@ -35,5 +35,7 @@ class Schedule:
 def sampled_clients(seed: int, index: int, count: int, participation: float) -> tuple[int, ...]:
     """The clients of a round, ascending: max(1, floor(participation x count)) of them, the same for all algorithms."""
     take = max(1, int(participation * count + 1e-9))
+    if take >= count:
+        return tuple(range(count))
     draw = seeds.numpy_generator(seed, "sample", index)
     return tuple(sorted(int(c) for c in draw.choice(count, size=take, replace=False)))

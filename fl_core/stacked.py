@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.errors import check_known
-from fl_core.local import Phase, Training, batch_slices
+from fl_core.local import GATHERED, Phase, Training, batch_slices
 from fl_core.losses import Loss
-from fl_core.prefix import chain
+from fl_core.prefix import chain, hooked
 from fl_core.site import Job, Part, Result, Site
 from fl_core.tree import Tree
 
@@ -141,14 +141,21 @@ class Stacked:
         values = {name: torch.stack([parts[k].source[name] for k in batches.order]) for name in workspace.live}
         losses = _descend(self._operations, values, names, batches, training, phase, self.site.criterion)
         results: list[Tree | None] = [None] * len(parts)
+        sound = _finite(losses, *(value for name, value in values.items() if name in phase.train))
+        counts = (batches.weights > 0).sum((0, 2)).tolist()
         for at, k in enumerate(batches.order):
-            result = {name: value[at].clone() for name, value in values.items()}
-            if bool(losses[at].isfinite()) and tree.first_nonfinite(tree.pick(result, phase.train)) is None:
-                steps, samples = batches.steps[at], int((batches.weights[:, at] > 0).sum())
+            if sound[at]:
+                steps, samples = batches.steps[at], counts[at]
                 work = {"steps": steps, "samples": samples, "loss": float(losses[at]) / samples}
                 parts[k].ctx.work.update({f"{phase.name}/{key}": value for key, value in work.items()})
-                results[k] = result
+                results[k] = {name: value[at].clone() for name, value in values.items()}
         return results
+
+
+def _finite(*values: Tensor) -> list[bool]:
+    """Of each client, whether all its numbers in [clients, ...] are finite."""
+    floating = [value.detach().reshape(len(value), -1) for value in values if value.is_floating_point()]
+    return torch.stack([value.isfinite().all(1) for value in floating]).all(0).tolist()
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,15 @@ class _Batches:
         joined = [(_close_up(values, per_epoch, order)) for values in (indices, weights)]
         return cls(order, steps, x, torch.cat([splits[k].y for k in order]), *joined)
 
+    def between(self, start: int, end: int, left: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Samples [left, b, d], labels and weights [left, b] of the steps, for the first ``left`` clients."""
+        each = left * self.indices.shape[2] * self.x[0].nbytes
+        some = max(1, GATHERED // max(each, 1))  # steps whose samples are fetched at once, which saves time
+        for at in range(start, end, some):
+            steps = slice(at, min(at + some, end))
+            chosen = self.indices[steps, :left]
+            yield from zip(self.x[chosen], self.y[chosen], self.weights[steps, :left], strict=True)
+
 
 def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
     """[epochs, steps, clients, b] -> [all steps, clients, b]."""
@@ -224,10 +240,8 @@ def _descend(
             if name in state:
                 optimizer.state[param].update({key: _first(value, left) for key, value in state[name].items()})
         seen = []
-        for step in range(done, end):
-            chosen, weights = batches.indices[step, :left], batches.weights[step, :left]
-            logits = _forward(operations, now, batches.x[chosen])
-            each = criterion.per_sample(logits.flatten(0, 1), batches.y[chosen].flatten()).view_as(weights)
+        for x, y, weights in batches.between(done, end, left):
+            each = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten()).view_as(weights)
             each.backward(weights, inputs=params)
             seen.append(each.detach())
             optimizer.step()
@@ -262,8 +276,8 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
     """Weight and bias of every Linear in order, None for a ReLU; None for a model with anything else in it."""
     parts = chain(model)
     names = {module: name for name, module in model.named_modules()}
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
-    if parts is None or hooked or len(tree.live(model)) != len(list(model.parameters())):
+    buffers = len(tree.live(model)) != len(list(model.parameters()))
+    if parts is None or buffers or any(hooked(module) for module in model.modules()):
         return None
     found: list[tuple[str, str] | None] = []
     for module in parts:

@@ -1,7 +1,8 @@
-"""The picture of costs: which layers the bytes, the arithmetic and the memory belong to."""
+"""Pictures of costs: which layers the bytes, the arithmetic and the memory belong to, and what rounds cost."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -10,15 +11,31 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
-from diagnostics.pictures.drawing import COLOURS, canvas, check_single, missing, of_metric, with_notes
-from fl_core.errors import UsageError
+from diagnostics.pictures.drawing import (
+    COLOURS,
+    DASHES,
+    NICE,
+    canvas,
+    check_single,
+    missing,
+    of_metric,
+    panels,
+    with_notes,
+)
+from fl_core.errors import UsageError, check_known
 
 _KINDS = {
     "bytes": ("sent, each way and round", "B"),
     "forward_flops": ("forward pass", "FLOP a sample"),
     "backward_flops": ("backward pass", "FLOP a sample"),
     "activation_bytes": ("kept for the backward pass", "B a sample"),
+}
+_STEPS = {
+    "naive": ("scalars × batches", "naive count"),
+    "flops": ("FLOP", "forward and backward"),
+    "moved": ("byte", "sent, down and up"),
 }
 
 
@@ -69,6 +86,49 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
             loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(layers), 6), borderaxespad=0.2, columnspacing=1.2
         )
     return axes
+
+
+def cost_steps(table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None) -> list[Axes]:
+    """What a round costs all clients, over the rounds: three panels (naive count, FLOPs, bytes), a line a run.
+
+    In the layer-scheduling paper's Fig. 7 stands the first (Jang and Choi 2024). Beside each name stands the sum over
+    the rounds relative to the first run's.
+
+    Args:
+        table: from :func:`diagnostics.costs.cost_steps`.
+        axes: a figure to fill, or at least three Axes.
+
+    Raises:
+        UsageError: a column is missing, there are no rounds, a cost twice, or too few Axes.
+    """
+    for name in ("run", "round", *_STEPS):
+        check_known("column of the table", name, table.columns)
+    if table.empty:
+        raise UsageError("there are no rounds to draw")
+    if table.duplicated(["run", "round"]).any():
+        raise UsageError("a run has two costs of one round")
+    runs = list(table["run"].unique())
+    with panels(axes, len(_STEPS), 2.4, 2.0, columns=len(_STEPS), room=(0.0, 0.9 + 0.12 * len(runs))) as drawn:
+        for (kind, (label, title)), panel in zip(_STEPS.items(), drawn, strict=True):
+            values = table.pivot(index="round", columns="run", values=kind)[runs]
+            total = values.sum()
+            for k, run in enumerate(runs):
+                own = values[run].dropna()
+                edges = np.append(own.index.to_numpy(dtype=np.float64) - 0.5, own.index[-1] + 0.5)
+                share = f"{run}  {total[run] / total[runs[0]]:.2f}" if total[runs[0]] else run
+                panel.ax.stairs(
+                    own.to_numpy(dtype=np.float64), edges, baseline=None, label=share, linewidth=1.8,
+                    color=COLOURS[k % len(COLOURS)], linestyle=DASHES[k % len(DASHES)],
+                )  # fmt: skip
+            panel.ax.set_ylim(bottom=0)
+            panel.ax.yaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
+            panel.ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1))
+            panel.ax.set(xlabel="round", ylabel=label)
+            panel.ax.set_title(title)
+            panel.ax.legend(
+                title=f"sum, {runs[0]} = 1", loc="upper center", bbox_to_anchor=(0.5, -0.22), alignment="left"
+            )
+        return [panel.ax for panel in drawn]
 
 
 def _colour(k: int, count: int) -> Any:

@@ -52,20 +52,32 @@ class FedProx(Algorithm):
         return super().loss(params, batch, ctx) + half_pull(self.config.mu, params, ctx)
 
 
+class FineTuned(Algorithm):
+    """Every client fine-tunes all layers of a copy of its model after the last round.
+
+    ``finetune_at``: rounds completed after which copies are fine-tuned and evaluated as well, if clients are evaluated
+    then. The run itself and its recorded costs stay what they are.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        finetune_epochs: int = 5
+        finetune_at: tuple[int, ...] = ()
+
+    def tunes(self, done: int) -> bool:
+        return done in self.config.finetune_at
+
+    def finish(self, client: int) -> tuple[Phase, ...]:
+        return (Phase("finetune", self.problem.tensors, self.config.finetune_epochs, stream="finetune"),)
+
+
 @register
-class LocalAdaptation(Algorithm):
+class LocalAdaptation(FineTuned):
     """FedAvg, then every client fine-tunes a copy of the final global model (Yu et al. 2020)."""
 
     name = "local_adaptation"
     paper = "Yu et al. 2020"
     trains, cost = "all; at the end a copy", "2P; P at the end"
-
-    @dataclass(frozen=True)
-    class Config:
-        finetune_epochs: int = 5
-
-    def finish(self, client: int) -> tuple[Phase, ...]:
-        return (Phase("finetune", self.problem.tensors, self.config.finetune_epochs, stream="finetune"),)
 
 
 def half_pull(strength: float, params: Mapping[str, Tensor], ctx: Context) -> Tensor | float:

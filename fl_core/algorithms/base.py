@@ -288,6 +288,13 @@ class Algorithm:
         """Fine-tuning after the last round, on a copy of the client's model; its result is named ``personal``."""
         return ()
 
+    def tunes(self, done: int) -> bool:
+        """Whether :meth:`finish` makes the personal models after this many rounds too, if clients are evaluated then.
+
+        Default: if it :attr:`adapts`.
+        """
+        return self.adapts
+
 
 # --- the registry ----------------------------------------------------------------------------------------------
 

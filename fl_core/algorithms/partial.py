@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_core import seeds
+from fl_core.algorithms.averaging import FineTuned
 from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, prefix_length, register, shifted
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
@@ -134,7 +135,7 @@ class FedRep(Partial):
 
 
 @register
-class FedBABU(Partial):
+class FedBABU(FineTuned, Partial):
     """The head stays at its common random start while the body is federated; fine-tuning at the end (Oh et al. 2022).
 
     Until then the evaluated model is ``global``, the averaged body under the random head; ``personal`` exists after
@@ -146,15 +147,8 @@ class FedBABU(Partial):
     trains, keeps, cost = "the body; at the end a copy of all", "the common head", "2 body; body at the end"
     evaluates = "global"
 
-    @dataclass(frozen=True)
-    class Config:
-        finetune_epochs: int = 5
-
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (Phase("body", self.body, self.problem.epochs),)
-
-    def finish(self, client: int) -> tuple[Phase, ...]:
-        return (Phase("finetune", self.problem.tensors, self.config.finetune_epochs, stream="finetune"),)
 
 
 @register

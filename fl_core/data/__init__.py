@@ -14,9 +14,10 @@ from typing import Any
 
 from fl_core.data import files, named, partitions, tables
 from fl_core.data.federated import ClientData, FederatedData, Split, gather
-from fl_core.data.named import register
+from fl_core.data.named import at_hand, register
 from fl_core.data.partitions import Partition
 from fl_core.data.recipes import Recipe, general
+from fl_core.data.silos import of_silos
 from fl_core.data.sources import Source
 from fl_core.data.tables import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.errors import UsageError, check_known, listing
@@ -28,9 +29,11 @@ __all__ = [
     "Recipe",
     "Source",
     "Split",
+    "at_hand",
     "datasets",
     "general",
     "load",
+    "of_silos",
     "recipe",
     "register",
 ]
@@ -83,8 +86,8 @@ def load(
         data_root: folder of the named datasets' files; None = the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
         clients: number of clients; natural clients all take part.
-        partition: ``natural``, ``natural_dirichlet``, ``iid``, ``dirichlet``, ``pathological``, ``non_iid_1``,
-            ``non_iid_2``, ``fedpft_dirichlet`` or ``fedpft_pathological``.
+        partition: ``natural``, ``natural_dirichlet``, ``iid``, ``dirichlet``, ``capped_dirichlet``,
+            ``pathological``, ``non_iid_1``, ``non_iid_2``, ``fedpft_dirichlet`` or ``fedpft_pathological``.
         alpha, classes_per_client, samples_per_client, dominance: of the partitions that have them (see
             :func:`fl_core.data.partitions.make`).
         samples: size of the pool that is dealt, the first in file order (see :meth:`Source.first`).
@@ -123,7 +126,7 @@ def load(
         return gather(source, indices)
     kind = check_known("partition", partition or defaults.partition, partitions.KINDS)
     for name, value, owners in (
-        ("alpha", alpha, ("dirichlet", "natural_dirichlet", "fedpft_dirichlet")),
+        ("alpha", alpha, ("dirichlet", "capped_dirichlet", "natural_dirichlet", "fedpft_dirichlet")),
         ("classes_per_client", classes_per_client, ("pathological", *partitions.PFEDLA, "fedpft_pathological")),
         ("samples_per_client", samples_per_client, (*partitions.PFEDLA, *partitions.FEDPFT)),
         ("dominance", dominance, ("non_iid_2",)),

@@ -17,6 +17,8 @@ from fl_core.data.arrays import Integers
 from fl_core.errors import UsageError, listing
 
 MIN_SIZE = 10
+LEAST_CAPPED = 40
+"""PFLlib's, for batches of 10: four times as many."""
 _DRAWS = 1000
 
 
@@ -210,27 +212,60 @@ def natural_dirichlet(
     check_alpha(alpha)
     found: list[Integers] = []
     for number, mine in enumerate(natural(owner, names)):
-        _check_clients(each, len(mine), min_size, f"clients of {names[number]!r}")
+        what = f"clients of {names[number]!r}"
+        _check_clients(each, len(mine), min_size, what)
         generator = seeds.numpy_generator(seed, "partition", "natural_dirichlet", number)
-        best = 0
-        for _ in range(draws):
-            parts = _capped(labels[mine], each, float(alpha), generator)
-            smallest = min(map(len, parts))
-            if smallest >= min_size:
-                break
-            best = max(best, smallest)
-        else:
-            raise UsageError(
-                f"natural_dirichlet partition: in {draws} draws with alpha={float(alpha):g} the smallest of {each} "
-                f"clients of {names[number]!r} had at most {best} of its {len(mine)} samples, and {min_size} are "
-                f"needed; ask for a larger alpha or fewer clients"
-            )
+        parts = _capped(labels[mine], each, float(alpha), generator, min_size, draws, "natural_dirichlet", what)
         found += [np.sort(mine[part]) for part in parts]
     return found
 
 
-def _capped(labels: Integers, clients: int, alpha: float, generator: np.random.Generator) -> list[Integers]:
-    """One draw of :func:`natural_dirichlet` for one owner's samples."""
+def capped_dirichlet(
+    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = LEAST_CAPPED, draws: int = _DRAWS
+) -> list[Integers]:
+    """Label skew with a bound on sizes, as PFLlib's released code deals it (used by Jang and Choi 2024, it seems).
+
+    Each class is dealt in proportions p ~ Dirichlet(alpha, ..., alpha) over clients, class after class; a client that
+    has an even share of all samples already gets none of the next class, and p is scaled up for the others. All is
+    drawn anew, at most ``draws`` times, until every client has ``min_size`` samples, or half of an even share where
+    that is less.
+
+    Raises:
+        UsageError: ``alpha`` is not positive, or the smallest client stays below that.
+    """
+    check_alpha(alpha)
+    _check_clients(clients, len(labels))
+    least = min(min_size, len(labels) // clients // 2)
+    generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")
+    parts = _capped(labels, clients, float(alpha), generator, least, draws, "capped_dirichlet", "clients")
+    return [np.sort(part) for part in parts]
+
+
+def _capped(
+    labels: Integers,
+    clients: int,
+    alpha: float,
+    generator: np.random.Generator,
+    min_size: int,
+    draws: int,
+    kind: str,
+    what: str,
+) -> list[Integers]:
+    """Proportions of a Dirichlet, no further class for who is full: drawn until all have ``min_size`` samples."""
+    best = 0
+    for _ in range(draws):
+        parts = _capped_once(labels, clients, alpha, generator)
+        smallest = min(map(len, parts))
+        if smallest >= min_size:
+            return parts
+        best = max(best, smallest)
+    raise UsageError(
+        f"{kind} partition: in {draws} draws with alpha={alpha:g} the smallest of {clients} {what} had at most {best} "
+        f"of {len(labels)} samples, and {min_size} are needed; ask for a larger alpha or fewer clients"
+    )
+
+
+def _capped_once(labels: Integers, clients: int, alpha: float, generator: np.random.Generator) -> list[Integers]:
     parts = [np.empty(0, np.int64) for _ in range(clients)]
     for k in np.unique(labels):
         order = generator.permutation(np.flatnonzero(labels == k))

@@ -21,7 +21,7 @@ from fl_core.tree import Tree
 
 KINDS = (
     *("iid", "dirichlet", "pathological", "natural", "natural_dirichlet", "non_iid_1", "non_iid_2"),
-    *("fedpft_dirichlet", "fedpft_pathological"),
+    *("capped_dirichlet", "fedpft_dirichlet", "fedpft_pathological"),
 )
 SPLITS = ("train", "validation", "test")
 SHARES = (0.64, 0.16, 0.20)
@@ -165,6 +165,8 @@ def make(
 
     ``natural`` is one client for each natural owner of the data (feature skew); ``natural_dirichlet`` deals each owner
     to several clients that differ in labels as well (see :func:`fl_core.data.deal.natural_dirichlet`).
+    ``capped_dirichlet`` is ``dirichlet`` with a bound on the clients' sizes (see
+    :func:`fl_core.data.deal.capped_dirichlet`).
 
     Args:
         clients: number of clients; for ``natural`` None or exactly the number of natural clients; for
@@ -210,6 +212,8 @@ def make(
             parts, params = deal.iid(labels, clients, seed), {}
         elif kind == "dirichlet":
             parts, params = deal.dirichlet(labels, clients, alpha, seed), {"alpha": float(alpha)}
+        elif kind == "capped_dirichlet":
+            parts, params = deal.capped_dirichlet(labels, clients, alpha, seed), {"alpha": float(alpha)}
         elif kind == "pathological":
             few = 2 if classes_per_client is None else classes_per_client
             parts, params = deal.pathological(labels, clients, few, seed), {"classes_per_client": int(few)}

@@ -28,46 +28,72 @@ class Layered(nn.Sequential):
 
 
 @register
-def fmnist_cnn(shape: Shape, n_classes: int) -> Layered:
+def fmnist_cnn(shape: Shape, n_classes: int, *, width: float = 1.0) -> Layered:
     """3 conv + 2 fc for FashionMNIST and EMNIST (PLayer-FL); images of 8 x 8 or larger.
 
     5x5 kernels, 64-128-256 channels, each halved in size, global average pooling, 100 hidden units; Kaiming-normal
-    weights (fan-in, ReLU), zero biases. 1,052,758 parameters for 1 x 28 x 28 and 10 classes.
+    weights (fan-in, ReLU), zero biases. 1,052,758 parameters for 1 x 28 x 28 and 10 classes. ``width`` multiplies
+    channels and hidden units: the same layers, at about the square of it in time.
     """
     channels, _, _ = image_shape("fmnist_cnn", shape, smallest=8)
+    a, b, c, hidden = _scaled("fmnist_cnn", width, 64, 128, 256, 100)
     return _kaiming(
         chain(
-            conv1=_conv(channels, 64, 5, padding=2, pool=True),
-            conv2=_conv(64, 128, 5, padding=2, pool=True),
-            conv3=_conv(128, 256, 5, padding=2, pool=True),
+            conv1=_conv(channels, a, 5, padding=2, pool=True),
+            conv2=_conv(a, b, 5, padding=2, pool=True),
+            conv3=_conv(b, c, 5, padding=2, pool=True),
             flatten=_average(),
-            fc1=_fc(256, 100),
-            fc2=_fc(100, n_classes, last=True),
+            fc1=_fc(c, hidden),
+            fc2=_fc(hidden, n_classes, last=True),
         )
     )
 
 
 @register
-def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3) -> Layered:
+def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: float = 1.0) -> Layered:
     """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
 
     3x3 kernels with padding 2, 64-128-256-512-512 channels, the second and the fourth halved in size, dropout after
     each, global average pooling, 100 hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 3,963,094
-    parameters for 3 x 32 x 32 and 10 classes.
+    parameters for 3 x 32 x 32 and 10 classes. ``width`` as in ``fmnist_cnn``.
     """
     channels, _, _ = image_shape("cifar_cnn", shape, smallest=1)
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise UsageError(f"cifar_cnn: dropout is {dropout!r}; it must be a number from 0 up to, but not, 1")
+    a, b, c, d, hidden = _scaled("cifar_cnn", width, 64, 128, 256, 512, 100)
+    _check_dropout("cifar_cnn", dropout)
     return _kaiming(
         chain(
-            conv1=_conv(channels, 64, 3, padding=2, dropout=dropout),
-            conv2=_conv(64, 128, 3, padding=2, pool=True, dropout=dropout),
-            conv3=_conv(128, 256, 3, padding=2, dropout=dropout),
-            conv4=_conv(256, 512, 3, padding=2, pool=True, dropout=dropout),
-            conv5=_conv(512, 512, 3, padding=2, dropout=dropout),
+            conv1=_conv(channels, a, 3, padding=2, dropout=dropout),
+            conv2=_conv(a, b, 3, padding=2, pool=True, dropout=dropout),
+            conv3=_conv(b, c, 3, padding=2, dropout=dropout),
+            conv4=_conv(c, d, 3, padding=2, pool=True, dropout=dropout),
+            conv5=_conv(d, d, 3, padding=2, dropout=dropout),
             flatten=_average(),
-            fc1=_fc(512, 100),
-            fc2=_fc(100, n_classes, last=True),
+            fc1=_fc(d, hidden),
+            fc2=_fc(hidden, n_classes, last=True),
+        )
+    )
+
+
+@register
+def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2) -> Layered:
+    """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
+
+    3x3 kernels, 32-64-128-256-512 channels, the last three halved in size with dropout, global average pooling, 256
+    hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 1,700,932 parameters for 3 channels and 4
+    classes; the paper's images have 200 x 200 pixels.
+    """
+    channels, _, _ = image_shape("isic_cnn", shape, smallest=8)
+    _check_dropout("isic_cnn", dropout)
+    return _kaiming(
+        chain(
+            conv1=_conv(channels, 32, 3, padding=1),
+            conv2=_conv(32, 64, 3, padding=1),
+            conv3=_conv(64, 128, 3, padding=1, pool=True, dropout=dropout),
+            conv4=_conv(128, 256, 3, padding=1, pool=True, dropout=dropout),
+            conv5=_conv(256, 512, 3, padding=1, pool=True, dropout=dropout),
+            flatten=_average(),
+            fc1=_fc(512, 256),
+            fc2=_fc(256, n_classes, last=True),
         )
     )
 
@@ -207,6 +233,18 @@ def image_shape(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]
         raise UsageError(f"{takes}, not {shape[1]} x {shape[2]}; mlp takes any shape")
     channels, height, width = shape
     return channels, height, width
+
+
+def _scaled(model: str, width: float, *sizes: int) -> list[int]:
+    """Channels and hidden units times the width, rounded, each at least 1."""
+    if isinstance(width, bool) or not isinstance(width, int | float) or not (width > 0 and math.isfinite(width)):
+        raise UsageError(f"{model}: width is {width!r}; it must be a finite number above 0")
+    return [max(1, round(width * size)) for size in sizes]
+
+
+def _check_dropout(model: str, dropout: float) -> None:
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise UsageError(f"{model}: dropout is {dropout!r}; it must be a number from 0 up to, but not, 1")
 
 
 def _positive(size: object) -> bool:

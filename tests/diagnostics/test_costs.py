@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from diagnostics import diagnose
-from diagnostics.costs import layer_cost, plan_cost, step_work
+from diagnostics import diagnose, plots
+from diagnostics.costs import cost_steps, layer_cost, plan_cost, step_work
 from diagnostics.gradients import Subject
-from fl_core import models, tree
+from fl_core import models, runner, tree
+from fl_core.costs import training_cost
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
+from tests.conftest import CONFIG, TOY, network
 
 N = 3
 
@@ -180,3 +187,50 @@ def test_costs_that_do_not_fit_a_plan_are_named() -> None:
     double.loc[len(double)] = {**double[double["variant"] == "bytes"].iloc[0].to_dict(), "value": 5.0}
     with pytest.raises(UsageError, match="two costs of layer '0'"):
         plan_cost(LayerPlan.prefix(report.layers, 1), double)
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------
+
+
+def tasks(*names: str, **changes: Any) -> dict[str, runner.Task]:
+    config = replace(CONFIG, rounds=4, **changes)
+    return {name: runner.assemble(replace(config, algorithm=name), data=TOY, model=network("plain")) for name in names}
+
+
+def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
+    made = tasks("fedavg", "vanilla", "anti")
+    table = cost_steps(made)
+    assert list(table["run"].unique()) == list(made)
+    assert all(list(part["round"]) == [1, 2, 3, 4] for _, part in table.groupby("run"))
+    for name, task in made.items():
+        space = runner.site_of(task, {}).workspace
+        total = training_cost(task.algorithm(task.plan), space, TOY.shape, int(task.config.batch or 1))
+        sums = table[table["run"] == name][["naive", "flops", "moved"]].sum()
+        assert sums.tolist() == pytest.approx([total.naive, total.flops, total.moved], rel=1e-12)
+
+
+def test_costs_of_a_plan_that_is_not_made_yet_are_refused() -> None:
+    with pytest.raises(UsageError, match="hangs on the plan"):
+        cost_steps(tasks("playerfl"))
+
+
+def test_picture_of_steps_holds_every_round_and_the_sums() -> None:
+    mpl.use("Agg")
+    table = cost_steps(tasks("fedavg", "vanilla"))
+    axes: Any = plots.cost_steps(table)
+    for ax, kind in zip(axes, ("naive", "flops", "moved"), strict=True):
+        for run, drawn in zip(("fedavg", "vanilla"), ax.patches, strict=True):
+            own = table[table["run"] == run]
+            np.testing.assert_array_equal(drawn.get_data().values, own[kind])
+            np.testing.assert_array_equal(drawn.get_data().edges, [0.5, 1.5, 2.5, 3.5, 4.5])
+        sums = table.groupby("run")[kind].sum()
+        shown = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert shown == ["fedavg  1.00", f"vanilla  {sums['vanilla'] / sums['fedavg']:.2f}"]
+    plt.close("all")
+    for bad, said in (
+        (table.drop(columns="flops"), "flops"),
+        (table.iloc[:0], "no rounds"),
+        (pd.concat([table, table]), "two costs of one round"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            plots.cost_steps(bad)

@@ -242,6 +242,25 @@ def test_fine_tuning_works_on_copies(name: str) -> None:
         assert tree.digest(tuned.checkpoints[-1].models["personal"][client]) != tree.digest(model)
 
 
+@pytest.mark.parametrize("name", ["fedbabu", "local_adaptation", "vanilla"])
+def test_fine_tuning_at_a_listed_round_is_that_of_a_run_that_ends_there(name: str) -> None:
+    """A schedule is given its rounds, since its default follows the length of the run."""
+    options = {"finetune_epochs": 2, **({"unfreeze": "0,1"} if name == "vanilla" else {})}
+    short = play(algorithm=name, rounds=2, eval_every=1, options=options)
+    long = play(algorithm=name, rounds=4, eval_every=1, options={**options, "finetune_at": "2"})
+    plain = play(algorithm=name, rounds=4, eval_every=1, options=options)
+    assert long.server() == plain.server()
+
+    def tuned(played: Played) -> dict[int, list[float]]:
+        own = [r for r in played.rows if r["metric"] == "loss" and r["model"] == "personal" and r["split"] == "test"]
+        return {done: [r["value"] for r in own if r["round"] == done] for done in {r["round"] for r in own}}
+
+    assert set(tuned(plain)) == {4}
+    assert set(tuned(long)) == {2, 4}
+    assert tuned(long) == {2: tuned(short)[2], 4: tuned(plain)[4]}
+    assert [r for r in long.rows if r["variant"] == "finish"] == [r for r in plain.rows if r["variant"] == "finish"]
+
+
 # --- what travels, what stays ----------------------------------------------------------------------------------
 
 

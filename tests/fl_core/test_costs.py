@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fl_core import runner, tree
-from fl_core.costs import training_flops
+from fl_core.costs import round_costs, training_cost, training_flops
 from fl_core.layers import sizes
 from fl_core.local import Workspace
 from fl_core.plan import LayerPlan
@@ -218,3 +218,31 @@ def test_flops_of_a_round(name: str, options: dict[str, Any], per_sample: float)
 def test_freezing_saves_work() -> None:
     assert full(("fc3",)) < full(("fc1",)) < full()
     assert full(("fc2", "fc3")) < full(("fc1", "fc2")), "freezing the first layer saves more than freezing the last"
+
+
+# --- round by round, before anything is trained ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "vanilla", "anti"])
+def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
+    played = play(algorithm=name)
+    made, config = played.engine.algorithm, played.task.config
+    each = round_costs(made, played.engine.site.workspace, TOY.shape, int(config.batch or 1))
+    assert len(each) == config.rounds
+    rounds = range(1, len(each) + 1)
+    flops, down, up = (played.values(metric, variant="") for metric in ("flops", "bytes_down", "bytes_up"))
+    for k, cost in zip(rounds, each, strict=True):
+        assert cost.flops == pytest.approx(sum(flops[k, client] for client in CLIENTS), rel=1e-12)
+        assert cost.moved == sum(down[k, client] + up[k, client] for client in CLIENTS)
+    total = training_cost(made, played.engine.site.workspace, TOY.shape, int(config.batch or 1))
+    assert (total.naive, total.moved) == (sum(c.naive for c in each), sum(c.moved for c in each))
+    assert total.flops == pytest.approx(sum(c.flops for c in each), rel=1e-12)
+
+
+def test_naive_costs_of_rounds_by_hand() -> None:
+    """Of two rounds Vanilla trains fc1 in the first, and fc1 and fc2 in the second; fc3 is the head and waits."""
+    task = runner.assemble(replace(CONFIG, algorithm="vanilla", rounds=2), data=TOY, model=network("plain"))
+    made = task.algorithm(task.plan)
+    batches = sum(-(-len(client.train) // 8) for client in TOY.clients)
+    each = round_costs(made, runner.site_of(task, {}).workspace, TOY.shape, 8)
+    assert [cost.naive for cost in each] == [SIZES["fc1"] * batches, (SIZES["fc1"] + SIZES["fc2"]) * batches]

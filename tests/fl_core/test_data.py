@@ -92,6 +92,31 @@ def test_digits_are_scaled_pixels():
     assert y.tolist() == load_digits().target.tolist()
 
 
+def test_large_digits_are_the_digits_three_times_as_large():
+    large = data.load("large_digits", partition="iid")
+    small = data.load("digits")
+    assert large.shape == (1, 28, 28)
+    for one, other in zip(large.clients, small.clients, strict=True):
+        assert torch.equal(one.train.y, other.train.y)
+        assert torch.equal(one.train.x[:, :, 2:26:3, 2:26:3], one.train.x[:, :, 4:28:3, 4:28:3])
+        assert float((one.train.x[:, :, 3:27:3, 3:27:3] - other.train.x).abs().max()) <= 0.5 / 255 + 1e-6
+        assert not one.train.x[:, :, :2].any()
+        assert not one.train.x[:, :, :, 26:].any()
+
+
+def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
+    assert data.at_hand("digits", "heart") == "digits"
+    assert data.at_hand("fashion_mnist", "large_digits", data_root=tmp_path) == "large_digits"
+    for names, said in (
+        (("fashion_mnst", "digits"), "did you mean 'fashion_mnist'"),
+        (("fashion_mnist", "mnist"), "(?s)FashionMNIST.*MNIST"),
+        ((), "needs the name"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            data.at_hand(*names, data_root=tmp_path)
+
+
 @pytest.mark.parametrize("name", data.datasets())
 def test_recipes_are_complete(name):
     recipe = data.recipe(name)

@@ -363,3 +363,25 @@ def test_two_seeds_are_two_runs_and_one_seed_is_one() -> None:
 
 def test_the_federation_of_these_tests_is_uneven() -> None:
     assert len(set(TOY.weights)) == len(SIZES)
+
+
+def test_rounds_run_in_one_thread_and_leave_the_number_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of the server would wait for each other while clients train on their cores."""
+    seen: set[int] = set()
+    aggregate = FedAvg.aggregate
+
+    def counted(self: FedAvg, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        seen.add(torch.get_num_threads())
+        aggregate(self, server, updates, rnd)
+
+    monkeypatch.setattr(FedAvg, "aggregate", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine = play(rounds=1).engine
+        assert torch.get_num_threads() == 2
+        engine.step()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}

@@ -17,6 +17,7 @@ IMAGE, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (10,)
 FITTING = {
     "fmnist_cnn": [IMAGE, (3, 32, 32), (1, 8, 8), (2, 9, 17)],
     "cifar_cnn": [COLOUR, (1, 28, 28), (1, 1, 1)],
+    "isic_cnn": [COLOUR, (1, 28, 28), (3, 8, 8), (2, 9, 17)],
     "scheduling_cnn": [IMAGE, COLOUR, (1, 16, 16), (3, 64, 64), (1, 17, 30)],
     "pfedla_cnn": [IMAGE, COLOUR, (1, 16, 16), (3, 17, 30)],
     "resnet8": [COLOUR, (1, 28, 28)],
@@ -45,6 +46,7 @@ def test_every_model_is_tested():
         ("fmnist_cnn", IMAGE, 10, 1_052_758),
         ("fmnist_cnn", IMAGE, 62, 1_058_010),
         ("cifar_cnn", COLOUR, 10, 3_963_094),
+        ("isic_cnn", (3, 200, 200), 4, 1_700_932),
         ("heart_mlp", TABLE, 5, 2_095),
         ("scheduling_cnn", IMAGE, 10, 582_026),
         ("scheduling_cnn", COLOUR, 10, 878_538),
@@ -92,6 +94,18 @@ def test_maps_samples_to_logits_and_trains(name, shape):
                 "fc1": (100,),
             },
         ),
+        (
+            "isic_cnn",
+            COLOUR,
+            {
+                "conv1": (32, 32, 32),
+                "conv2": (64, 32, 32),
+                "conv3": (128, 16, 16),
+                "conv4": (256, 8, 8),
+                "conv5": (512, 4, 4),
+                "fc1": (256,),
+            },
+        ),
         ("scheduling_cnn", IMAGE, {"conv1": (32, 12, 12), "conv2": (64, 4, 4), "fc1": (512,)}),
         ("pfedla_cnn", COLOUR, {"conv1": (16, 14, 14), "conv2": (32, 5, 5), "fc1": (120,), "fc2": (84,)}),
         ("heart_mlp", TABLE, {"fc1": (50,), "fc2": (20,), "fc3": (20,)}),
@@ -126,7 +140,7 @@ def test_state_dict_names():
     assert names[-2:] == ["fc2.linear.weight", "fc2.linear.bias"]
 
 
-@pytest.mark.parametrize("name", ["fmnist_cnn", "cifar_cnn", "heart_mlp", "mlp"])
+@pytest.mark.parametrize("name", ["fmnist_cnn", "cifar_cnn", "isic_cnn", "heart_mlp", "mlp"])
 def test_kaiming_initialisation(name):
     shape = (1000,) if name in ("heart_mlp", "mlp") else FITTING[name][0]
     for key, parameter in tree.of(models.build(name, shape, 100)).items():
@@ -175,6 +189,20 @@ def test_pfedla_cnn_normalises_colour_images_unless_told(shape, norm, wanted):
     assert kinds == ["Conv2d", *["BatchNorm2d"][: wanted // 2], "ReLU", "MaxPool2d"]
     with pytest.raises(UsageError, match="norm is 'yes'"):
         models.build("pfedla_cnn", shape, 10, options={"norm": "yes"})
+
+
+@pytest.mark.parametrize(("name", "shape"), [("fmnist_cnn", IMAGE), ("cifar_cnn", COLOUR)])
+def test_width_scales_channels_and_hidden_units_and_keeps_the_layers(name, shape):
+    whole, half = (models.build(name, shape, 10, options={"width": width}) for width in (1, 0.5))
+    assert half.layer_groups == whole.layer_groups
+    sizes = {key: t.shape for key, t in whole.state_dict().items()}
+    assert sizes == {key: t.shape for key, t in models.build(name, shape, 10).state_dict().items()}
+    outside = (shape[0], 10)  # what the images and the classes fix
+    for key, t in half.state_dict().items():
+        wanted = [full if full in outside else full // 2 for full in sizes[key][:2]] + list(sizes[key][2:])
+        assert list(t.shape) == wanted, key
+    least = models.build(name, shape, 10, options={"width": 1e-3})
+    assert {t.shape[0] for key, t in least.state_dict().items() if not key.startswith("fc2")} == {1}
 
 
 def test_mlp_sizes():
@@ -325,13 +353,17 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
         ("scheduling_cnn", (1, 15, 16), {}, "at least 16 x 16"),
         ("cifar_cnn", (32, 32), {}, "takes images"),
         ("heart_mlp", IMAGE, {}, "takes tables"),
-        ("fmnist_cnn", IMAGE, {"sizes": [3]}, "takes no options"),
+        ("scheduling_cnn", IMAGE, {"sizes": [3]}, "takes no options"),
+        ("fmnist_cnn", IMAGE, {"width": 0}, "width is 0"),
+        ("cifar_cnn", COLOUR, {"width": "wide"}, "width is 'wide'"),
+        ("cifar_cnn", COLOUR, {"width": True}, "width is True"),
         ("mlp", TABLE, {"size": [3]}, "did you mean 'sizes'"),
         ("mlp", TABLE, {"sizes": 0}, "list of hidden widths"),
         ("mlp", TABLE, {"sizes": [64, 0]}, "integer above 0"),
         ("mlp", TABLE, {"sizes": [64.0]}, "integer above 0"),
         ("mlp", TABLE, {"shape": (3,)}, "unknown option"),
         ("cifar_cnn", COLOUR, {"dropout": 1.0}, "dropout is 1.0"),
+        ("isic_cnn", COLOUR, {"dropout": True}, "dropout is True"),
         ("mlp", (), {}, "shape of a sample"),
         ("mlp", (3, 0), {}, "shape of a sample"),
         ("timm:resnet19", IMAGE, {}, "did you mean 'resnet18'"),

@@ -29,6 +29,7 @@ def source(labels=LABELS, owner=None, is_train=None, **fields):
 DEALERS = {
     "iid": lambda labels, clients, seed: deal.iid(labels, clients, seed),
     "dirichlet": lambda labels, clients, seed: deal.dirichlet(labels, clients, 0.5, seed, min_size=1),
+    "capped_dirichlet": lambda labels, clients, seed: deal.capped_dirichlet(labels, clients, 0.5, seed, min_size=1),
     "pathological": lambda labels, clients, seed: deal.pathological(labels, clients, 2, seed),
     "non_iid_1": lambda labels, clients, seed: deal.dominated(labels, clients, 2, 2, 1.0, seed),
     "non_iid_2": lambda labels, clients, seed: deal.dominated(labels, clients, len(set(labels)), 2, 0.5, seed),
@@ -48,7 +49,7 @@ def test_no_sample_is_dealt_twice(kind, clients, seed, data):
     assert all(
         np.array_equal(part, other) and (np.diff(part) > 0).all() for part, other in zip(parts, again, strict=True)
     )
-    if kind in ("iid", "dirichlet"):
+    if kind in ("iid", "dirichlet", "capped_dirichlet"):
         assert np.array_equal(np.sort(every), np.arange(len(labels)))
 
 
@@ -378,6 +379,25 @@ def test_feature_and_label_skew_as_a_partition_with_an_official_test_set():
 def test_feature_and_label_skew_that_cannot_be_dealt_is_refused(fields, given, message):
     with pytest.raises(UsageError, match=message):
         make(source(**fields), "natural_dirichlet", **given)
+
+
+def test_capped_dirichlet_bounds_sizes_from_both_sides():
+    labels = np.repeat(np.arange(10), 600)
+    deals = [deal.capped_dirichlet(labels, 20, 0.1, seed) for seed in range(10)]
+    counts = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in deals])
+    sizes = counts.sum(2)
+    assert sizes.min() >= 40
+    assert (sizes < 300 + counts.max(2)).all()  # at most one class more once a client has its even share of 300
+    plain = [deal.dirichlet(labels, 20, 0.1, seed, min_size=0) for seed in range(10)]
+    assert sizes.std() < 0.8 * np.array([[len(part) for part in parts] for parts in plain]).std()
+    few = deal.capped_dirichlet(labels[::100], 5, 5.0, 0)  # 60 samples: half of an even share of 12 is asked for
+    assert min(map(len, few)) >= 6
+    made = make(source(), "capped_dirichlet", clients=6, alpha=0.5, seed=3)
+    assert made.params == {"clients": 6, "alpha": 0.5, "splits": [0.64, 0.16, 0.2]}
+    with pytest.raises(UsageError, match=r"the smallest of 20 clients had at most \d+ of 1200"):
+        deal.capped_dirichlet(labels[:1200], 20, 0.05, 0, draws=20)
+    with pytest.raises(UsageError, match="must be a positive number"):
+        deal.capped_dirichlet(labels, 20, 0.0, 0)
 
 
 def test_splits_of_a_client_do_not_depend_on_the_other_clients():

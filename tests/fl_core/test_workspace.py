@@ -18,7 +18,7 @@ from fl_core.local import Context, Phase, Training, batch_slices, train
 from fl_core.losses import build
 from fl_core.tokens import TokenShape
 from fl_core.tree import Tree
-from fl_core.workspace import Workspace, memory_format
+from fl_core.workspace import Workspace, memory_format, pool_first
 from tests.conftest import CONFIG, TOY, network, site_of
 
 CE = build("cross_entropy")
@@ -214,3 +214,61 @@ def test_scores_do_not_depend_on_the_format() -> None:
         space.model.eval()
         found.append(space.model(space.place(split.x.double())))
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+class Looks(nn.Module):
+    """A model that uses what lies between a ReLU and the pooling behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body[1](self.body[0](x))
+        return self.body[2:](y) + y.mean()
+
+
+def _pooled(pool: nn.Module | None = None) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), pool or nn.MaxPool2d(3, 2, padding=1)),
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2, ceil_mode=True)),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    )
+
+
+@pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
+def test_maxima_taken_first_leave_every_bit(memory: str) -> None:
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    x[0] = 0  # all elements of a window alike
+    model = _pooled()
+    model(x)
+    with torch.no_grad():
+        model[0][0].weight[0].zero_()  # a channel that is the same everywhere, above 0, and one that is below
+        model[0][0].weight[1].zero_()
+        model[0][0].bias[:2] = torch.tensor([0.5, -0.5])
+    found = []
+    for swap in (False, True):
+        own = copy.deepcopy(model)
+        assert (pool_first(own) if swap else 0) == (2 if swap else 0)
+        where = torch.channels_last if memory == "channels_last" else torch.contiguous_format
+        given = x.to(memory_format=where).requires_grad_()
+        own.to(memory_format=where)(given).square().sum().backward()
+        found.append([given.grad, *(param.grad for param in own.parameters())])
+        assert [name for name, _ in own.named_parameters()] == [name for name, _ in model.named_parameters()]
+    for a, b in zip(*found, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
+
+
+def test_the_order_stays_where_somebody_may_look() -> None:
+    hooked = _pooled()
+    hooked[0][1].register_forward_hook(lambda *_: None)
+    other = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2))
+    leaky = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LeakyReLU(), nn.MaxPool2d(2))
+    for model in (Looks(), hooked, other, leaky):
+        assert pool_first(model) == 0
+    model = _pooled()
+    Workspace(model)
+    assert isinstance(model[0][1], nn.ReLU)  # only the workspace's own copy is changed

@@ -1,0 +1,57 @@
+"""All that has rows, drawn anew: items and views at each scale, the gallery and the benchmarks' picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from figures import gallery, items
+from fl_core.errors import RunError, UsageError, listing
+
+
+def jobs(out: Path | None) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Names, and what draws each."""
+    for _, item in sorted(items.REGISTRY.items()):
+        for scale in items.SCALES:
+            if scale != items.QUICK and not item.study.paper:
+                continue
+            own = item.at(scale)
+            if own.draw is not None and own.state != "no rows":
+                yield own.name, partial(items.redraw, own, own.path(), out or items.PICTURES)
+    yield gallery.NAME, partial(gallery.redraw, gallery.folder(), out)
+    if importlib.util.find_spec("benchmarks") is not None:  # a checkout has it, an installed package has not
+        from benchmarks import picture
+
+        yield "benchmarks", partial(picture.draw, *([out / "benchmarks.png"] if out else []))
+
+
+def redraw(out: Path | None = None) -> int:
+    """Draw everything that has rows, into ``out`` or where the project keeps it; returns how much was drawn.
+
+    What fails is told on the error stream and stops nothing else.
+
+    Raises:
+        RunError: something failed; names it.
+    """
+    drawn, failed = 0, []
+    for name, job in jobs(out):
+        try:
+            job()
+        except Exception as error:
+            plt.close("all")
+            failed.append(name)
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+            if not isinstance(error, (UsageError, RunError)):
+                traceback.print_exc()
+        else:
+            drawn += 1
+            print(name)
+    if failed:
+        raise RunError(f"{len(failed)} of {drawn + len(failed)} could not be drawn: {listing(failed)}")
+    return drawn

@@ -1,0 +1,347 @@
+"""Layer scheduling, before anything is trained: the schedules, sizes of layers, and three ways to count costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from diagnostics.costs import cost_steps
+from diagnostics.pictures.costs import cost_steps as draw_steps
+from diagnostics.pictures.drawing import style
+from diagnostics.pictures.insides import unfreezing
+from figures import items
+from figures.items import Drawing, Finding, Item, View
+from figures.paired import markdown
+from fl_core import rows, runner
+from fl_core.algorithms.base import Round
+from fl_core.config import RunConfig
+
+NAME = "scheduling.costs"
+COST, TRAINED, PARAMETERS = "round_cost", "trained", "parameters"
+CLIENTS, SAMPLES = 100, 500
+"""Table 4 counts clients with so many training samples each, all of whom take part in every round."""
+UNFREEZE = (0, 100, 200)
+ALGORITHMS = ("fedavg", "fedbabu", "vanilla", "anti")
+DATASETS = ("mnist", "cifar10", "tiny_imagenet32")
+"""Whose images and classes give the network its sizes; the paper counts the first only."""
+UNITS = {"naive": "scalar x batch", "flops": "FLOP", "moved": "byte"}
+EVERY = 20  # rounds between the columns of the schedule's picture
+
+BASE = RunConfig(
+    model="scheduling_cnn",
+    partition="iid",
+    clients=CLIENTS,
+    samples=CLIENTS * SAMPLES,
+    rounds=300,
+    epochs=1,
+    batch=10,
+    lr=0.005,
+    optimizer="sgd",
+)
+
+
+def _runs() -> dict[str, RunConfig]:
+    found = {}
+    for dataset in DATASETS:
+        for name in ALGORITHMS:
+            options: dict[str, Any] = {"unfreeze": UNFREEZE} if name in ("vanilla", "anti") else {}
+            found[f"{dataset}.{name}"] = replace(BASE, dataset=dataset, algorithm=name, options=options)
+    return found
+
+
+def _measure(task: runner.Task, run: str) -> pd.DataFrame:
+    """Sizes of tensors, and at every round in which they change what trains and what a round costs."""
+    paper = replace(task, problem=replace(task.problem, n_train=(SAMPLES,) * CLIENTS))
+    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    named["estimator"] = "each round from here on"
+    made: list[rows.Row] = []
+    for layer, kind, count in _sizes(task):
+        made.append(
+            rows.row(PARAMETERS, count, layer=layer, variant=kind, n_params=count, algorithm=named["algorithm"])
+        )
+    table = cost_steps({run: paper}).set_index("round")
+    for kind, unit in UNITS.items():
+        values = table[kind]
+        for done, value in values[values != values.shift()].items():
+            made.append(rows.row(COST, value, round=int(done), variant=kind, unit=unit, **named))
+    algorithm, before = paper.algorithm(paper.plan), None
+    for index in range(algorithm.problem.rounds):
+        moving = {name for phase in algorithm.phases(Round(index), 0) for name in phase.train}
+        if moving != before:
+            for part in task.layers:
+                on = float(not moving.isdisjoint(part.tensors))
+                made.append(rows.row(TRAINED, on, round=index + 1, layer=part.name, **named))
+        before = moving
+    return rows.frame(made)
+
+
+def _sizes(task: runner.Task) -> Iterator[tuple[str, str, int]]:
+    """Layer, weight or bias, and number of scalars."""
+    sizes = {name: parameter.numel() for name, parameter in task.model.named_parameters()}
+    for layer in task.layers:
+        for name in layer.parameters:
+            yield layer.name, name.rpartition(".")[2], sizes[name]
+
+
+# --- rows back to rounds ---------------------------------------------------------------------------------------
+
+
+def by_round(frame: pd.DataFrame, rounds: int) -> pd.DataFrame:
+    """Values of one run's rows in every round, rounds x (layer or variant): each holds until the next row."""
+    column = "layer" if (frame["layer"] != "").all() else "variant"
+    table = frame.pivot(index="round", columns=column, values="value")[list(frame[column].unique())]
+    table.index = table.index.astype(int)
+    return table.reindex(range(1, rounds + 1)).ffill()
+
+
+def costs(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> pd.DataFrame:
+    """Columns run (the algorithm), round, naive, flops and moved of one dataset's network."""
+    parts = []
+    for name in ALGORITHMS:
+        run = f"{dataset}.{name}"
+        own = frame[(frame["run"] == run) & (frame["metric"] == COST)]
+        parts.append(by_round(own, header["runs"][run]["config"]["rounds"]).reset_index().assign(run=name))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _setting(header: Mapping[str, Any], dataset: str) -> str:
+    config = header["runs"][f"{dataset}.vanilla"]["config"]
+    thaws = ", ".join(map(str, config["options"]["unfreeze"]))
+    return (
+        f"{config['model']} for {dataset.replace('_', ' ')}, {config['rounds']} rounds, layers unfrozen at {thaws}, "
+        f"all {CLIENTS} clients in every round, {SAMPLES} samples each, batches of {config['batch']}"
+    )
+
+
+def total_parameters(frame: pd.DataFrame, dataset: str) -> int:
+    """Parameters of one dataset's network."""
+    own = frame[(frame["run"] == f"{dataset}.{ALGORITHMS[0]}") & (frame["metric"] == PARAMETERS)]
+    return int(own["value"].sum())
+
+
+# --- the schedules (Fig. 1) ------------------------------------------------------------------------------------
+
+
+def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    dataset = DATASETS[0]
+    lines, tables = [], {}
+    with style():
+        figure = plt.figure(figsize=(7.0, 4.4), layout="constrained")
+        axes = figure.subplots(2, 1)
+        for ax, name in zip(axes, ("vanilla", "anti"), strict=True):
+            run = f"{dataset}.{name}"
+            own = frame[(frame["run"] == run) & (frame["metric"] == TRAINED)]
+            tables[name] = by_round(own, header["runs"][run]["config"]["rounds"])
+            shown = tables[name].iloc[::EVERY].rename_axis(columns="layer").stack().rename("value").reset_index()
+            unfreezing(
+                rows.frame([rows.row(TRAINED, r.value, round=r.round, layer=r.layer) for r in shown.itertuples()]), ax
+            )
+            ax.set_title(name)
+            lines += [
+                {"algorithm": name, "layer": layer, "from_round": _first(values), "rounds": int(values.sum())}
+                for layer, values in tables[name].items()
+            ]
+    body = list(tables["vanilla"].columns[:-1])
+    thaws = {name: [_first(table[layer]) for layer in body] for name, table in tables.items()}
+    mirrored = thaws["vanilla"] == thaws["anti"][::-1] == sorted(thaws["vanilla"])
+    never = not any(table.iloc[:, -1].any() for table in tables.values())
+    findings = (
+        Finding(
+            "Vanilla thaws the body from the input on, Anti in the reverse order",
+            "; ".join(f"{name} {dict(zip(body, starts, strict=True))}" for name, starts in thaws.items()),
+            mirrored,
+        ),
+        Finding(
+            "the head trains in no round before the fine-tuning",
+            f"{tables['anti'].columns[-1]}: never" if never else "it does",
+            never,
+        ),
+    )
+    caption = f"Which layers train in which round (dark), {_setting(header, dataset)}; rounds counted from 1."
+    return Drawing(figure, pd.DataFrame(lines), caption, findings)
+
+
+def _first(values: pd.Series) -> int:
+    """The first round in which a layer trains, 0 for never."""
+    return int(values.idxmax()) if values.any() else 0
+
+
+# --- sizes of layers (Table 3) ---------------------------------------------------------------------------------
+
+
+def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    known = items.published("scheduling")
+    known = known[known["place"] == "Table 3"].set_index("layer")["value"]
+    lines = []
+    for dataset in DATASETS:
+        own = frame[(frame["run"] == f"{dataset}.{ALGORITHMS[0]}") & (frame["metric"] == PARAMETERS)]
+        counted = {f"{row.layer}.{row.variant}": int(row.value) for row in own.itertuples()}
+        counted["total"] = sum(counted.values())
+        lines += [
+            {
+                "dataset": dataset,
+                "tensor": name,
+                "parameters": count,
+                "published": known.get(name) if dataset == "mnist" else None,
+            }
+            for name, count in counted.items()
+        ]
+    table = pd.DataFrame(lines)
+    wide = table.pivot(index="tensor", columns="dataset", values="parameters").loc[list(known.index), list(DATASETS)]
+    with style():
+        figure = plt.figure(figsize=(6.0, 2.7), layout="constrained")
+        ax = figure.subplots()
+        left = pd.Series(0, index=wide.columns)
+        for layer in dict.fromkeys(name.partition(".")[0] for name in wide.index[:-1]):
+            share = wide[wide.index.str.startswith(f"{layer}.")].sum()
+            ax.barh(range(len(share)), share, left=left, label=layer)
+            left = left + share
+        for k, total in enumerate(wide.loc["total"]):
+            ax.text(1.01 * total, k, f"{total:,}", va="center", fontsize=7.5)
+        ax.set_yticks(range(len(DATASETS)), [name.replace("_", " ") for name in DATASETS])
+        ax.set(xlim=(0, 1.22 * left.max()), xlabel="parameters", ylim=(len(DATASETS) - 0.4, -0.6))
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        ax.grid(axis="y", visible=False)
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4)
+    mine = wide[DATASETS[0]]
+    same = {name: mine[name] == value for name, value in known.items()}
+    findings = (
+        Finding(
+            "the network for MNIST has the paper's number of parameters in every tensor",
+            f"{sum(same.values())} of {len(same)} numbers agree, in all {mine['total']:,}",
+            all(same.values()),
+        ),
+    )
+    cells = {"tensor": list(known.index), "published": [f"{value:,.0f}" for value in known]}
+    text = markdown({**cells, **{name: [f"{count:,}" for count in wide[name]] for name in DATASETS}})
+    caption = (
+        "Parameters of scheduling_cnn, which grows with images and classes. The paper prints MNIST's only; CIFAR-100's "
+        "has as many as that of Tiny-ImageNet at 32 x 32 pixels with 100 classes."
+    )
+    return Drawing(figure, table, caption, findings, text)
+
+
+# --- costs (Table 4, Fig. 7) -----------------------------------------------------------------------------------
+
+
+def _totals(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """A line a dataset and algorithm: naive and flops x 10^9, moved in GB, each also relative to FedAvg's."""
+    lines = []
+    for dataset in DATASETS:
+        sums = costs(header, frame, dataset).groupby("run", sort=False)[list(UNITS)].sum() / 1e9
+        shares = sums / sums.loc["fedavg"]
+        lines.append(
+            sums.join(shares.add_suffix("_share")).rename_axis("algorithm").reset_index().assign(dataset=dataset)
+        )
+    table = pd.concat(lines, ignore_index=True)
+    known = items.published_table("scheduling", "Table 4").iloc[:, 0]
+    counted = table["dataset"] == DATASETS[0]  # the paper's network
+    table["published"] = table["algorithm"].map(known).where(counted)
+    return table[["dataset", "algorithm", "published", *(c for c in table if c.partition("_")[0] in UNITS)]]
+
+
+def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
+    paper = table[table["published"].notna()].set_index("algorithm")
+    agree = [f"{row.naive:.2f}" == f"{row.published:.2f}" for row in paper.itertuples()]
+    share = {kind: paper[f"{kind}_share"] for kind in UNITS}
+
+    def told(kind: str) -> str:
+        return ", ".join(f"{name} {value:.3f}" for name, value in share[kind].items())
+
+    cheap = {kind: bool(values["vanilla"] < min(values["anti"], values["fedbabu"])) for kind, values in share.items()}
+    return (
+        Finding(
+            "the naive count gives the four numbers of Table 4",
+            f"{sum(agree)} of {len(agree)} agree to two decimals: "
+            + ", ".join(f"{row.Index} {row.naive:.3f}" for row in paper.itertuples()),
+            all(agree),
+        ),
+        Finding("by the naive count Vanilla is the cheapest", f"of FedAvg's: {told('naive')}", cheap["naive"]),
+        Finding(
+            "in floating-point operations, forward and backward, Vanilla is the cheapest as well",
+            f"of FedAvg's: {told('flops')}; errors pass back through all that is frozen above the first layer",
+            cheap["flops"],
+        ),
+        Finding("in bytes sent Vanilla is the cheapest as well", f"of FedAvg's: {told('moved')}", cheap["moved"]),
+    )
+
+
+def _page(table: pd.DataFrame) -> str:
+    return markdown(
+        {
+            "network for": list(table["dataset"]),
+            "algorithm": list(table["algorithm"]),
+            "published": ["–" if pd.isna(value) else f"{value:.2f}" for value in table["published"]],
+            "naive, 10^9": [f"{value:.2f}" for value in table["naive"]],
+            "TFLOP": [f"{value / 1e3:,.1f}" for value in table["flops"]],
+            "GB sent": [f"{value:,.1f}" for value in table["moved"]],
+            **{f"{kind} / FedAvg's": [f"{value:.3f}" for value in table[f"{kind}_share"]] for kind in UNITS},
+        }
+    )
+
+
+COUNTED = (
+    "Naive: scalars that train, summed over batches, which is what the paper calls FLOPs. FLOPs: forward and backward "
+    "of every sample, by PyTorch's counter. Sent: down and up. Fine-tuning after the last round is not counted."
+)
+
+
+def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table = _totals(header, frame)
+    titles = {"naive": "naive count", "flops": "FLOPs, forward and backward", "moved": "bytes sent"}
+    with style():
+        figure = plt.figure(figsize=(7.2, 2.9), layout="constrained")
+        for ax, (kind, title) in zip(figure.subplots(1, 3, sharey=True), titles.items(), strict=True):
+            for k, dataset in enumerate(DATASETS):
+                own = table[table["dataset"] == dataset]
+                ax.bar(
+                    [x + 0.27 * (k - 1) for x in range(len(own))],
+                    own[f"{kind}_share"],
+                    0.25,
+                    label=dataset.replace("_", " "),
+                )
+            ax.set_xticks(range(len(ALGORITHMS)), ALGORITHMS, fontsize=7.5)
+            ax.set_title(title)
+            ax.grid(axis="x", visible=False)
+            ax.axhline(1, color="0.5", linewidth=0.8, linestyle="--")
+        figure.axes[0].set_ylabel("cost / FedAvg's")
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3, title="network for")
+    caption = f"Cost of a whole run relative to FedAvg's, {_setting(header, DATASETS[0])}. {COUNTED}"
+    return Drawing(figure, table, caption, _findings(table), _page(table))
+
+
+def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table = costs(header, frame, DATASETS[0])
+    with style():
+        figure = plt.figure(figsize=(7.2, 3.3), layout="constrained")
+        draw_steps(table, figure)
+    changes = table[table.groupby("run")["round"].transform(lambda r: r.isin(_changed(table.loc[r.index])))]
+    totals = _totals(header, frame)
+    caption = f"Cost of each round for all clients together, {_setting(header, DATASETS[0])}. {COUNTED}"
+    return Drawing(figure, changes, caption, _findings(totals)[1:])
+
+
+def _changed(table: pd.DataFrame) -> pd.Series:
+    """The rounds of one run at which a cost is another than in the round before."""
+    values = table[list(UNITS)]
+    return table.loc[(values != values.shift()).any(axis=1), "round"]
+
+
+STUDY = items.register(
+    Item(
+        name=NAME,
+        title="What schedules cost, counted before any training",
+        runs=_runs(),
+        seeds=1,
+        budget="a minute; nothing is trained",
+        measure=_measure,
+    )
+)
+FIG1 = items.register(View("scheduling.fig1", "Which layers train in which round", NAME, _draw_schedules))
+FIG7 = items.register(View("scheduling.fig7", "What a round costs: naive count, FLOPs and bytes", NAME, _draw_rounds))
+TABLE3 = items.register(View("scheduling.table3", "Parameters of each layer", NAME, _draw_sizes))
+TABLE4 = items.register(View("scheduling.table4", "What a run costs: naive count, FLOPs and bytes", NAME, _draw_costs))

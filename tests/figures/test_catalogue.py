@@ -1,0 +1,140 @@
+"""The catalogue of the papers' figures and tables, its list, and everything drawn at once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from figures import catalogue, everything, gallery, items
+from figures.__main__ import main
+from figures.papers import PAPERS
+
+PUBLISHED = catalogue.published()
+NUMBERED = rf"({'|'.join(PAPERS)})\.(fig|table|sec)(A?\d+|K)"
+
+
+def test_each_name_stands_once_and_papers_stand_in_order() -> None:
+    assert max(Counter(entry.name for entry in PUBLISHED).values()) == 1
+    assert all(re.fullmatch(NUMBERED, entry.name) and entry.title for entry in PUBLISHED)
+    assert tuple(dict.fromkeys(entry.paper for entry in PUBLISHED)) == PAPERS
+    papers = [entry.paper for entry in PUBLISHED]
+    assert papers == sorted(papers, key=PAPERS.index)
+
+
+@pytest.mark.parametrize(
+    ("paper", "figures", "tables"),
+    [
+        ("player_fl", [*range(1, 5), *(f"A{k}" for k in range(1, 11))], [1, 2, *(f"A{k}" for k in range(1, 13))]),
+        ("scheduling", range(1, 8), range(1, 5)),
+        ("fedpft", range(1, 10), [*range(1, 11), "K"]),
+        ("pfedla", range(1, 8), range(1, 4)),
+        ("fedra", range(1, 7), range(1, 7)),
+    ],
+)
+def test_every_number_is_there(paper: str, figures: list[object], tables: list[object]) -> None:
+    names = {entry.name for entry in PUBLISHED if entry.paper == paper and ".sec" not in entry.name}
+    assert names == {*(f"{paper}.fig{k}" for k in figures), *(f"{paper}.table{k}" for k in tables)}
+
+
+def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
+    known = {entry.name: entry for entry in PUBLISHED}
+    begins = re.compile(rf"({'|'.join(PAPERS)})\.(fig|table|sec)")
+    for name, item in items.REGISTRY.items():
+        if begins.match(name):
+            assert name in known, f"{name} is not in the catalogue"
+            assert not known[name].note, f"{name} is registered, and the catalogue says that it cannot be had"
+        assert item.study.name in items.REGISTRY  # of a view, its source
+
+
+def test_states() -> None:
+    states = {entry.name: entry.state() for entry in catalogue.entries()}
+    for name, state in states.items():
+        if name in items.REGISTRY:
+            assert state == items.find(name).state
+            assert re.fullmatch(r"ready|no rows|\d+ of \d+ runs", state)
+        else:
+            assert state in ("planned", "cannot")
+    assert states["scheduling.table1"] == "cannot"
+    assert states["player_fl.heart_sensitivity"] == "ready"
+    assert catalogue.Entry("player_fl.heart_sensitivity", "").state("paper") == "no paper scale"
+    assert catalogue.Entry("player_fl.fig99", "").state("paper") == "planned"
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
+    main(["list", *arguments])
+    return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_list_has_a_line_each_with_state_title_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed(capsys)
+    entries = catalogue.entries()
+    assert [line[:2] for line in lines] == [[entry.name, entry.state()] for entry in entries]
+    assert [line[0] for line in lines[: len(PUBLISHED)]] == [entry.name for entry in PUBLISHED]
+    assert {line[0] for line in lines} == {*items.REGISTRY, *(entry.name for entry in PUBLISHED)}
+    for line, entry in zip(lines, entries, strict=True):
+        assert line[2] == entry.title + (f" ({entry.note})" if entry.state() == "cannot" else "")
+
+
+def test_list_of_one_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [line[0] for line in listed(capsys, "fedra")]
+    assert names[0] == "fedra.fig1"
+    assert {name.partition(".")[0] for name in names} == {"fedra"}
+    assert "algorithms.learning_check" in [line[0] for line in listed(capsys, "algorithms", "--scale", "paper")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list", "fedr"], "did you mean 'fedra'"),
+        (["gallery", "fedra"], "one name at a time"),
+        (["all", "--seeds", "2"], "all only draws what has rows"),
+        (["gallery", "--scale", "paper"], "the gallery has one scale"),
+    ],
+)
+def test_requests_that_cannot_be_met(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+# --- everything ------------------------------------------------------------------------------------------------
+
+
+def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) -> None:
+    names = [name for name, _ in everything.jobs(tmp_path)]
+    assert names[-2:] == ["gallery", "benchmarks"]
+    drawn = {name for name in names[:-2] if "@" not in name}
+    assert drawn == {name for name, item in items.REGISTRY.items() if item.draw and item.state != "no rows"}
+
+
+def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heart = items.find("player_fl.heart_sensitivity")
+
+    def broken(header: object, frame: object) -> items.Drawing:
+        plt.figure()
+        raise KeyError("a layer")
+
+    monkeypatch.setattr(items, "REGISTRY", {})
+    monkeypatch.setattr(gallery, "redraw", lambda at, out: out)
+    items.register(heart)
+    items.register(items.View("player_fl.broken", "", heart.name, broken))
+    with pytest.raises(SystemExit) as stopped:
+        main(["all", "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 1
+    told = capsys.readouterr()
+    assert told.out.split() == [heart.name, "gallery", "benchmarks"]
+    assert "player_fl.broken: KeyError: 'a layer'" in told.err
+    assert 'raise KeyError("a layer")' in told.err
+    assert told.err.splitlines()[-1] == "figures: 1 of 4 could not be drawn: player_fl.broken"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *(f"{heart.name}.{kind}" for kind in ("png", "pdf", "csv", "md")),
+        "benchmarks.png",
+    }
+    assert not plt.get_fignums()

@@ -1,0 +1,165 @@
+"""Studies and their views, the papers' scale, and files whose bytes the rows determine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from figures import items, pieces
+from figures.__main__ import main
+from figures.items import Drawing, Finding, Item, View
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+
+TINY = RunConfig(
+    dataset="digits", model="mlp", clients=2, samples=120, rounds=1, epochs=1, batch=16, lr=0.05, optimizer="sgd"
+)
+STUDY, FIGURE, TABLE = "toy.runs", "toy.fig1", "toy.tableA2"
+
+
+def drawer(said: str) -> Callable[..., Drawing]:
+    def draw(header: dict[str, object], frame: pd.DataFrame) -> Drawing:
+        figure, ax = plt.subplots(figsize=(3, 2))
+        ax.plot(frame["value"].to_numpy(float), label=said)
+        ax.legend()
+        table = frame[["run", "seed", "value"]]
+        return Drawing(figure, table, f"{said}, {header['seeds']} seeds.", (Finding(said, "so it is", True),))
+
+    return draw
+
+
+def measured(task: runner.Task, run: str, folder: Path | None = None) -> pd.DataFrame:
+    found = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    return rows.frame([rows.row("rounds", task.config.rounds, **found)])
+
+
+RUNS = {"one": TINY, "two": replace(TINY, algorithm="local")}
+PAPERS = {name: replace(config, rounds=9) for name, config in RUNS.items()}
+TOY = {
+    "Item": Item(STUDY, "A study", RUNS, 2, "no time", measured, None, PAPERS, 3),
+    "Pieces": pieces.Pieces(STUDY, "A study", RUNS, 2, "no time", measured, paper=PAPERS),
+}
+
+
+@pytest.fixture(params=TOY)
+def study(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Item:
+    """A study and two views of it, alone in the registry."""
+    monkeypatch.setattr(items, "REGISTRY", {})
+    for name in (FIGURE, TABLE):  # before their source: the order does not matter
+        items.register(View(name, f"Title of {name}", STUDY, drawer(name)))
+    return items.register(TOY[request.param])
+
+
+def stored(out: Path) -> set[str]:
+    return {path.name for path in out.iterdir() if path.suffix not in (".png", ".pdf", ".csv", ".md")}
+
+
+def test_a_view_is_drawn_from_the_rows_of_its_source(
+    study: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = items.find(FIGURE)
+    assert figure.study is study
+    assert figure.path(tmp_path) == study.path(tmp_path)
+    main([FIGURE, "--train", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert f"trains {STUDY}: no time" in said
+    assert stored(tmp_path) == {study.path(tmp_path).name}
+    header, frame = figure.read(study.path(tmp_path))
+    assert header["item"] == STUDY
+    assert header["runs"]["one"]["config"]["rounds"] == 1
+    pd.testing.assert_frame_equal(frame, study.read(study.path(tmp_path))[1])
+    for kind in ("png", "pdf", "csv", "md"):
+        assert [path.stem for path in tmp_path.glob(f"*.{kind}")] == [FIGURE]
+    assert pd.read_csv(tmp_path / f"{FIGURE}.csv")["value"].tolist() == [1.0] * 4
+    page = (tmp_path / f"{FIGURE}.md").read_text()
+    assert page.startswith(f"# Title of {FIGURE}\n")
+    assert f"- held: {FIGURE}. Measured: so it is." in page
+
+
+def test_a_study_without_a_drawing_is_drawn_by_its_views(study: Item, tmp_path: Path) -> None:
+    main([STUDY, "--train", "--out", str(tmp_path)])
+    assert {path.stem for path in tmp_path.glob("*.png")} == {FIGURE, TABLE}
+    with pytest.raises(UsageError, match=f"{STUDY} is a study, drawn by {FIGURE}, {TABLE}"):
+        items.redraw(study, study.path(tmp_path), tmp_path)
+    own = replace(study, draw=drawer("itself"))
+    assert [each.name for each in items.drawings(own)] == [STUDY, FIGURE, TABLE]
+    assert items.drawings(items.find(FIGURE)) == [items.find(FIGURE)]
+
+
+def test_the_state_of_a_view_is_its_source_s(study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "ROWS", tmp_path)
+    assert items.find(TABLE).state == study.state == "no rows"
+    if isinstance(study, pieces.Pieces):
+        pieces.train(study, study.path(), only=["one"], progress=False)
+        assert items.find(TABLE).state == study.state == "2 of 4 runs"
+        pieces.train(study, study.path(), progress=False)
+    else:
+        items.train(study, study.path(), progress=False)
+    assert items.find(TABLE).state == study.state == "ready"
+    assert items.find(TABLE).at("paper").state == "no rows"
+
+
+def test_the_papers_scale_is_an_item_of_its_own_with_the_same_runs(
+    study: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([TABLE, "--train", "--scale", "paper", "--out", str(tmp_path)])
+    command = f"python -m figures {TABLE} --train --scale paper"
+    assert capsys.readouterr().out.startswith(f"{command}\ntrains {STUDY}@paper: ")
+    paper = study.at("paper")
+    assert stored(tmp_path) == {paper.path(tmp_path).name}
+    assert paper.path(tmp_path).name.startswith(f"{STUDY}@paper")
+    header, frame = items.find(TABLE).at("paper").read(paper.path(tmp_path))
+    assert header["item"] == f"{STUDY}@paper"
+    assert list(header["runs"]) == ["one", "two"]
+    assert set(frame["value"]) == {9.0}
+    assert header["seeds"] == (3 if study.paper_seeds else 2)
+    assert {path.stem for path in tmp_path.glob("*.p*")} == {f"{TABLE}@paper"}
+    assert f"]({TABLE}@paper.png)" in (tmp_path / f"{TABLE}@paper.md").read_text()
+    assert paper.command == f"python -m figures {STUDY} --scale paper --train"
+    with pytest.raises(UsageError, match="has no rows"):
+        study.read(study.path(tmp_path))
+    with pytest.raises(UsageError, match=f"rows of '{STUDY}@paper', not of '{STUDY}'"):
+        study.read(paper.path(tmp_path))
+
+
+@pytest.mark.parametrize("name", [STUDY, FIGURE])
+@pytest.mark.usefixtures("study")
+def test_an_item_without_a_paper_scale_refuses_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(items.REGISTRY, STUDY, replace(items.find(STUDY), paper={}))
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--scale", "paper", "--train", "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    assert f"{STUDY} has no scale 'paper'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UsageError, match="did you mean 'paper'"):
+        items.find(name).at("papers")
+    assert items.find(name).at("quick") == items.find(name)
+
+
+def test_what_cannot_be_registered(study: Item) -> None:
+    with pytest.raises(ValueError, match=f"two items are called {FIGURE}"):
+        items.register(View(FIGURE, "", STUDY, drawer("")))
+    with pytest.raises(ValueError, match="runs that there are not: three"):
+        items.register(replace(study, name="toy.more", paper={"one": TINY, "three": TINY}))
+    with pytest.raises(UsageError, match=f"did you mean '{STUDY}'"):
+        View("toy.fig2", "", "toy.rums", drawer("")).path()
+
+
+def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
+    main([FIGURE, "--train", "--out", str(tmp_path)])
+    first = {path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")}
+    assert len(first) == 4
+    items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")} == first
+    drawn = first[f"{FIGURE}.pdf"]
+    assert b"/CreationDate" not in drawn
+    assert b"/FontFile2" in drawn  # TrueType
+    assert b"/Type3" not in drawn

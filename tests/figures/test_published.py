@@ -1,0 +1,368 @@
+"""The papers' numbers: one schema, known names, and every number that is printed twice agrees with itself."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from figures import layerwise, learning
+from figures.papers import COLUMNS, KEY, NUMBERS, PAPERS, PUBLISHED, published, published_table
+from fl_core.algorithms import registry
+from fl_core.data.named import REGISTRY as DATASETS
+from fl_core.errors import UsageError
+from fl_core.models.registry import MODELS
+
+WITHOUT = "fedpft w/o l_con"
+OTHER_METHODS = {
+    "fedpft": {
+        WITHOUT, "fedpft, no prompts", "fedpft, classification prompts", "fedpft, contrastive prompts",
+        "i", "ii", "iii", "iv", "v", "vi", "vii", "viii",
+    },
+}  # fmt: skip
+OTHER_DATASETS = {"sent140", "mimic", "tiny_imagenet", "domainnet", "nico++"}
+DOMAINS = {
+    "domainnet": ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"],
+    "nico++": ["autumn", "dim", "grass", "outdoor", "rock", "water"],
+}
+CNN3, CNN5 = ["conv1", "conv2", "conv3", "fc1", "fc2"], ["conv1", "conv2", "conv3", "conv4", "conv5", "fc1", "fc2"]
+TEXT = ["embedding", "attention", "fc1", "fc2"]
+LAYERS = {
+    "fashion_mnist": CNN3, "emnist": CNN3, "cifar10": CNN5, "fed_isic": CNN5, "sent140": TEXT, "mimic": TEXT,
+    "heart": ["fc1", "fc2", "fc3", "fc4"],
+}  # fmt: skip
+SIZES = {
+    "player_fl": {
+        "Table 1": 12 * 8, "Table 2": 10 * 2, "Table A.1": 13, "Table A.2": 7, "Table A.3": 10 * 7,
+        "Table A.4": 7 * 2 + 29, "Table A.5": 10 * 8 + 1, "Table A.6": 10 * 8 + 1, "Table A.7": 12 * 8 + 1,
+        "Table A.8": 10 * 8 + 1, "Table A.9": 10 * 8 + 1, "Table A.10": 12 * 8 + 1, "Table A.11": 10 * 8 + 1,
+        "Table A.12": 10 * 8 + 1, "authors' code, December 2024": 3 * 7, "authors' code, May 2025": 7,
+        **{f"Fig. {k}{panel}": n for k in (1, 2, 3) for panel, n in zip("ABCD", (5, 5, 7, 4), strict=True)},
+        **{f"Fig. 4{panel}": 2 * n - 1 for panel, n in zip("ABCDEFG", (5, 5, 7, 7, 4, 4, 4), strict=True)},
+        **{f"Fig. A.{k}{panel}": n for k in (1, 4) for panel, n in zip("DEG", (7, 4, 4), strict=True)},
+        "Fig. A.7E": 4, "Fig. A.7G": 4, "recomputed": 24,
+    },
+    "scheduling": {
+        "Table 2": 8 * 12, "Table 3": 9, "Table 4": 4, "Sec. 5.2": 6, "Sec. 5.3": 8, "recomputed": 7 * 2 + 7,
+    },
+    "fedpft": {
+        "Table 1": 5 * 6, "Table 2": 13 * 6, "Table 3": 8 * 2, "Table 4": 3 * 6, "Table 5": 3 * 6, "Table 6": 13 * 3,
+        "Table 7": 13 * 3, "Table 8": 8 * 6, "Table 9": 3 * 4, "Table 10": 2 * 7, "Fig. 5b": 4, "Sec. 4.2": 1,
+        "recomputed": 2,
+    },
+    "pfedla": {"Table 1": 10 * 8, "Table 2": 10 * 8, "Table 3": 14, "recomputed": 7},
+    "fedra": {
+        "Table 1": 4 * 5 * 7, "Table 2": 4 * 5 * 7, "Table 3": 16 * 7, "Table 4": 4 * 7, "Table 5": 8 * 7,
+        "Table 6": 6 * 7,
+    },
+}  # fmt: skip
+MISPRINTS = {
+    ("player_fl", "Table A.5", "fedprox", "sent140", 0.0041),
+    ("player_fl", "Table A.8", "fedlama", "fed_isic", 0.0042),
+    ("scheduling", "Table 2", "fedavg", "tiny_imagenet", 14.27),
+    ("scheduling", "Table 2", "fedrep", "cifar100", 40.66),
+    ("scheduling", "Table 4", "fedavg", "", 873.04),
+    ("scheduling", "Table 4", "fedbabu", "", 865.34),
+    ("scheduling", "Table 4", "vanilla", "", 314.91),
+    ("scheduling", "Table 4", "anti", "", 838.88),
+    ("fedpft", "Table 6", WITHOUT, "tiny_imagenet", 36.13),
+    ("fedra", "Table 2", "allsmall", "nico++", 34.185),
+}
+MISPRINTED = r"misprint|round printed as|decimal comma|three decimals"
+
+
+def chosen(paper: str, **wanted: str) -> pd.DataFrame:
+    frame = published(paper)
+    for column, name in wanted.items():
+        frame = frame[frame[column] == name]
+    assert len(frame)
+    return frame
+
+
+def values(paper: str, **wanted: str) -> list[float]:
+    return chosen(paper, **wanted)["value"].tolist()
+
+
+# --- the schema ------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_file_a_paper_and_no_other() -> None:
+    assert {path.name for path in PUBLISHED.iterdir()} == {f"{paper}.csv" for paper in PAPERS}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_schema(paper: str) -> None:
+    with (PUBLISHED / f"{paper}.csv").open(encoding="utf-8", newline="") as file:
+        stored = list(csv.DictReader(file))
+    assert tuple(stored[0]) == COLUMNS
+    assert all(value == value.strip() and None not in row for row in stored for value in row.values())
+    frame = published(paper)
+    assert tuple(frame.columns) == COLUMNS
+    assert len(frame) == len(stored)
+    for name in NUMBERS:  # read as they stand in the file
+        assert frame[name].dtype == np.float64
+        expected = [float(row[name]) if row[name] else math.nan for row in stored]
+        np.testing.assert_array_equal(frame[name], expected)
+    assert not frame.duplicated(list(KEY)).any()
+    assert (frame[["place", "how", "quantity"]] != "").all().all()
+    assert (
+        frame["place"].str.fullmatch(r"(Table|Fig\.|Sec\.) [A-Z0-9.]+[a-z]?|recomputed|authors' code, \w+ \d{4}").all()
+    )
+    printed = frame["place"].str.match("Table|Sec") | (frame["place"] == "Fig. 5b")
+    assert frame.loc[printed, "how"].isin(["printed", "printed in the authors' repository"]).all()
+    assert frame.loc[frame["place"].str.match(r"Fig\. (?!5b)"), "how"].str.startswith("read off, ").all()
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_row_has_its_number(paper: str) -> None:
+    frame = published(paper)
+    single, ranged = frame["value"].notna(), frame["low"].notna()
+    dash = frame["note"].str.startswith("printed as a dash")
+    assert (single.astype(int) + ranged + dash == 1).all()
+    assert (frame["low"].notna() == frame["high"].notna()).all()
+    assert (frame["low"] <= frame["high"])[ranged].all()
+    assert single[frame["spread"].notna()].all()
+    assert (frame["spread"].dropna() >= 0).all()
+    percent = frame["quantity"].str.fullmatch(r"(\w+_)?accuracy|macro_f1|\w+ incentive")
+    assert frame.loc[percent, "value"].dropna().between(0, 100).all()
+    assert (frame["value"].dropna() >= 0).all()
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_names_are_the_registries_or_listed(paper: str) -> None:
+    frame = published(paper)
+    methods = set(frame["method"]) - {""}
+    assert methods - set(registry()) == OTHER_METHODS.get(paper, set())
+    assert set(frame["dataset"]) - {""} <= set(DATASETS) | OTHER_DATASETS
+    assert set(frame["model"]) - {""} <= set(MODELS)
+    assert set(frame["client"]) - {""} <= {name for names in DOMAINS.values() for name in names}
+    assert not any(re.search(r"[A-Z]", name) for name in methods | set(frame["dataset"]))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_each_table_has_its_number_of_rows(paper: str) -> None:
+    assert published(paper)["place"].value_counts().to_dict() == SIZES[paper]
+
+
+def test_misprints_are_these() -> None:
+    found = set()
+    for paper in PAPERS:
+        frame = published(paper)
+        frame = frame[frame["note"].str.contains(MISPRINTED)]
+        found |= {(paper, row.place, row.method, row.dataset, row.value) for row in frame.itertuples()}
+    assert found == MISPRINTS
+
+
+def test_read_off_curves_name_all_layers_in_order() -> None:
+    frame = published("player_fl")
+    curves = frame[frame["low"].notna() & (frame["layer"] != "")]
+    for (_, dataset, _), curve in curves.groupby(["place", "dataset", "quantity"]):
+        assert list(curve["layer"]) == LAYERS[dataset]
+    ends = frame[frame["quantity"] == "shared layers"]
+    assert len(ends)
+    for row in ends.itertuples():
+        assert LAYERS[row.dataset][int(row.value) - 1] == row.layer
+
+
+# --- numbers that are printed twice, and sums ------------------------------------------------------------------
+
+
+def test_fedra_prints_the_mean_of_the_domains() -> None:
+    tables = ["place", "setting", "dataset", "model", "method"]
+    frame = published("fedra").set_index(tables)
+    for key, group in frame[frame["client"] != ""].groupby(level=tables):
+        assert list(group["client"]) == DOMAINS[key[2]]
+        whole = frame[frame["client"] == ""].loc[[key], "value"].item()
+        assert group["value"].mean() == pytest.approx(whole, abs=0.0101), key
+
+
+@pytest.mark.parametrize(
+    ("paper", "one", "other"),
+    [
+        ("fedra", {"place": "Table 1", "model": "vit", "dataset": "nico++", "method": "alllarge"},
+         {"place": "Table 4", "method": "alllarge"}),
+        ("fedra", {"place": "Table 1", "model": "vit", "dataset": "nico++", "method": "fedra"},
+         {"place": "Table 6", "method": "fedra",
+          "setting": "feature skew, [12,10,8,6,4,3], adapters at attn.proj and mlp.fc2"}),
+        *(("fedra", {"place": "Table 3", "model": "vit", "method": "fedra", "setting": f"feature skew, {clients}"},
+           {"place": "Table 5", "setting": f"feature skew, {clients}, Eq. 2"})
+          for clients in ("[4]*6", "[6]*6", "[10]*6", "[10,10,6,6,4,4]")),
+        *(("fedpft", {"place": "Table 4", "method": method}, {"place": "Table 8", "method": method})
+          for method in ("fedavg", WITHOUT, "fedpft")),
+        ("fedpft", {"place": "Table 5", "method": "fedpft, classification prompts"},
+         {"place": "Table 8", "method": "fedpft"}),
+        *(("fedpft", {"place": "Table 1", "quantity": "probe_accuracy", "setting": f"dirichlet {alpha}"},
+           {"place": "Table 8", "dataset": "cifar10", "setting": f"dirichlet {alpha}"}) for alpha in ("0.5", "1.0")),
+        ("fedpft", {"place": "Fig. 5b", "method": "fedpft", "setting": "dirichlet 0.1"},
+         {"place": "Table 2", "method": "fedpft", "setting": "dirichlet 0.1", "dataset": "cifar100"}),
+        ("fedpft", {"place": "Table 9", "setting": "dirichlet 0.1, 100 % of the clients", "dataset": "cifar10"},
+         {"place": "Table 7", "method": "fedpft", "setting": "dirichlet 0.1"}),
+        ("fedpft", {"place": "Table 9", "setting": "dirichlet 0.1, 100 % of the clients", "dataset": "tiny_imagenet"},
+         {"place": "Table 2", "method": "fedpft", "setting": "dirichlet 0.1", "dataset": "tiny_imagenet"}),
+        *(("fedpft", {"place": "Table 3", "method": row, "setting": setting},
+           {"place": "Table 2", "method": method, "setting": setting, "dataset": "cifar100"})
+          for row, method in (("iii", WITHOUT), ("v", "fedpft")) for setting in ("dirichlet 0.1", "dirichlet 0.5")),
+        *(("pfedla", {"place": "Table 1", "method": method, "dataset": dataset, "setting": "non-iid 1, 10 clients"},
+           {"place": "Table 3", "quantity": "accuracy", "dataset": dataset,
+            "setting": f"non-iid 1, 10 clients, {k} retained"})
+          for dataset in ("emnist", "cifar10") for k, method in enumerate(("pfedla", "heurpfedla"))),
+        *(("scheduling", {"place": "Table 2", "setting": f"{rounds} rounds", "dataset": dataset, "method": method},
+           {"place": "Sec. 5.3", "setting": f"{rounds} rounds, unfrozen at 0, 100, 200", "method": method})
+          for rounds, dataset in ((1000, "cifar100"), (300, "tiny_imagenet")) for method in ("vanilla", "anti")),
+        *(("player_fl", {"place": "Table 2", "quantity": f"{what} mean rank"},
+           {"place": place, "quantity": "mean rank"})
+          for what, place in (("fairness", "Table A.5"), ("incentive", "Table A.6"))),
+    ],
+)  # fmt: skip
+def test_what_is_printed_twice_is_the_same(paper: str, one: dict[str, str], other: dict[str, str]) -> None:
+    here = chosen(paper, **one).set_index([*(["method"] if "quantity" in one else []), "dataset", "client"])
+    there = chosen(paper, **other).set_index(here.index.names)
+    common = there if here.index.equals(there.index) else there.loc[here.index]
+    assert common["value"].tolist() == here["value"].tolist()
+
+
+def test_layer_schedulings_costs_add_up() -> None:
+    *layers, total = values("scheduling", place="Table 3")
+    assert sum(layers) == total == values("scheduling", quantity="trained parameters")[0]
+    cost = "naive FLOPs, 10^9"
+    table, text = (published_table("scheduling", place, quantity=cost)[cost] for place in ("Table 4", "Sec. 5.2"))
+    assert list(table.index) == list(text.index) == ["fedavg", "fedbabu", "vanilla", "anti"]
+    assert (table - text).abs().max() < 0.006
+
+
+def test_fedpfts_uploads_add_up_from_the_rounded_modules() -> None:
+    for model in ("resnet8", "resnet10"):
+        module = chosen("fedpft", place="Table 10", model=model, method="", quantity="parameters")
+        extractor, transform, classifier, projection = module["value"]
+        both = chosen("fedpft", place="Table 10", model=model, layer="total").set_index("method")["value"]
+        assert both["fedavg"] == pytest.approx(extractor + classifier, abs=5e3)
+        assert both["fedpft"] == pytest.approx(extractor + transform + classifier + projection, abs=5e3)
+        (more,) = values("fedpft", place="Table 10", model=model, quantity="more parameters than FedAvg, %")
+        assert 100 * (transform + projection) / (extractor + classifier) == pytest.approx(more, abs=0.006)
+
+
+def test_fedpfts_largest_gain_is_not_the_one_in_its_text() -> None:
+    gains = []
+    for place in ("Table 2", "Table 6", "Table 7"):
+        table = published_table("fedpft", place)
+        gains.append((table.loc["fedpft"] - table.drop(index=["fedpft", WITHOUT]).max()).max())
+    assert max(gains) == pytest.approx(6.92)
+    said = chosen("fedpft", place="Sec. 4.2")
+    assert said["value"].item() == 7.08
+    assert "6.92" in said["note"].item()
+
+
+def test_pfedlas_costs_are_recomputed_to_four_digits() -> None:
+    printed = values("pfedla", place="Table 3", quantity="communication, MB")
+    assert values("pfedla", place="recomputed") == pytest.approx(printed, rel=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("place", "ascending", "most"),
+    [
+        ("Table A.9", False, 0.05),
+        ("Table A.12", False, 0.05),
+        ("Table A.7", False, 0.55),  # ties among rounded values
+        ("Table A.10", True, 0.71),
+        ("Table A.11", True, 0.61),
+        ("Table A.6", False, 0.78),
+        ("Table 1", False, 1.41),
+    ],
+)
+def test_mean_ranks_follow_from_the_scores(place: str, ascending: bool, most: float) -> None:
+    apart = ranks(place, ascending) - printed_ranks(place)
+    assert apart.abs().max() < most
+
+
+def printed_ranks(place: str) -> pd.Series:
+    return published_table("player_fl", place, quantity="mean rank")["mean rank"]
+
+
+def ranks(place: str, ascending: bool, **correct: tuple[str, float]) -> pd.Series:
+    (scores,) = set(chosen("player_fl", place=place)["quantity"]) - {"mean rank", "friedman p"}
+    table = published_table("player_fl", place, quantity=scores)
+    for method, (dataset, value) in correct.items():
+        table.loc[method, dataset] = value
+    return table.rank(ascending=ascending).mean(axis=1)
+
+
+def test_the_two_misprinted_variances_explain_their_ranks() -> None:
+    for place, method, dataset, value in (
+        ("Table A.5", "fedprox", "sent140", 4.1e-2),
+        ("Table A.8", "fedlama", "fed_isic", 4.2e-2),
+    ):
+        said = printed_ranks(place)[method]
+        assert abs(ranks(place, True)[method] - said) > 1
+        assert ranks(place, True, **{method: (dataset, value)})[method] == pytest.approx(said, abs=0.3)
+
+
+def test_steps_of_sensitivity_lie_within_their_ranges() -> None:
+    frame = published("player_fl")
+    steps = frame[frame["quantity"] == "federation_sensitivity / layer before"]
+    assert len(steps) == sum(len(LAYERS[name]) - 1 for name in LAYERS)
+    for (place, dataset), group in steps.groupby(["place", "dataset"]):
+        curve = layerwise.reference("player_fl", dataset, "federation_sensitivity", LAYERS[dataset], place)
+        for step in group.itertuples():
+            before, after = (LAYERS[dataset][LAYERS[dataset].index(step.layer) + k] for k in (-1, 0))
+            least = curve.loc[after, "low"] / curve.loc[before, "high"]
+            most = curve.loc[after, "high"] / curve.loc[before, "low"]
+            assert 0.97 * least <= step.value <= 1.03 * most, (dataset, step.layer)
+
+
+# --- readers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("paper", "place"), [(paper, place) for paper in PAPERS for place in SIZES[paper]])
+def test_every_table_can_be_laid_out(paper: str, place: str) -> None:
+    frame = chosen(paper, place=place)
+    table = published_table(paper, place)
+    assert list(table.index) == list(frame["method"].unique())
+    assert table.notna().to_numpy().sum() == frame["value"].notna().sum()
+
+
+def test_a_table_stands_as_it_is_printed() -> None:
+    table = published_table("fedra", "Table 1", dataset="nico++", model="mixer")
+    assert list(table.index) == ["alllarge", "allsmall", "inclusivefl", "depthfl", "fedra"]
+    assert list(table.columns) == [*DOMAINS["nico++"], ""]
+    assert table.loc["fedra"].tolist() == [86.59, 79.50, 83.15, 74.39, 75.51, 66.26, 77.57]
+    spread = published_table("fedpft", "Table 2", values="spread", dataset="cifar100")
+    assert list(spread.columns) == ["dirichlet 0.1", "dirichlet 0.5", "dirichlet 1.0"]
+    assert spread.loc["fedavg"].tolist() == [0.86, 0.23, 0.39]
+    two = published_table("player_fl", "Table A.7", method="playerfl", rows="dataset")
+    assert two.loc["fashion_mnist", "accuracy"] == 89.8
+    assert two.loc["", "mean rank"] == 2.2
+    layers = published_table("scheduling", "Table 3", rows="layer")
+    assert layers["parameters"]["fc1.weight"] == 524_288
+
+
+@pytest.mark.parametrize(
+    ("paper", "place", "more", "said"),
+    [
+        ("fedrah", "Table 1", {}, "did you mean 'fedra'"),
+        ("fedra", "Table 11", {}, "did you mean 'Table 1'"),
+        ("fedra", "Table 1", {"rows": "methods"}, "did you mean 'method'"),
+        ("fedra", "Table 1", {"values": "values"}, "did you mean 'value'"),
+        ("fedra", "Table 1", {"modell": "vit"}, "did you mean 'model'"),
+        ("fedra", "Table 4", {"method": "depthfl"}, "unknown method of fedra, Table 4"),
+    ],
+)
+def test_what_is_not_there_is_refused(paper: str, place: str, more: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        published_table(paper, place, **more)
+
+
+def test_the_learning_check_cites_each_method_once() -> None:
+    cited = learning.cited()
+    assert cited.index.is_unique
+    assert "fedavg" not in cited.index
+    assert set(cited.index) <= set(registry()) | {WITHOUT}
+    fedlama = cited.loc["fedlama", ["place", "value", "spread", "local", "fedavg"]]
+    assert fedlama.tolist() == ["PLayer-FL, Table A.7", 86.3, 0.8, 88.7, 89.1]
+    assert cited.loc["two_stage", ["value", "local", "fedavg"]].tolist() == [53.43, 47.61, 34.91]
+    assert cited.loc["pfedme", "place"] == "pFedLA, Table 1"
+    assert math.isnan(cited.loc["vanilla", "local"])
+    assert cited.loc["vanilla", "fedavg"] == 49.36

@@ -1,0 +1,94 @@
+"""Tensors of silos become a federation, whole and in order, or are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.data import of_silos
+from fl_core.data.partitions import SPLITS
+from fl_core.errors import UsageError
+
+
+def silos(sizes: dict[str, int] | None = None) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Every sample is told apart by its first number."""
+    made, start = {}, 0
+    for name, n in (sizes or {"north": 40, "south": 25}).items():
+        x = torch.zeros(n, 2, 5)
+        x[:, 0, 0] = torch.arange(start, start + n)
+        made[name] = (x, 3 * (torch.arange(n) % 2) + 4)
+        start += n
+    return made
+
+
+def test_every_sample_is_once_with_its_silo_and_its_label() -> None:
+    given = silos()
+    data = of_silos(given, name="pumps")
+    assert (data.name, data.shape, data.classes) == ("pumps", (2, 5), ("4", "7"))
+    assert [client.name for client in data.clients] == ["north", "south"]
+    for client in data.clients:
+        x, y = given[client.name]
+        held = torch.cat([client.split(split).x for split in SPLITS])
+        order = held[:, 0, 0].argsort()
+        torch.testing.assert_close(held[order], x, rtol=0, atol=0)
+        labels = torch.cat([client.split(split).y for split in SPLITS])[order]
+        assert torch.equal(labels, (y == 7).long())
+
+
+def test_the_order_given_stays_and_so_does_the_digest() -> None:
+    given = silos({"z": 20, "a": 20})
+    assert [client.name for client in of_silos(given).clients] == ["z", "a"]
+    assert of_silos(given).digest == of_silos(given).digest
+    assert of_silos(given).digest != of_silos(given, seed=1).digest
+    assert of_silos(given, splits=(0.5, 0.25, 0.25)).weights == (10, 10)
+
+
+def test_arrays_images_and_names_of_classes() -> None:
+    images = {name: (np.full((30, 6, 6), k * 255, np.uint8), np.arange(30) % 2) for k, name in enumerate("ab")}
+    data = of_silos(images, classes=("calm", "fault"))
+    assert data.shape == (1, 6, 6)
+    assert data.classes == ("calm", "fault")
+    assert [float(client.train.x.mean()) for client in data.clients] == [0.0, 1.0]
+
+
+def test_a_run_takes_it() -> None:
+    engine = runner.run(RunConfig(algorithm="fedper", rounds=2, batch=8), data=of_silos(silos()), progress=False)
+    frame = runner.frame(engine)
+    assert set(frame["client"]) >= {"north", "south"}
+
+
+def with_label(value: float) -> dict[str, Any]:
+    given: dict[str, Any] = silos()
+    y = given["south"][1].double()
+    y[3] = value
+    return {**given, "south": (given["south"][0], y)}
+
+
+def with_hole() -> dict[str, Any]:
+    given = silos()
+    given["south"][0][7, 1, 2] = float("nan")
+    return given
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ({}, {}, "at least one silo"),
+        ({"a": torch.zeros(3, 2)}, {}, "silo 'a': give a pair"),
+        ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "silo 'a': 3 samples and 4 labels"),
+        ({**silos(), "c": (torch.zeros(9, 3), torch.zeros(9))}, {}, r"'c' has float32 samples of shape \[3\]"),
+        (with_hole(), {}, r"silo 'south', x, row 7 .*position \[1, 2\]: nan"),
+        (with_label(0.5), {}, r"silo 'south', y, row 3 .*0.5 is not a whole number"),
+        (silos(), {"classes": ("a", "b")}, "outside 0..1"),
+        ({"a": (torch.zeros(30, 2), torch.zeros(30))}, {}, "only one class"),
+        (silos({"north": 40, "south": 2}), {}, "south"),
+    ],
+)
+def test_what_does_not_fit_is_named(given: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        of_silos(given, **options)
