@@ -275,3 +275,29 @@ def _check_kinds(what: str, data: Mapping[str, Any], like: Mapping[str, Any]) ->
         kinds = {tuple: (tuple, list), type(None): (type(None), int, float)}.get(type(default), (type(default),))
         if not isinstance(value, kinds):
             raise UsageError(f"not {what}: {name!r} is {type(value).__name__}, not {kinds[-1].__name__}")
+
+
+def shifted(plan: LayerPlan, by: int) -> LayerPlan:
+    """A plan whose shared prefix is ``by`` layers longer, clipped to 1..L-1; the evidence's status says so.
+
+    Raises:
+        UsageError: the shared layers are not a prefix.
+    """
+    cut, most = prefix_length(plan), len(plan.trainable) - 1
+    wanted = cut + by
+    clipped = min(max(wanted, 1), max(most, 1))
+    notes = [] if plan.why.status == "ok" else [plan.why.status]
+    if clipped != wanted:
+        notes.append(f"clipped from {wanted} to {clipped} of {len(plan.trainable)} layers")
+    return plan.with_first(clipped, rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok")
+
+
+def prefix_length(plan: LayerPlan) -> int:
+    """Number of shared layers.
+
+    Raises:
+        UsageError: they are not a prefix, so "one layer more or less" has no meaning.
+    """
+    if plan.cut is None:
+        raise UsageError("the plan's shared layers are not the first ones: one layer more or less is not defined")
+    return plan.cut

@@ -11,7 +11,8 @@ from torch import nn
 import fl_core
 from fl_core import data as datasets
 from fl_core import initial, losses, models, tree
-from fl_core.algorithms.base import Algorithm, Problem, configured, find, registry
+from fl_core.algorithms.base import Algorithm, Problem, find, registry
+from fl_core.algorithms.options import configured
 from fl_core.blocks import paths_of_blocks
 from fl_core.built import Built, Plain
 from fl_core.config import AUTO, RunConfig, resolved

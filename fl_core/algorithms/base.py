@@ -7,16 +7,15 @@ of tensor names taken from a :class:`~fl_core.plan.LayerPlan`, so most algorithm
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from types import NoneType, UnionType
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.errors import UsageError, check_known
+from fl_core.algorithms.options import configured
+from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.local import Context, Phase
 from fl_core.plan import LayerPlan
@@ -341,76 +340,3 @@ def find(name: str) -> type[Algorithm]:
     """
     known = registry()
     return known[check_known("algorithm", name, known)]
-
-
-def configured(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
-    """The algorithm's ``Config`` with the given values; strings are read as the field's type.
-
-    Raises:
-        UsageError: an unknown key, or a value of the wrong type.
-    """
-    hints = get_type_hints(algorithm.Config)
-    known = {f.name: f for f in fields(algorithm.Config)}
-    filled = {}
-    for key, value in values.items():
-        if not known:
-            raise UsageError(f"{algorithm.name} has no configuration keys; {key!r} was given")
-        check_known(f"configuration key of {algorithm.name}", key, known)
-        filled[key] = _typed(f"{algorithm.name}: {key}", value, hints[key])
-    needed = [k for k, f in known.items() if f.default is MISSING and f.default_factory is MISSING and k not in filled]
-    if needed:
-        raise UsageError(f"{algorithm.name} needs a value for {needed[0]!r}")
-    return algorithm.Config(**filled)
-
-
-def _typed(what: str, value: Any, kind: Any) -> Any:
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    target = next(k for k in kinds if k is not NoneType)
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
-        if NoneType in kinds:
-            return None
-        raise UsageError(f"{what} must be {target.__name__}, not none")
-    if get_origin(target) is tuple:
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, (list, tuple)):
-            raise UsageError(f"{what} must be a list of {get_args(target)[0].__name__}, not {value!r}")
-        return tuple(_typed(what, part, get_args(target)[0]) for part in parts)
-    try:
-        if target is bool:
-            return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
-        if isinstance(value, bool):
-            raise TypeError(value)
-        number = target(value)
-        if target is int and float(value) != number:
-            raise ValueError(value)
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise UsageError(f"{what} must be {target.__name__}, not {value!r}") from error
-    if target in (int, float) and not (number >= 0 and math.isfinite(number)):  # strengths and counts, all of them
-        raise UsageError(f"{what} must be at least 0 and finite, not {value}")
-    return number
-
-
-def shifted(plan: LayerPlan, by: int) -> LayerPlan:
-    """A plan whose shared prefix is ``by`` layers longer, clipped to 1..L-1; the evidence's status says so.
-
-    Raises:
-        UsageError: the shared layers are not a prefix.
-    """
-    cut, most = prefix_length(plan), len(plan.trainable) - 1
-    wanted = cut + by
-    clipped = min(max(wanted, 1), max(most, 1))
-    notes = [] if plan.why.status == "ok" else [plan.why.status]
-    if clipped != wanted:
-        notes.append(f"clipped from {wanted} to {clipped} of {len(plan.trainable)} layers")
-    return plan.with_first(clipped, rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok")
-
-
-def prefix_length(plan: LayerPlan) -> int:
-    """Number of shared layers.
-
-    Raises:
-        UsageError: they are not a prefix, so "one layer more or less" has no meaning.
-    """
-    if plan.cut is None:
-        raise UsageError("the plan's shared layers are not the first ones: one layer more or less is not defined")
-    return plan.cut

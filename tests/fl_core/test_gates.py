@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fl_core import data, runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.algorithms.base import configured
+from fl_core.algorithms.options import configured
 from fl_core.algorithms.prompts import Border
 from fl_core.errors import UsageError
 from fl_core.models.gated import Gate, Gated, SwitchableNorm

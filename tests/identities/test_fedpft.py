@@ -10,8 +10,8 @@ import torch
 from fl_core import models, tree
 from fl_core.algorithms import Problem, Round, State, Update, base, find
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.algorithms.base import configured
 from fl_core.algorithms.fedpft import FedPFT
+from fl_core.algorithms.options import configured
 from fl_core.built import Built, Plain
 from fl_core.executors import Serial
 from fl_core.layers import layers_of

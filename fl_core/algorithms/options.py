@@ -1,0 +1,61 @@
+"""An algorithm's own configuration, read from what a user gave: known keys, right types, nothing below 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from fl_core.errors import UsageError, check_known
+
+if TYPE_CHECKING:
+    from fl_core.algorithms.base import Algorithm
+
+
+def configured(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
+    """The algorithm's ``Config`` with the given values; strings are read as the field's type.
+
+    Raises:
+        UsageError: an unknown key, or a value of the wrong type.
+    """
+    hints = get_type_hints(algorithm.Config)
+    known = {f.name: f for f in fields(algorithm.Config)}
+    filled = {}
+    for key, value in values.items():
+        if not known:
+            raise UsageError(f"{algorithm.name} has no configuration keys; {key!r} was given")
+        check_known(f"configuration key of {algorithm.name}", key, known)
+        filled[key] = _typed(f"{algorithm.name}: {key}", value, hints[key])
+    needed = [k for k, f in known.items() if f.default is MISSING and f.default_factory is MISSING and k not in filled]
+    if needed:
+        raise UsageError(f"{algorithm.name} needs a value for {needed[0]!r}")
+    return algorithm.Config(**filled)
+
+
+def _typed(what: str, value: Any, kind: Any) -> Any:
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    target = next(k for k in kinds if k is not NoneType)
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if NoneType in kinds:
+            return None
+        raise UsageError(f"{what} must be {target.__name__}, not none")
+    if get_origin(target) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)):
+            raise UsageError(f"{what} must be a list of {get_args(target)[0].__name__}, not {value!r}")
+        return tuple(_typed(what, part, get_args(target)[0]) for part in parts)
+    try:
+        if target is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+        if isinstance(value, bool):
+            raise TypeError(value)
+        number = target(value)
+        if target is int and float(value) != number:
+            raise ValueError(value)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise UsageError(f"{what} must be {target.__name__}, not {value!r}") from error
+    if target in (int, float) and not (number >= 0 and math.isfinite(number)):  # strengths and counts, all of them
+        raise UsageError(f"{what} must be at least 0 and finite, not {value}")
+    return number
