@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures test clean
+.PHONY: help setup demo figures notebooks test clean
 
 help:            ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -23,6 +23,9 @@ demo: $(READY)   ## the main job on real data, about a minute: out/demo/report.h
 
 figures: $(READY) ## the figures and tables that have rows, drawn anew: figures/pictures, some minutes
 	$(BIN)/python -m figures all
+
+notebooks: $(READY) ## the notebooks executed anew and stored, some minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks
 
 test: $(READY)   ## style, types and tests
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
+from torch import nn
 
 from diagnostics import measure, select
 from diagnostics.diagnose import diagnose
@@ -49,12 +52,11 @@ class Definition:
 # --- measuring -------------------------------------------------------------------------------------------------
 
 
-class Epoch:
-    """Every client after one local epoch, ready to be diagnosed."""
+class Sites:
+    """Every client's locally trained model of one round, ready to be diagnosed; ``round`` 0 is the common start's."""
 
-    def __init__(self, task: runner.Task) -> None:
-        self.task = task
-        self.models, self.recorded = runner.first_epoch(task, measure.instruments().observers)
+    def __init__(self, task: runner.Task, models: Mapping[str, nn.Module], round: int) -> None:
+        self.task, self.models, self.round = task, models, round
         self.all = {c.name: (c.train.x, c.train.y) for c in task.data.clients}
 
     def subset(self, size: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -65,23 +67,31 @@ class Epoch:
             chosen[name] = (x[order[:size]], y[order[:size]])
         return chosen
 
-    def frame(self, metric: str, data: Any = None, batch: int = 256, **options: Any) -> pd.DataFrame:
-        """Rows of one metric on the clients' own data."""
-        config = self.task.config
+    def frame(self, metric: str | Sequence[str], data: Any = None, batch: int = 256, **options: Any) -> pd.DataFrame:
+        """Rows of one metric, or of several that share a pass and the options, on the clients' own data."""
+        config, metrics = self.task.config, [metric] if isinstance(metric, str) else metric
         report = diagnose(
             self.models,
             self.all if data is None else data,
-            [metric],
+            metrics,
             loss=self.task.criterion,
             by=config.by,
             batch=batch,
             seed=config.seed,
             n_train=dict(zip(self.models, self.task.data.weights, strict=True)),
-            options={metric: options},
-            context={"seed": config.seed, "round": 0, "model": "local", "split": "train"},
+            options=dict.fromkeys(metrics, options),
+            context={"seed": config.seed, "round": self.round, "model": "local", "split": "train"},
             progress=False,
         )
         return report.frame
+
+
+class Epoch(Sites):
+    """Every client after one local epoch from the common start."""
+
+    def __init__(self, task: runner.Task) -> None:
+        models, self.recorded = runner.first_epoch(task, measure.instruments().observers)
+        super().__init__(task, models, 0)
 
     def sensitivity(self, variant: str) -> pd.DataFrame:
         """S of every client by one definition."""
@@ -90,6 +100,18 @@ class Epoch:
             options["recorded"] = self.recorded
         frame = self.frame(SENSITIVITY, **options)
         return frame[(frame["variant"] == variant) & (frame["client"] != "")]
+
+
+def after_run(task: runner.Task) -> Sites:
+    """Every client in the last round of the configured run, after its local training and before any averaging.
+
+    The run is kept in a temporary folder while it lasts.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        engine = runner.run(task.config, path, loaded=task.data, instruments=measure.instruments(), progress=False)
+        models, _ = runner.load_models(path, "last", "local")
+    return Sites(task, models, engine.done)
 
 
 # --- curves ----------------------------------------------------------------------------------------------------
@@ -109,12 +131,15 @@ def curves(frame: pd.DataFrame, metric: str, variant: str, relative_to: str = ""
     return values
 
 
-def dissimilarity(frame: pd.DataFrame) -> pd.DataFrame:
-    """1 - CKA of each client, mean over the others: layers x (seed, client)."""
-    pairs = frame[frame["metric"] == "cka"]
-    parts = {seed: both_ways(rows) for seed, rows in pairs.groupby("seed")}
+def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
+    """Of each client, mean over the others: layers x (seed, client); 1 - CKA, or the angle of ``"procrustes"``."""
+    pairs = frame[frame["metric"] == metric]
+    parts = {seed: both_ways(rows.assign(value=rows["value"].astype(float))) for seed, rows in pairs.groupby("seed")}
     tables = {
-        seed: (1 - rows["value"]).groupby([rows["layer"], rows["client"]]).mean(skipna=False).unstack()
+        seed: (1 - rows["value"] if metric == "cka" else rows["value"])
+        .groupby([rows["layer"], rows["client"]])
+        .mean(skipna=False)
+        .unstack()
         for seed, rows in parts.items()
     }
     return pd.concat(tables, axis=1).loc[list(pairs["layer"].unique())]
@@ -130,6 +155,20 @@ def reference(paper: str, dataset: str, quantity: str, layers: Sequence[str], pl
     found = known.set_index("layer").reindex(layers)[["low", "high", "how"]]
     found.attrs["where"] = f"{place}, {known['how'].iloc[0]}"
     return found
+
+
+def read_off(paper: str, dataset: str, quantity: str, layers: Sequence[str]) -> pd.DataFrame:
+    """As :func:`reference`, wherever the paper's pictures show the range over sites; empty where none does."""
+    known = items.published(paper)
+    known = known[
+        (known["dataset"] == dataset) & (known["quantity"] == quantity) & known["place"].str.startswith("Fig")
+    ]
+    places = known["place"].unique()
+    if len(places):
+        return reference(paper, dataset, quantity, layers, places[0])
+    nothing = pd.DataFrame(np.nan, index=pd.Index(layers, name="layer"), columns=["low", "high", "how"])
+    nothing.attrs["where"] = ""
+    return nothing
 
 
 def lines_beside(

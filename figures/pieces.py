@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,23 @@ class Pieces(items.Item):
 
     Attributes:
         once: runs that have the seed 0 only.
+        more: runs that have more seeds than ``seeds``, and how many.
         begin: (configuration with its seed and data root, run, folder) -> the configuration that runs; called before
             a run, to provide what it starts from.
     """
 
     once: frozenset[str] = frozenset()
+    more: Mapping[str, int] = field(default_factory=dict)
     begin: Callable[[RunConfig, str, Path], RunConfig] = as_it_is
 
     def wanted(self, seeds: int | None = None) -> list[tuple[str, int]]:
         """Every (run, seed), the first seed of all runs first."""
         count = self.seeds if seeds is None else seeds
-        return [(run, seed) for seed in range(count) for run in self.runs if seed == 0 or run not in self.once]
+        counts = {run: 1 if run in self.once else count for run in self.runs}
+        if seeds is None:
+            counts |= {run: max(count, more) for run, more in self.more.items()}
+        most = max(counts.values(), default=0)
+        return [(run, seed) for seed in range(most) for run in self.runs if seed < counts[run]]
 
     @property
     def state(self) -> str:

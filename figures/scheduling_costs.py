@@ -286,7 +286,8 @@ def _page(table: pd.DataFrame) -> str:
 
 COUNTED = (
     "Naive: scalars that train, summed over batches, which is what the paper calls FLOPs. FLOPs: forward and backward "
-    "of every sample, by PyTorch's counter. Sent: down and up. Fine-tuning after the last round is not counted."
+    "of every sample, by PyTorch's counter. Sent: down and up, without frozen layers, whose values both "
+    "sides know; the paper's Algorithm 1 sends them too, and so as much as FedBABU. Fine-tuning is not counted."
 )
 
 

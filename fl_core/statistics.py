@@ -17,7 +17,7 @@ import scikit_posthocs
 from numpy.typing import NDArray
 from scipy import stats
 
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, check_known
 from fl_core.seeds import numpy_generator
 
 Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]] | pd.Series
@@ -174,6 +174,50 @@ def nemenyi(table: pd.DataFrame) -> PostHoc:
         return PostHoc(empty, status)
     p_values = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy(float).T)
     return PostHoc(pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index))
+
+
+def holm(table: pd.DataFrame, control: str) -> PostHoc:
+    """Each algorithm against one of them, on their mean ranks, after Friedman's; Holm's correction (Demsar, 2006).
+
+    z_i = (R_i - R_control) / sqrt(k (k + 1) / (6 N)) for k algorithms (rows) and N datasets or seeds (columns), its
+    two-sided normal p, and the step-down of Holm over the k - 1 comparisons: the j-th smallest p times k - j, no
+    smaller than the one before, at most 1. ``p_values`` has one column, the control's, whose own p is 1.
+
+    Raises:
+        UsageError: the control is not in the table.
+    """
+    check_known("algorithm of the table", control, list(table.index))
+    n_algorithms, n_blocks = table.shape
+    status = _incomplete(table)
+    if not status and n_algorithms < 2:
+        status = "Holm's procedure needs an algorithm beside the control"
+    if status:
+        return PostHoc(pd.DataFrame(math.nan, index=table.index, columns=[control]), status)
+    mean_ranks = ranks(table, higher_is_better=True)
+    gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(n_algorithms, n_blocks)
+    p = (2 * pd.Series(stats.norm.sf(gaps), index=table.index)).drop(control).sort_values(kind="stable")
+    stepped = (p * np.arange(n_algorithms - 1, 0, -1)).cummax().clip(upper=1.0)
+    return PostHoc(stepped.reindex(table.index, fill_value=1.0).to_frame(control))
+
+
+def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -> float:
+    """The gap between mean ranks from which Nemenyi's test tells two algorithms apart (Demsar, 2006).
+
+    q_alpha sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets or seeds, q_alpha being the upper alpha point of
+    the studentized range with infinite degrees of freedom, over sqrt(2).
+
+    Raises:
+        UsageError: fewer than 2 algorithms or 1 block, or alpha outside 0 to 1.
+    """
+    if n_algorithms < 2 or n_blocks < 1 or not 0 < alpha < 1:
+        raise UsageError(f"no critical difference of {n_algorithms} algorithms over {n_blocks} at alpha {alpha}")
+    quantile = stats.studentized_range.ppf(1 - alpha, n_algorithms, math.inf) / math.sqrt(2)
+    return float(quantile * _rank_error(n_algorithms, n_blocks))
+
+
+def _rank_error(n_algorithms: int, n_blocks: int) -> float:
+    """Standard error of a difference of two mean ranks."""
+    return math.sqrt(n_algorithms * (n_algorithms + 1) / (6 * n_blocks))
 
 
 def _aligned(**named: Values) -> list[NDArray[np.float64]]:

@@ -287,10 +287,10 @@ for _name, _kind, _folder, _recipe in (
 ):
     register(_name, _recipe)(_torchvision(_name, _kind, _folder))
 
-register(
-    "tiny_imagenet32",
-    Recipe(samples=50_000, mean=(0.4802, 0.4481, 0.3975), std=(0.2770, 0.2691, 0.2821), note=_OURS),
-)(_packed("tiny_imagenet32", training_side))
+for _name, _samples in (("tiny_imagenet", 100_000), ("tiny_imagenet32", 50_000)):  # 64 x 64; 32 x 32, half the classes
+    register(_name, Recipe(samples=_samples, mean=(0.4802, 0.4481, 0.3975), std=(0.2770, 0.2691, 0.2821), note=_OURS))(
+        _packed(_name, training_side)
+    )
 
 register(
     "pacs",

@@ -75,25 +75,26 @@ def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: floa
 
 
 @register
-def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2) -> Layered:
+def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2, width: float = 1.0) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
     3x3 kernels, 32-64-128-256-512 channels, the last three halved in size with dropout, global average pooling, 256
     hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 1,700,932 parameters for 3 channels and 4
-    classes; the paper's images have 200 x 200 pixels.
+    classes; the paper's images have 200 x 200 pixels. ``width`` as in ``fmnist_cnn``.
     """
     channels, _, _ = image_shape("isic_cnn", shape, smallest=8)
+    a, b, c, d, e, hidden = _scaled("isic_cnn", width, 32, 64, 128, 256, 512, 256)
     _check_dropout("isic_cnn", dropout)
     return _kaiming(
         chain(
-            conv1=_conv(channels, 32, 3, padding=1),
-            conv2=_conv(32, 64, 3, padding=1),
-            conv3=_conv(64, 128, 3, padding=1, pool=True, dropout=dropout),
-            conv4=_conv(128, 256, 3, padding=1, pool=True, dropout=dropout),
-            conv5=_conv(256, 512, 3, padding=1, pool=True, dropout=dropout),
+            conv1=_conv(channels, a, 3, padding=1),
+            conv2=_conv(a, b, 3, padding=1),
+            conv3=_conv(b, c, 3, padding=1, pool=True, dropout=dropout),
+            conv4=_conv(c, d, 3, padding=1, pool=True, dropout=dropout),
+            conv5=_conv(d, e, 3, padding=1, pool=True, dropout=dropout),
             flatten=_average(),
-            fc1=_fc(512, 256),
-            fc2=_fc(256, n_classes, last=True),
+            fc1=_fc(e, hidden),
+            fc2=_fc(hidden, n_classes, last=True),
         )
     )
 

@@ -18,7 +18,7 @@ from figures import depth, items, learning, overlap, paired, pieces
 from figures.__main__ import main
 from fl_core import models, rows, runner
 from fl_core.algorithms import find, registry
-from fl_core.algorithms.base import configured
+from fl_core.algorithms.options import configured
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.models import weights

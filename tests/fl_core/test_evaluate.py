@@ -327,3 +327,40 @@ def test_nemenyi_says_why_there_is_no_value():
 def test_bad_requests(call):
     with pytest.raises(UsageError):
         call()
+
+
+@pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
+def test_critical_difference_has_the_tabled_quantiles(k, q):
+    """q at 0.05 of Demsar (2006), Table 5."""
+    assert statistics.critical_difference(k, 6) == pytest.approx(q * math.sqrt(k * (k + 1) / 36), abs=1e-3)
+
+
+@pytest.mark.parametrize(("k", "n", "alpha"), [(1, 5, 0.05), (3, 0, 0.05), (3, 5, 1.0)])
+def test_critical_difference_refuses_what_has_none(k, n, alpha):
+    with pytest.raises(UsageError, match="no critical difference"):
+        statistics.critical_difference(k, n, alpha)
+
+
+def test_holm_is_the_step_down_of_normal_tails():
+    generator = np.random.default_rng(1)
+    table = pd.DataFrame(generator.random((6, 9)) + 0.2 * np.arange(6)[:, None], index=list("abcdef"))
+    found = statistics.holm(table, "c")
+    ranks = table.rank(ascending=False).mean(axis=1)
+    others = [name for name in table.index if name != "c"]
+    p = {name: 2 * stats.norm.sf(abs(ranks[name] - ranks["c"]) / math.sqrt(6 * 7 / 54)) for name in others}
+    least = 0.0
+    for left, name in zip(range(5, 0, -1), sorted(p, key=p.__getitem__), strict=True):
+        least = max(least, min(1.0, left * p[name]))
+        assert found.p_values.loc[name, "c"] == pytest.approx(least, rel=1e-12)
+    assert found.p_values.loc["c", "c"] == 1
+    assert found.status == "ok"
+    assert 0 < min(p.values()) < 0.01
+
+
+def test_holm_says_why_it_has_no_result():
+    table = pd.DataFrame({"x": [1.0, 2.0], "y": [math.nan, 1.0]}, index=["a", "b"])
+    found = statistics.holm(table, "a")
+    assert found.p_values.isna().all().all()
+    assert "no finite value" in found.status
+    with pytest.raises(UsageError, match="algorithm of the table"):
+        statistics.holm(table, "A")

@@ -191,7 +191,7 @@ def test_pfedla_cnn_normalises_colour_images_unless_told(shape, norm, wanted):
         models.build("pfedla_cnn", shape, 10, options={"norm": "yes"})
 
 
-@pytest.mark.parametrize(("name", "shape"), [("fmnist_cnn", IMAGE), ("cifar_cnn", COLOUR)])
+@pytest.mark.parametrize(("name", "shape"), [("fmnist_cnn", IMAGE), ("cifar_cnn", COLOUR), ("isic_cnn", COLOUR)])
 def test_width_scales_channels_and_hidden_units_and_keeps_the_layers(name, shape):
     whole, half = (models.build(name, shape, 10, options={"width": width}) for width in (1, 0.5))
     assert half.layer_groups == whole.layer_groups

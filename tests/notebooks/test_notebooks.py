@@ -1,27 +1,177 @@
-"""Every notebook runs from a clean kernel, and shows what it promises."""
+"""Every notebook runs from a clean kernel and shows pictures; what is stored is whole, small, and of no machine."""
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
-from nbclient import NotebookClient
+from nbformat import NotebookNode
+from PIL import Image
 
-FOLDER = Path(__file__).parents[2] / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+from fl_core.errors import RunError
+from notebooks import __main__ as command
+from notebooks import execute
 
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_and_shows_pictures(path: Path, tmp_path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}  # a kernel's own is inline
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute(env=environment)
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "error"]
-    assert [output for output in outputs if "image/png" in output.get("data", {})], "no picture was drawn"
+ROOT = os.environ.get("FEDLAYERS_DATA_ROOT")
+WISHING = ("player_fl", "scheduling")  # those that take a dataset of the data root where there is one
 
 
-def test_there_are_notebooks() -> None:
-    assert NOTEBOOKS
+def stored(name: str) -> NotebookNode:
+    return nbformat.read(execute.HERE / f"{name}.ipynb", as_version=4)
+
+
+def outputs(notebook: NotebookNode) -> list[NotebookNode]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def pictures(notebook: NotebookNode) -> list[str]:
+    return [output.data["image/png"] for output in outputs(notebook) if "image/png" in output.get("data", {})]
+
+
+def printed(notebook: NotebookNode) -> str:
+    return "\n".join(output.text for output in outputs(notebook) if output.output_type == "stream")
+
+
+@pytest.mark.parametrize("name", execute.names())
+def test_runs_without_any_data_and_shows_pictures(name: str, tmp_path: Path) -> None:
+    notebook = execute.executed(name, tmp_path)
+    assert not [output for output in outputs(notebook) if output.output_type == "error"]
+    assert execute.warnings_in(notebook) == []
+    assert execute.paths_in(notebook) == []
+    assert len(pictures(notebook)) == len(pictures(stored(name))) >= 4
+    if name in WISHING:
+        assert "large_digits" in printed(notebook)
+
+
+@pytest.mark.skipif(ROOT is None, reason="FEDLAYERS_DATA_ROOT is not set")
+@pytest.mark.parametrize("name", WISHING)
+def test_takes_fashion_mnist_where_it_is_at_hand(name: str, tmp_path: Path) -> None:
+    notebook = execute.executed(name, tmp_path, ROOT)
+    assert "fashion_mnist" in printed(notebook)
+    assert execute.paths_in(notebook) == []
+
+
+@pytest.mark.parametrize("name", execute.names())
+def test_what_is_stored_is_executed_in_order_and_tidy(name: str) -> None:
+    path = execute.HERE / f"{name}.ipynb"
+    notebook = stored(name)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not [output for output in outputs(notebook) if output.output_type == "error"]
+    assert execute.warnings_in(notebook) == []
+    assert execute.paths_in(notebook) == []
+    assert path.stat().st_size <= execute.BYTES
+    assert notebook == execute.tidied(stored(name))
+
+
+@pytest.mark.parametrize("name", execute.names())
+def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name: str) -> None:
+    cells = stored(name).cells
+    assert cells[0].cell_type == cells[-1].cell_type == "markdown"
+    assert cells[0].source.startswith("# ")
+    assert "You will\n\n1. " in cells[0].source
+    assert "## What to try next" in cells[-1].source
+
+
+def test_the_readme_names_every_notebook() -> None:
+    readme = (execute.HERE.parent / "README.md").read_text(encoding="utf-8")
+    assert len(execute.names()) >= 5
+    for name in execute.names():
+        assert f"notebooks/{name}.ipynb" in readme
+
+
+# --- executing and storing -------------------------------------------------------------------------------------
+
+
+def small(*sources: str) -> NotebookNode:
+    cells = [nbformat.v4.new_markdown_cell("# Small"), *map(nbformat.v4.new_code_cell, sources)]
+    return nbformat.v4.new_notebook(cells=cells, metadata={"widgets": {"a": 1}})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in place of the notebooks'."""
+    home = tmp_path / "notebooks"
+    home.mkdir()
+    monkeypatch.setattr(execute, "HERE", home)
+    return home
+
+
+def put(folder: Path, *sources: str) -> None:
+    nbformat.write(small(*sources), folder / "small.ipynb")
+
+
+def test_the_command_stores_outputs_and_nothing_of_the_machine(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLAYERS_DATA_ROOT", str(folder))
+    put(folder, "import os\n'FEDLAYERS_DATA_ROOT' in os.environ", "open('left.txt', 'w').write('a')")
+    assert command.main(["small"]) == 0
+    assert "small: " in capsys.readouterr().out
+    found = stored("small")
+    assert [o.data["text/plain"] for o in outputs(found)] == ["True", "1"]
+    assert (found.metadata, [cell.id for cell in found.cells]) == (execute.KERNEL, ["cell-0", "cell-1", "cell-2"])
+    assert [path.name for path in folder.iterdir()] == ["small.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("print(__import__('os').getcwd())", "shows paths of this machine: /"),
+        ("print('x' * 700_000)", "more than 600,000"),
+        ("import sys; print('look out', file=sys.stderr)", "shows a warning: look out"),
+    ],
+)
+def test_what_should_not_be_stored_leaves_the_old_one(
+    folder: Path, capsys: pytest.CaptureFixture[str], source: str, said: str
+) -> None:
+    put(folder, source)
+    before = (folder / "small.ipynb").read_bytes()
+    assert command.main(["small"]) == 1
+    assert said in capsys.readouterr().err
+    assert (folder / "small.ipynb").read_bytes() == before
+
+
+def test_an_unknown_notebook_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(folder, "1")
+    assert command.main(["smal"]) == 2
+    assert "did you mean 'small'" in capsys.readouterr().err
+
+
+def test_paths_are_found_in_text_and_tables_but_not_in_prose() -> None:
+    notebook = small("1", "2")
+    text = "warned at /home/me/x.py:3, and/or 3/4, out/plan.json"
+    notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text=text)]
+    notebook.cells[2].outputs = [nbformat.v4.new_output("execute_result", {"text/html": "<td>/tmp/a-b/c</td>"})]
+    assert execute.paths_in(notebook) == ["/home/me/x.py", "/tmp/a-b/c"]
+
+
+def test_pictures_keep_their_size_and_look() -> None:
+    ramp = np.linspace(0, 255, 200)[None, :, None] * np.ones((80, 1, 3))
+    ramp[:, :, 1] = ramp[:, ::-1, 1]
+    out = io.BytesIO()
+    Image.fromarray(ramp.astype(np.uint8)).save(out, "PNG")
+    notebook = small("1")
+    data = {"image/png": base64.b64encode(out.getvalue()).decode(), "text/plain": "<Figure>"}
+    notebook.cells[1].outputs = [nbformat.v4.new_output("display_data", data)]
+    (again,) = pictures(execute.tidied(notebook))
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(again))).convert("RGB"), dtype=float)
+    assert shown.shape == ramp.shape
+    assert np.abs(shown - ramp.astype(np.uint8)).max() <= 4
+    assert len(again) <= len(data["image/png"])
+
+
+def test_a_cell_that_fails_and_a_path_of_the_machine_are_errors(folder: Path, tmp_path: Path) -> None:
+    put(folder, "1 / 0")
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        execute.executed("small", tmp_path)
+    notebook = small("1")
+    notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="/tmp/x")]
+    with pytest.raises(RunError, match="paths of this machine"):
+        execute.store("small", notebook)

@@ -1,0 +1,239 @@
+"""FedPFT from the inside: features of seven methods in a plane (Figs. 2, 3), and what samples attend to (Fig. 6)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from diagnostics.embedding import Pool, embed, pool, scores
+from figures import items
+from figures.pieces import Pieces, ran
+from fl_core import rows, runner, tree
+from fl_core.algorithms.fedpft import ATTENTION
+from fl_core.config import RunConfig
+from fl_core.engine import Engine
+from fl_core.models.prompted import PROMPTS, Prompted
+
+NAME = "fedpft.insides"
+COUNT = "samples"
+X, Y, PERPLEXITY = "tsne_x", "tsne_y", "tsne_perplexity"
+SIMILAR = "class_distance"
+SELF, SPREAD, ENTROPY = "attention_self", "attention_spread", "attention_entropy"
+POOLED = 300
+"""Test samples in a plane, of all clients together."""
+PAIRS = (("cat", "dog"), ("automobile", "truck"))
+"""Classes of which the paper says that their images are alike."""
+
+BASE = RunConfig(
+    dataset="cifar10",
+    model="resnet8",
+    partition="fedpft_dirichlet",
+    alpha=0.1,
+    clients=10,
+    samples_per_client=200,
+    rounds=14,
+    epochs=5,
+    batch=25,
+    lr=0.1,
+    optimizer="sgd",
+    momentum=0.9,
+    weight_decay=0.0,
+    eval_every=14,
+    checkpoint_every=14,
+)
+"""The paper's federation for these pictures, with a fifth of its 1000 images a client and few of its 1000 rounds."""
+SKEWED: dict[str, Any] = {"feature_epochs": 3}
+"""Epochs a round for the features where alpha is 0.1, as FedPFT has it; of the other alphas the default, 4."""
+FEDPFT, MILD = "fedpft", "fedpft_alpha_1"
+RUNS = {
+    **{name: replace(BASE, algorithm=name) for name in ("fedavg", "fedper", "fedcac")},
+    "no_contrast": replace(BASE, algorithm="fedpft", options={**SKEWED, "contrast": False}),
+    FEDPFT: replace(BASE, algorithm="fedpft", options=SKEWED),
+    "no_alternating": replace(BASE, algorithm="fedpft", options={"alternate": False}),
+    "personal_head": replace(BASE, algorithm="fedpft", options={**SKEWED, "personal_head": True}),
+    MILD: replace(BASE, algorithm="fedpft", alpha=1.0),
+}
+"""Figure 2's seven methods in its order, and FedPFT where clients are alike."""
+TITLES = {
+    "fedavg": "FedAvg",
+    "fedper": "FedPer",
+    "fedcac": "FedCAC",
+    "no_contrast": "FedPFT w/o contrast",
+    FEDPFT: "FedPFT",
+    "no_alternating": "FedPFT w/o alternating",
+    "personal_head": "FedPFT, personal head",
+    MILD: "FedPFT, α = 1",
+}
+PAPER = {
+    name: replace(config, samples_per_client=1000, rounds=1000, batch=100, eval_every=50, checkpoint_every=50)
+    for name, config in RUNS.items()
+}
+"""With the partition's 200 test images a client for the paper's 500."""
+
+
+# --- models and their features ---------------------------------------------------------------------------------
+
+
+def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
+    """What is evaluated of each client after the last round, by client: its personal model, else the global one.
+
+    Args:
+        model: any of the run's structure; it is copied.
+    """
+    found = {}
+    for client, name in enumerate(engine.names):
+        trees = engine.models(client)
+        found[name] = copy.deepcopy(model)
+        tree.load(found[name], trees["personal"] if "personal" in trees else trees["global"])
+    return found
+
+
+def behind(model: Prompted, prompts: str) -> Prompted:
+    """The same model with other prompts before the classifier, which then takes in what FedPFT's Fig. 3 shows.
+
+    Args:
+        prompts: one of :data:`fl_core.models.prompted.PROMPTS`.
+    """
+    turned = copy.deepcopy(model)
+    turned.prompts, turned.contrast_prompts = getattr(turned, prompts), None
+    return turned
+
+
+def _kinds(models: Mapping[str, nn.Module], run: str) -> Iterator[tuple[str, dict[str, nn.Module]]]:
+    """The prompts that features pass, "" for none, and the models in which they do; of FedPFT both kinds."""
+    prompted = {name: model for name, model in models.items() if isinstance(model, Prompted)}
+    if not prompted:
+        yield "", dict(models)
+    for prompts in (PROMPTS if run == FEDPFT else PROMPTS[:1]) if prompted else ():
+        yield prompts, {name: behind(model, prompts) for name, model in prompted.items()}
+
+
+def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
+    """Distance between the mean features of two classes / the mean of that over all pairs of classes.
+
+    Below 1 these two are closer than usual; None where one of them has no sample, or all means are equal.
+    """
+    means = {name: pooled.x[pooled.classes == name].mean(axis=0, dtype=np.float64) for name in set(pooled.classes)}
+    if not set(pair) <= set(means):
+        return None
+    every = np.stack(list(means.values()))
+    gaps = np.linalg.norm(every[:, None] - every[None], axis=2)[np.triu_indices(len(every), 1)]
+    return float(np.linalg.norm(means[pair[0]] - means[pair[1]]) / gaps.mean()) if gaps.any() else None
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Personalised accuracy, who holds what, features of all clients' test samples, and what is attended to."""
+    engine, frame = ran(task)
+    last = frame["round"] == task.config.rounds
+    tested = frame[last & (frame["metric"] == "accuracy") & (frame["split"] == "test")]
+    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    made = [
+        rows.row(COUNT, int(n), client=str(client), variant=str(name), split="train", **named)
+        for (client, name), n in task.data.class_counts().stack().items()
+    ]
+    named |= {"round": task.config.rounds, "split": "test"}
+    data = {client.name: client.test for client in task.data.clients}
+    for prompts, models in _kinds(final_models(engine, task.model), run):
+        pooled = pool(models, data, classes=task.data.classes, samples=POOLED, seed=task.config.seed)
+        made += _features(pooled, run != MILD, task.config.seed, {"layer": prompts, **named})
+    kept = [tested[tested["model"].isin(["global", "personal"])]]
+    attended = frame[frame["metric"] == ATTENTION]
+    if run in (FEDPFT, MILD):
+        made += _attended(attended, named)
+        kept.append(attended[attended["client"] == engine.names[0]])
+    return pd.concat([*kept, rows.frame(made)], ignore_index=True)
+
+
+def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+    """Numbers of one pool of features, and the samples' places in a plane if it is drawn."""
+    n = len(pooled.x)
+    for name, value in scores(pooled).items():
+        status = "ok" if np.isfinite(value) else "one class or client only, or as many as there are samples"
+        yield rows.row(name, value, n_samples=n, status=status, **named)
+    for pair in PAIRS:
+        distance = class_distance(pooled, pair)
+        status = "ok" if distance is not None else "no samples of both classes, or no distances"
+        yield rows.row(SIMILAR, distance, variant=" and ".join(pair), n_samples=n, status=status, **named)
+    if not drawn:
+        return
+    plane = embed(pooled, seed=seed)
+    yield rows.row(PERPLEXITY, plane.attrs["perplexity"], n_samples=n, **named)
+    for place in plane.to_dict("records"):
+        what = {"client": str(place["client"]), "variant": f"sample {place['sample']}>{place['class']}", **named}
+        yield rows.row(X, place["x"], **what)
+        yield rows.row(Y, place["y"], **what)
+
+
+def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+    """Of each client and kind of prompts: the weight on the own feature, and how rows differ and how even they are."""
+    for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
+        table = weights(part)
+        what = {"client": str(client), "layer": str(layer), "n_samples": len(table), **named}
+        values = table.to_numpy(dtype=np.float64)
+        even = -(values * np.log(np.where(values > 0, values, 1.0))).sum(axis=1) / np.log(values.shape[1])
+        yield rows.row(SELF, table["feature"].mean(), estimator="mean over samples", **what)
+        spread = table.drop(columns="feature").std(axis=0, ddof=0).mean()
+        yield rows.row(SPREAD, spread, estimator="deviation over samples, mean over prompts", **what)
+        yield rows.row(ENTROPY, even.mean(), estimator="mean over samples, 1 = all keys alike", **what)
+
+
+# --- rows back to tables ---------------------------------------------------------------------------------------
+
+
+def weights(attention: pd.DataFrame) -> pd.DataFrame:
+    """Attention of one client to one kind of prompts, samples x keys: ``feature``, then the prompts."""
+    named = attention["variant"].str.partition(">")
+    own = attention.assign(query=named[0], key=named[2])
+    return own.pivot(index="query", columns="key", values="value")[list(own["key"].unique())]
+
+
+def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
+    """Samples in the plane of a run, as :func:`diagnostics.embedding.embed` gives them.
+
+    A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, the
+    prompts that the feature passed in ``layer`` (empty: none), and in ``variant`` its place among the client's test
+    samples and its class, ``sample 12>cat``.
+
+    Args:
+        layer: default the first that was stored, what the run's classifier takes in.
+    """
+    own = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
+    own = own[own["layer"] == (own["layer"].iloc[0] if layer is None else layer)]
+    places = own[own["metric"] != PERPLEXITY]
+    table = places.pivot(index=["client", "variant"], columns="metric", values="value").reset_index()
+    named = table["variant"].str.partition(">")
+    sample = named[0].str.removeprefix("sample ").astype(int)
+    found = pd.DataFrame({"client": table["client"], "class": named[2], "x": table[X], "y": table[Y], "sample": sample})
+    found.attrs = {"perplexity": float(own.loc[own["metric"] == PERPLEXITY, "value"].iloc[0])}
+    return found
+
+
+def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.DataFrame:
+    """A quantity of the features, runs x seeds; by default of what each run's classifier takes in."""
+    own = frame[frame["metric"] == metric]
+    own = own[own["layer"].isin(["", PROMPTS[0]] if layer is None else [layer])]
+    return own.pivot(index="run", columns="seed", values="value").reindex(own["run"].unique())
+
+
+STUDY = items.register(
+    Pieces(
+        name=NAME,
+        title="FedPFT from the inside: features and attention on CIFAR-10",
+        runs=RUNS,
+        seeds=1,
+        budget="about 25 minutes of one core; a run takes 2 to 5",
+        measure=_measure,
+        paper=PAPER,
+        paper_seeds=1,
+    )
+)

@@ -1,0 +1,195 @@
+"""What a round of FedPFT sends, counted without training (Table 10)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from diagnostics.pictures.drawing import style
+from figures import items
+from figures.items import Drawing, Finding, Item
+from figures.paired import markdown
+from fl_core import rows, runner, tree
+from fl_core.algorithms.base import Round
+from fl_core.config import RunConfig
+
+NETWORKS, ALGORITHMS = ("resnet8", "resnet10"), ("fedavg", "fedpft")
+PARTS = ("extractor", "transform", "classifier", "projection")
+PARAMETERS, STATE, SENT = "parameters", "numbers", "numbers_sent"
+INCREASE = "more parameters than FedAvg, %"
+HOLDERS = {
+    "body": "extractor",
+    "transform": "transform",
+    "head": "classifier",
+    "fc": "classifier",
+    "projection": "projection",
+    "prompts": "prompts",
+    "contrast_prompts": "prompts",
+}
+"""First parts of tensors' names; all others are the extractor's."""
+
+SIZED = RunConfig(
+    dataset="tiny_imagenet32",
+    partition="fedpft_dirichlet",
+    alpha=0.1,
+    clients=2,
+    samples_per_client=100,
+    rounds=1,
+    epochs=5,
+    batch=100,
+)
+"""Images and classes are CIFAR-100's in number and size, which give the networks theirs."""
+
+
+def _count(task: runner.Task, run: str) -> pd.DataFrame:
+    """Numbers of each part, trained ones and all of the state, and those in the server's message to a client."""
+    model = tree.of(task.model)
+    algorithm = task.algorithm(task.plan)
+    message = algorithm.send(algorithm.open(model), 0, Round(0))
+    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    trained, sizes = task.problem.parameters, pd.Series({name: tensor.numel() for name, tensor in model.items()})
+    holder = pd.Series({name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model})
+    made = []
+    for part, own in sizes.groupby(holder):
+        parameters = int(own[[name in trained for name in own.index]].sum())
+        made.append(rows.row(PARAMETERS, parameters, layer=str(part), n_params=parameters, **named))
+        made.append(rows.row(STATE, int(own.sum()), layer=str(part), n_params=parameters, **named))
+    sent = sum(tensor.numel() for each in message.trees.values() for tensor in each.values())
+    made.append(rows.row(SENT, sent, estimator="the server's message to a client", **named))
+    made.append(
+        rows.row("bytes_down", message.bytes, unit="byte", estimator="the server's message to a client", **named)
+    )
+    return rows.frame(made)
+
+
+def as_printed(count: float, note: str) -> str:
+    """A count with the digits and the letter of what is printed: 1235401 for ``printed 1.24M`` is ``1.24M``.
+
+    Raises:
+        ValueError: the note tells no printed number.
+    """
+    found = re.search(r"printed \d+\.(\d+)([KM])", note)
+    if found is None:
+        raise ValueError(f"no printed number in {note!r}")
+    digits, letter = found.groups()
+    return f"{count / {'K': 1e3, 'M': 1e6}[letter]:.{len(digits)}f}{letter}"
+
+
+def _lines(frame: pd.DataFrame) -> pd.DataFrame:
+    """A line for each number of Table 10: published, counted, and counted without running statistics."""
+    known = items.published("fedpft")
+    known = known[known["place"] == "Table 10"].set_index(["model", "method", "layer"])
+    values = frame.pivot(index=["run", "layer"], columns="metric", values="value")
+    lines = []
+    for network in NETWORKS:
+        parts = values.loc[f"{network}.fedpft"]
+        totals = {name: values.loc[(f"{network}.{name}", ""), SENT] for name in ALGORITHMS}
+        whole = {name: values.loc[f"{network}.{name}"].drop(["", "prompts"], errors="ignore") for name in ALGORITHMS}
+        for part in PARTS:
+            cell = known.loc[(network, "", part)]
+            lines.append((network, part, cell, parts.loc[part, STATE], parts.loc[part, PARAMETERS]))
+        for name, title in zip(ALGORITHMS, ("FedAvg", "FedPFT"), strict=True):
+            cell = known.loc[(network, name, "total")]
+            lines.append((network, title, cell, totals[name], whole[name][PARAMETERS].sum()))
+        more = known.loc[(network, "fedpft", "")]
+        trained = [whole[name][PARAMETERS].sum() for name in ALGORITHMS]
+        lines.append((network, INCREASE, more, _increase(*totals.values()), _increase(*trained)))
+    table = pd.DataFrame(
+        [(network, what, cell["value"], count, parameters) for network, what, cell, count, parameters in lines],
+        columns=["model", "what", "published", "counted", "trained"],
+    )
+    notes = [cell["note"] for _, _, cell, _, _ in lines]
+    percent = table["what"] == INCREASE
+    table["counted_as_printed"] = [
+        f"{count:.2f}" if share else as_printed(count, note)
+        for count, note, share in zip(table["counted"], notes, percent, strict=True)
+    ]
+    table["printed"] = [
+        f"{value:.2f}" if share else as_printed(value, note)
+        for value, note, share in zip(table["published"], notes, percent, strict=True)
+    ]
+    return table
+
+
+def _increase(before: float, after: float) -> float:
+    return 100 * (after / before - 1)
+
+
+def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table = _lines(frame)
+    values = frame[frame["metric"] == STATE].pivot(index="run", columns="layer", values="value")
+    bars = [f"{network}.{name}" for network in NETWORKS for name in ALGORITHMS]
+    with style():
+        figure = plt.figure(figsize=(6.4, 2.8), layout="constrained")
+        ax = figure.subplots()
+        left = np.zeros(len(bars))
+        for part in PARTS:
+            share = values.reindex(columns=PARTS).loc[bars, part].fillna(0).to_numpy() / 1e6
+            ax.barh(range(len(bars)), share, left=left, label=part)
+            left = left + share
+        printed = table[table["what"].isin(["FedAvg", "FedPFT"])]["published"] / 1e6
+        ax.plot(printed, range(len(bars)), "k|", markersize=16, markeredgewidth=1.4, label="published sum")
+        for y, total in enumerate(left):
+            ax.text(1.02 * total + 0.05, y, f"{total:.3f}", va="center", fontsize=7.5)
+        ax.set_yticks(range(len(bars)), [name.replace(".", ", ") for name in bars])
+        ax.set(xlabel="numbers sent one way, 10⁶", ylim=(len(bars) - 0.4, -0.6), xlim=(0, 1.15 * left.max()))
+        ax.grid(axis="y", visible=False)
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    same = table["printed"] == table["counted_as_printed"]
+    parts = table["what"].isin(PARTS)
+    others = table[~parts & ~same]
+    gone = ", ".join(
+        f"{row.what} of {row.model} is {row.counted_as_printed}, printed {row.printed}" for row in others.itertuples()
+    )
+    findings = (
+        Finding(
+            "each module has as many numbers as Table 10 prints, running statistics counted",
+            f"{int(same[parts].sum())} of {int(parts.sum())} agree in all printed digits",
+            bool(same[parts].all()),
+        ),
+        Finding(
+            "so have the sums and the increases",
+            f"{int(same[~parts].sum())} of {int((~parts).sum())} agree"
+            + (f"; {gone}: these two follow from the rounded entries of the modules" if gone else ""),
+            bool(same[~parts].all()),
+        ),
+    )
+    cells = {
+        "network": list(table["model"]),
+        "what": list(table["what"]),
+        "published": list(table["printed"]),
+        "counted": [_readable(row.counted, row.what) for row in table.itertuples()],
+        "parameters alone": [_readable(row.trained, row.what) for row in table.itertuples()],
+    }
+    caption = (
+        "Numbers that a client sends or receives in a round, 100 classes: the modules with running statistics and "
+        "their counters, as in the server's message. Prompts stay with the client."
+    )
+    return Drawing(figure, table, caption, findings, markdown(cells))
+
+
+def _readable(value: float, what: str) -> str:
+    return f"{value:.2f}" if what == INCREASE else f"{value:,.0f}"
+
+
+TABLE10 = items.register(
+    Item(
+        name="fedpft.table10",
+        title="Parameters sent a round",
+        runs={
+            f"{network}.{name}": replace(SIZED, model=network, algorithm=name)
+            for network in NETWORKS
+            for name in ALGORITHMS
+        },
+        seeds=1,
+        budget="some seconds; nothing is trained",
+        measure=_count,
+        draw=_draw_sent,
+    )
+)

@@ -1,0 +1,169 @@
+"""FedPFT's federation before any training: the classes that are dealt to clients (Fig. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from scipy.special import digamma
+
+from diagnostics.pictures.drawing import COLOURS, NICE, style
+from figures import items
+from figures.items import Drawing, Finding, Item
+from figures.scheduling_pictures import effective
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.data import draw
+
+COUNT, ENTROPY = "samples", "label_entropy"
+POOL = 50_000
+"""Samples that are dealt, equally many of each class."""
+CLASSES, ALPHAS, CLIENTS, SAMPLES = (10, 50), (0.1, 0.5, 1.0), 20, 500
+
+DEALT = RunConfig(
+    dataset="cifar10",
+    model="resnet8",
+    partition="fedpft_dirichlet",
+    clients=CLIENTS,
+    samples_per_client=SAMPLES,
+    rounds=1,
+)
+
+
+def dealt(classes: int, clients: int, samples: int, alpha: float, seed: int) -> pd.DataFrame:
+    """How many training samples of each class each client draws, clients x classes, by their numbers.
+
+    What FedPFT's partition does with labels alone: shares of the classes from a Dirichlet distribution for every
+    client, and whole numbers of samples near them (:func:`fl_core.data.draw.by_shares`). It needs no images, and so
+    any number of classes can be dealt.
+
+    Raises:
+        UsageError: ``alpha`` is not above 0, or more samples than a client's classes have.
+    """
+    labels = np.repeat(np.arange(classes), POOL // classes)
+    shares = draw.label_shares(classes, clients, alpha, seed)
+    found = draw.by_shares(labels, range(classes), shares, [samples], seed, "train side")
+    counts = [np.bincount(labels[train], minlength=classes) for (train,) in found]
+    return pd.DataFrame(counts, columns=range(classes))
+
+
+def _deal(task: runner.Task, run: str) -> pd.DataFrame:
+    """The entropy of each client's labels; and of the first seed, which is drawn, the samples of each class held."""
+    config = task.config
+    counts = dealt(
+        int(run.partition(" ")[0]),
+        int(config.clients or 0),
+        int(config.samples_per_client or 0),
+        float(config.alpha or 0.0),
+        config.seed,
+    )
+    made = [
+        rows.row(ENTROPY, float(value), client=str(client), seed=config.seed, unit="nat", n_train=int(own.sum()))
+        for (client, own), value in zip(counts.iterrows(), np.log(effective(counts)), strict=True)
+    ]
+    for (client, name), n in counts.stack().items() if not config.seed else ():
+        if n:
+            made.append(rows.row(COUNT, int(n), client=str(client), variant=str(name), seed=0, n_train=int(n)))
+    return rows.frame(made)
+
+
+def counted(frame: pd.DataFrame, clients: int, classes: int) -> pd.DataFrame:
+    """The stored counts of one run, clients x classes, 0 where there is no row."""
+    own = frame[frame["metric"] == COUNT]
+    own = own.assign(client=own["client"].astype(int), variant=own["variant"].astype(int))
+    table = own.pivot(index="client", columns="variant", values="value")
+    return table.reindex(index=range(clients), columns=range(classes)).fillna(0).astype(int)
+
+
+def entropy_expected(classes: int, alpha: float) -> float:
+    """Mean entropy in nats of shares from a Dirichlet distribution with ``alpha`` for each class.
+
+    psi(K alpha + 1) - psi(alpha + 1), psi the digamma function and K the number of classes.
+    """
+    return float(digamma(classes * alpha + 1) - digamma(alpha + 1))
+
+
+def dots(ax: Axes, counts: pd.DataFrame, most: float) -> None:
+    """A dot for each class that a client holds, its area by the samples; classes across, clients down.
+
+    Args:
+        most: samples of a dot of the full size, so that panels can be compared.
+    """
+    held = [(x, y, n) for y, line in enumerate(counts.to_numpy()) for x, n in enumerate(line) if n]
+    across, down, sizes = (np.array(each, dtype=float) for each in zip(*held, strict=True))
+    ax.scatter(across, down, s=110 * sizes / most, color=COLOURS[3], alpha=0.75, linewidths=0)
+    ax.set(xlim=(-0.8, counts.shape[1] - 0.2), ylim=(len(counts) - 0.1, -0.9))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
+    ax.grid(False)
+
+
+def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    lines, far = [], []
+    with style():
+        figure = plt.figure(figsize=(7.2, 6.0), layout="constrained")
+        grid = figure.subplots(len(CLASSES), len(ALPHAS), sharey=True, squeeze=False)
+        for axes, classes in zip(grid, CLASSES, strict=True):
+            shown = {alpha: frame[frame["run"] == named(classes, alpha)] for alpha in ALPHAS}
+            most = max(own.loc[own["metric"] == COUNT, "value"].max() for own in shown.values())
+            for ax, (alpha, own) in zip(axes, shown.items(), strict=True):
+                counts = counted(own, header["runs"][named(classes, alpha)]["config"]["clients"], classes)
+                dots(ax, counts, most)
+                ax.set_title(f"{classes} classes, α = {alpha:g}; largest: {counts.max().max()}", fontsize=8)
+                entropy, expected = own.loc[own["metric"] == ENTROPY, "value"], entropy_expected(classes, alpha)
+                error = entropy.std(ddof=1) / np.sqrt(len(entropy))
+                far.append(abs(entropy.mean() - expected) / error)
+                lines.append({
+                    "classes": classes, "alpha": alpha, "draws": len(entropy),
+                    "classes_held": (counts > 0).sum(axis=1).mean(), "effective_mean": np.exp(entropy).mean(),
+                    "effective_low": np.exp(entropy.min()), "effective_high": np.exp(entropy.max()),
+                    "entropy": entropy.mean(), "entropy_stderr": error, "entropy_expected": expected,
+                })  # fmt: skip
+            axes[0].set_ylabel("client")
+        for ax in grid[-1]:
+            ax.set_xlabel("class")
+    table = pd.DataFrame(lines)
+    means = {n: own["effective_mean"] for n, own in table.groupby("classes")}
+    findings = (
+        Finding(
+            "the larger α is, the more classes a client holds in effect (exp of the entropy of its labels)",
+            "; ".join(f"{n} classes: " + ", ".join(f"{value:.1f}" for value in each) for n, each in means.items()),
+            all(each.is_monotonic_increasing for each in means.values()),
+        ),
+        Finding(
+            "the clients' mean entropy is that of the Dirichlet distribution, psi(K α + 1) - psi(α + 1), within three "
+            "standard errors",
+            ", ".join(f"{value:.1f}" for value in far) + " standard errors away",
+            max(far) <= 3,
+        ),
+    )
+    caption = (
+        f"Samples of each class that {CLIENTS} clients draw, {SAMPLES} each, by Dirichlet's parameter; a dot's area is "
+        f"the number of samples, in each row of panels on one scale. Seed 0; the findings are of {header['seeds']} "
+        f"seeds. Labels alone are dealt, {POOL:,} of them, equally many of each class."
+    )
+    return Drawing(figure, table, caption, findings)
+
+
+def named(classes: int, alpha: float) -> str:
+    """The run of Fig. 4."""
+    return f"{classes} classes, alpha {alpha:g}"
+
+
+FIG4 = items.register(
+    Item(
+        name="fedpft.fig4",
+        title="Classes dealt to 20 clients, 10 and 50 classes, by Dirichlet's parameter",
+        runs={named(classes, alpha): replace(DEALT, alpha=alpha) for classes in CLASSES for alpha in ALPHAS},
+        seeds=3,
+        budget="half a minute; nothing is trained",
+        measure=_deal,
+        draw=_draw_dealt,
+    )
+)

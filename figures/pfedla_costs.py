@@ -1,0 +1,171 @@
+"""pFedLA's bytes by the number of retained layers (Table 3): by the paper's count, and those that really move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from diagnostics.pictures.drawing import COLOURS, style
+from figures import items, overlap
+from figures.items import Drawing, Finding, Item, View
+from figures.paired import markdown
+from fl_core import rows, runner, tree
+from fl_core.algorithms.base import Message, Round
+from fl_core.algorithms.hypernetworks import PFedLA
+from fl_core.config import RunConfig
+from fl_core.costs import PFEDLA_BYTES, retention_ledger
+
+NAME = "pfedla.costs"
+RETAINED = {"mnist": ("fc3", "fc1"), "cifar10": ("fc1", "conv2.conv", "fc3")}
+"""Units that are retained one after another: those with which the paper's numbers of bytes come out."""
+CALLED = {"mnist": "emnist", "cifar10": "cifar10"}
+"""The paper's word for images of that size: its EMNIST has 10 classes, as MNIST has, and so the same network."""
+PARAMETERS, LEDGER = "parameters", "ledger"
+ROUNDS, CLIENTS = 600, 10
+NEAR = 1e-4
+"""Within such a part of the printed number a count is near it."""
+
+BASE = replace(overlap.BASE, algorithm="pfedla", rounds=ROUNDS, clients=CLIENTS)
+
+
+def _runs() -> dict[str, RunConfig]:
+    found = {}
+    for dataset, units in RETAINED.items():
+        for k in range(len(units) + 1):
+            options: dict[str, Any] = {"algorithm": "heurpfedla", "options": {"k": k}} if k else {}
+            found[f"{dataset}.{k}"] = replace(BASE, dataset=dataset, **options)
+    return found
+
+
+def _measure(task: runner.Task, run: str) -> pd.DataFrame:
+    """Parameters of each unit, the paper's count, and the bytes of real messages over the whole run."""
+    dataset, _, k = run.rpartition(".")
+    kept = RETAINED[dataset][: int(k)]
+    algorithm = task.algorithm(task.plan)
+    if not isinstance(algorithm, PFedLA):
+        raise TypeError(f"{run} is a run of {algorithm.name}")
+    model = tree.of(task.model)
+    sizes = {unit.name: sum(model[name].numel() for name in unit.parameters) for unit in algorithm.units}
+    named: dict[str, Any] = {"algorithm": algorithm.name, "seed": task.config.seed}
+    made = [rows.row(PARAMETERS, n, layer=name, n_params=n, **named) for name, n in sizes.items()]
+    what = {"variant": " + ".join(kept), "estimator": "always the same retained layers", **named}
+    made.append(rows.row(LEDGER, retention_ledger(sizes, kept), unit="MiB", **what))
+    server, rnd = algorithm.open(model), Round(0)
+    down = Message({"model": algorithm.mixture(server, 0, rnd, skip=frozenset(kept))})
+    up = Message({"model": tree.pick(model, algorithm.up(rnd, 0))})
+    messages = int(task.config.rounds or 0) * len(task.problem.n_train)
+    for metric, message in (("bytes_down", down), ("bytes_up", up)):
+        made.append(rows.row(metric, messages * message.bytes, unit="byte", **what))
+    return rows.frame(made)
+
+
+def lines(frame: pd.DataFrame) -> pd.DataFrame:
+    """A line for each column of Table 3: MBytes (2^20) published, counted and really moved, and the accuracy."""
+    known = items.published("pfedla")
+    known = known[known["place"] == "Table 3"].set_index(["dataset", "setting", "quantity"])["value"]
+    values = frame[frame["layer"] == ""].pivot(index="run", columns="metric", values="value")
+    kept = frame[frame["metric"] == LEDGER].set_index("run")["variant"]
+    found = []
+    for dataset, units in RETAINED.items():
+        for k in range(len(units) + 1):
+            run, setting = f"{dataset}.{k}", f"non-iid 1, 10 clients, {k} retained"
+            if run not in values.index:
+                continue
+            own, printed = values.loc[run], known[CALLED[dataset]][setting]
+            found.append({
+                "dataset": CALLED[dataset], "retained": k, "layers": kept[run],
+                "published": printed["communication, MB"], "counted": own[LEDGER],
+                "down": own["bytes_down"] / 2**20, "up": own["bytes_up"] / 2**20,
+                "moved": (own["bytes_down"] + own["bytes_up"]) / 2**20, "published_accuracy": printed["accuracy"],
+            })  # fmt: skip
+    table = pd.DataFrame(found)
+    table["off"] = table["counted"] / table["published"] - 1
+    table["moved_by_counted"] = table["moved"] / table["counted"]
+    return table
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table = lines(frame)
+    names = [f"k = {row.retained}" for row in table.itertuples()]
+    place = np.arange(len(table)) + 0.6 * (table["dataset"] != table["dataset"].iloc[0])
+    with style():
+        figure = plt.figure(figsize=(7.2, 2.9), layout="constrained")
+        counted, moved = figure.subplots(1, 2)
+        counted.bar(place, table["counted"], 0.7, color=COLOURS[0], label="the paper's formula")
+        counted.plot(place, table["published"], "k_", markersize=15, markeredgewidth=1.6, label="published")
+        counted.set(ylabel="MBytes by the paper's count", ylim=(0, 1.28 * table["counted"].max()))
+        moved.bar(place, table["up"] / 1024, 0.7, color=COLOURS[0], label="up")
+        moved.bar(place, table["down"] / 1024, 0.7, bottom=table["up"] / 1024, color=COLOURS[1], label="down")
+        moved.set(ylabel="really moved, GBytes of 2^30", ylim=(0, 1.28 * table["moved"].max() / 1024))
+        for ax in (counted, moved):
+            ax.set_xticks(place, names, fontsize=7.5)
+            ax.grid(axis="x", visible=False)
+            ax.legend(loc="upper left", ncols=2)
+            for dataset, at in place.groupby(table["dataset"]):
+                ax.text(at.mean(), -0.19, dataset, ha="center", transform=ax.get_xaxis_transform(), fontsize=8)
+    caption = (
+        f"Communication of {ROUNDS} rounds with {CLIENTS} clients by the number k of retained layers, which a client "
+        f"does not download; always the same ones. Paper's count: {PFEDLA_BYTES} bytes a parameter and direction in "
+        "the whole run, MBytes of 2^20. Moved: 32-bit floats of the messages, running statistics kept local. EMNIST: a "
+        "network for 28 x 28 grey images and 10 classes. Accuracies are the published ones: nothing was trained."
+    )
+    return Drawing(figure, table, caption, _findings(table), _page(table))
+
+
+def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
+    exact = [f"{row.counted:.2f}" == f"{row.published:.2f}" for row in table.itertuples()]
+    many = {name: sum(own) for name, own in pd.Series(exact).groupby(table["dataset"], sort=False)}
+    counts = table["dataset"].value_counts()
+    ratios = table["moved_by_counted"]
+    return (
+        Finding(
+            "the paper's count gives the published MBytes to two decimals",
+            ", ".join(f"{name} {n} of {counts[name]}" for name, n in many.items())
+            + f"; at most {100 * table['off'].abs().max():.4f} % off",
+            all(exact),
+        ),
+        Finding(
+            f"it gives them within {100 * NEAR:g} %",
+            f"{int((table['off'].abs() <= NEAR).sum())} of {len(table)}",
+            bool((table["off"].abs() <= NEAR).all()),
+        ),
+        Finding(
+            "as many bytes really move in such a run",
+            f"{ratios.min():.3f} to {ratios.max():.3f} times as many: {PFEDLA_BYTES} bytes are "
+            f"{PFEDLA_BYTES / (4 * ROUNDS * CLIENTS):g} of {ROUNDS} rounds of {CLIENTS} clients with 4 bytes a number",
+            bool((ratios - 1).abs().max() < 0.01),
+        ),
+        Finding("retaining layers costs little accuracy", "nothing was trained for it here", None),
+    )
+
+
+def _page(table: pd.DataFrame) -> str:
+    return markdown(
+        {
+            "dataset": list(table["dataset"]),
+            "k": list(table["retained"]),
+            "retained": [name or "–" for name in table["layers"]],
+            "published MB": [f"{value:.2f}" for value in table["published"]],
+            "counted MB": [f"{value:.3f}" for value in table["counted"]],
+            "moved MB": [f"{value:,.0f}" for value in table["moved"]],
+            "published accuracy %": [f"{value:.2f}" for value in table["published_accuracy"]],
+        }
+    )
+
+
+STUDY = items.register(
+    Item(
+        name=NAME,
+        title="What pFedLA's runs send, by the number of retained layers",
+        runs=_runs(),
+        seeds=1,
+        budget="a minute; nothing is trained",
+        measure=_measure,
+    )
+)
+TABLE3 = items.register(View("pfedla.table3", "Accuracy and bytes by the number of retained layers", NAME, _draw))

@@ -1,0 +1,104 @@
+"""What PLayer-FL's layer-wise figures lead one to expect of each network, and whether measured curves bear it out."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from figures.items import Finding
+from figures.layerwise import listed, ranges, within
+from figures.paired import FEWEST, LEAST
+from figures.player_fl_layers import Network
+
+FLAT = 1.1
+"""S below this is flat, and a layer at which it grows by more than this factor is no longer alike."""
+TEN, HUNDRED = 10, 100
+OFFSET = 0.5
+"""Added to the angles of fully connected layers after convolutions in the code behind the published figure."""
+
+
+def decided(network: Network, expected: str, measured: str, held: bool, values: pd.DataFrame) -> Finding:
+    """A finding about one network's curves (layers x (seed, client)), open with fewer than three seeds."""
+    seeds = values.columns.get_level_values(0).nunique()
+    enough = seeds >= LEAST
+    return Finding(
+        f"{network.title}: {expected}", measured if enough else f"{measured} ({FEWEST})", held if enough else None
+    )
+
+
+def medians_within(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+    """Whether the medians lie in the ranges that were read off."""
+    if known["low"].isna().any():
+        return []
+    where = known.attrs["where"].partition(",")[0]
+    middle = values.median(axis=1)
+    expected = f"medians of {what} within the ranges of the paper's {where}, {ranges(known)}"
+    return [decided(network, expected, listed(middle), within(middle, known), values)]
+
+
+def rises(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+    """Gradient variance and curvature: least at the last convolution, and far larger in the last layers."""
+    middle = values.median(axis=1)
+    least = middle / middle.min()
+    found = medians_within(network, what, values, known)
+    if not network.last_conv:
+        last = middle.index[-1]
+        return [
+            *found,
+            decided(network, f"{what} is largest at {last}", listed(middle), middle.idxmax() == last, values),
+        ]
+    at = f"{what} is smallest at the last convolution"
+    far = f"{what} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
+    sizes = f"{least['fc1']:.3g} times and {least['fc2']:.3g} times"
+    return [
+        *found,
+        decided(network, at, listed(middle), middle.idxmin() == network.last_conv, values),
+        decided(network, far, sizes, bool(least["fc1"] >= TEN and least["fc2"] >= HUNDRED), values),
+    ]
+
+
+def no_cliff(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+    """1 - CKA: grows with depth, in no single step."""
+    middle = values.median(axis=1)
+    steps = middle.diff().iloc[1:]
+    rise = middle.max() - middle.min()
+    largest = f"the largest is {steps.max():.3g} of {rise:.3g}, at {steps.idxmax()}"
+    return [
+        decided(network, f"{what} grows from each layer to the next", listed(middle), bool((steps > 0).all()), values),
+        decided(
+            network,
+            f"no single step makes more than half of the rise of {what}",
+            largest,
+            bool(steps.max() <= rise / 2),
+            values,
+        ),
+    ]
+
+
+def offset(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+    """Procrustes angles: those of fully connected layers after convolutions are published with a constant added."""
+    if not network.last_conv or known["low"].isna().any():
+        return medians_within(network, what, values, known)
+    middle = values.median(axis=1)
+    full = [layer for layer in middle.index if layer.startswith("fc")]
+    published = (known["low"] + known["high"])[full] / 2
+    apart, less = (float((middle[full] - centre).abs().mean()) for centre in (published, published - OFFSET))
+    expected = f"from fc1 on {what} lies nearer to the published one less {OFFSET} than to the published one"
+    measured = f"{less:.3g} from the one and {apart:.3g} from the other on average; {listed(middle)}"
+    return [decided(network, expected, measured, less < apart, values)]
+
+
+def kink(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+    """Federation sensitivity: flat up to the last convolution, or up to the classifier."""
+    middle = values.median(axis=1)
+    found = medians_within(network, what, values, known)
+    if network.last_conv:
+        before, at = middle[network.last_conv], middle["fc1"] / middle[network.last_conv]
+        expected = f"{what} stays below {FLAT} up to {network.last_conv} and grows by more than {FLAT} times at fc1"
+        return [*found, decided(network, expected, listed(middle), bool(before < FLAT < at), values)]
+    if middle.index[0] == "embedding":
+        expected = f"{what} stays below 1.5 before the classifier and is above 50 at it"
+        return [
+            *found,
+            decided(network, expected, listed(middle), bool(middle.iloc[-2] < 1.5 and middle.iloc[-1] > 50), values),
+        ]
+    return found

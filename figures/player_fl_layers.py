@@ -1,0 +1,169 @@
+"""PLayer-FL's networks, layer by layer, after one epoch and at the end: the study behind its Figs. 1-4 and A.1-A.10.
+
+A run is a dataset at one of three moments. ``first`` is after one local epoch from the common start, which training
+alone and federated training share; ``independent`` and ``federated`` are the last round's locally trained models,
+before any averaging. All train as the figures' models did: plain cross-entropy and AdamW with a decay of 0.01.
+
+EMNIST's 62 classes and MIMIC-III cannot be had; tweets to six airlines stand for the texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from diagnostics.sensitivity import FIGURE_BATCH
+from diagnostics.similarity import probe_set
+from figures import items
+from figures.layerwise import SENSITIVITY, Epoch, after_run
+from figures.pieces import Pieces
+from fl_core import runner
+from fl_core.config import RunConfig
+
+NAME = "player_fl.layers"
+FIRST, ALONE, FEDERATED = MOMENTS = ("first", "independent", "federated")
+
+
+@dataclass(frozen=True)
+class Network:
+    """One dataset, the network that trains on it, and on how much it is measured.
+
+    Attributes:
+        title: the dataset's.
+        config: the setting of the published figures.
+        quick: what differs at the quick scale.
+        last_conv: its last convolution; empty without any.
+        published: the dataset whose published curves stand beside it; empty where there are none.
+        gradient, curvature: at most so many training samples a client for gradients, and for the Hessian's trace.
+        probe: validation samples of all clients together on which representations are compared.
+        angle: whether Procrustes angles are measured too. The paper has none of ISIC, and over the shifts of larger
+            maps they take as long as everything else.
+    """
+
+    title: str
+    config: RunConfig
+    quick: dict[str, Any] = field(default_factory=dict)
+    last_conv: str = ""
+    published: str = ""
+    gradient: int = 256
+    curvature: int = 256
+    probe: int = 256
+    angle: bool = True
+
+
+_COMMON: dict[str, Any] = {
+    "optimizer": "adamw",
+    "amsgrad": True,
+    "weight_decay": 1e-2,
+    "keep_optimizer": True,
+    "loss": "cross_entropy",
+    "batch": 128,
+}
+"""Of the figures; where every dataset's training loss would be cross-entropy, tables train two with a focal one."""
+
+NETWORKS = {
+    "fashion_mnist": Network(
+        "Fashion-MNIST",
+        RunConfig(dataset="fashion_mnist", lr=7e-4, rounds=75, **_COMMON),
+        {"rounds": 8},
+        last_conv="conv3",
+        published="fashion_mnist",
+        curvature=128,
+    ),
+    "cifar10": Network(
+        "CIFAR-10",
+        RunConfig(dataset="cifar10", lr=5e-4, rounds=50, **_COMMON),
+        {"samples": 500, "batch": 16, "rounds": 6},
+        last_conv="conv5",
+        published="cifar10",
+        gradient=64,
+        curvature=32,
+        probe=64,
+    ),
+    "fed_isic": Network(
+        "Fed-ISIC",
+        RunConfig(dataset="fed_isic", model="isic_cnn", lr=7e-4, rounds=50, **{**_COMMON, "batch": 32}),
+        {"samples": 400, "batch": 16, "rounds": 6},
+        last_conv="conv5",
+        published="fed_isic",
+        gradient=64,
+        curvature=64,
+        probe=64,
+        angle=False,
+    ),
+    "heart": Network(
+        "Fed-Heart",
+        RunConfig(dataset="heart", lr=7.5e-3, rounds=50, **_COMMON),
+        published="heart",
+    ),
+    "airline_tweets": Network(
+        "airline tweets",
+        RunConfig(dataset="airline_tweets", lr=1.3e-4, rounds=75, model_options={"width": 768}, **_COMMON),
+        {"lr": 1e-3, "batch": 64, "rounds": 6, "model_options": {"width": 128}},
+        published="sent140",
+        gradient=256,
+        curvature=64,
+        probe=128,
+    ),
+}
+
+
+def run_of(dataset: str, moment: str) -> str:
+    """The name of a run."""
+    return f"{dataset}-{moment}"
+
+
+def recipes(quick: bool) -> dict[str, RunConfig]:
+    """The runs by name, every dataset's three one after another."""
+    found = {}
+    for dataset, network in NETWORKS.items():
+        config = replace(network.config, **(network.quick if quick else {}))
+        for moment in MOMENTS:
+            rounds = 1 if moment == FIRST else int(config.rounds or 1)
+            found[run_of(dataset, moment)] = replace(
+                config,
+                algorithm="fedavg" if moment == FEDERATED else "local",
+                rounds=rounds,
+                eval_every=rounds,
+                checkpoint_every=rounds,
+            )
+    return found
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Every figure's quantity in the default's definition and in the one that the published figure rests on."""
+    dataset, _, moment = run.rpartition("-")
+    network = NETWORKS[dataset]
+    sites = Epoch(task) if moment == FIRST else after_run(task)
+    many, few, batch = (sites.subset(size) for size in (network.gradient, network.curvature, FIGURE_BATCH))
+    probe = probe_set(task.data, network.probe)
+    parts = [
+        sites.frame(["grad_variance", SENSITIVITY], many),
+        sites.frame("grad_variance", batch, FIGURE_BATCH, reduction="batch"),
+        sites.frame("hessian_trace", few),
+        sites.frame("hessian_trace", batch, FIGURE_BATCH, variant="released"),
+        sites.frame("cka", probe=probe),
+        sites.frame(SENSITIVITY, when="figure", embeddings="released"),
+    ]
+    if network.angle:
+        parts.append(sites.frame("procrustes", probe=probe, positions="released"))
+    if isinstance(sites, Epoch):
+        parts.append(sites.sensitivity("training"))
+    found = pd.concat(parts, ignore_index=True)
+    return found[(found["client"] != "") & (found["variant"] != "importance")]
+
+
+STUDY = items.register(
+    Pieces(
+        name=NAME,
+        title="Layers of PLayer-FL's networks after one epoch and at the end (Figs. 1-4 and A.1-A.10)",
+        runs=recipes(quick=True),
+        seeds=3,
+        budget="under 2 hours of one core, 1 of two; a run takes seconds to 8 minutes",
+        measure=_measure,
+        paper=recipes(quick=False),
+    )
+)

@@ -1,0 +1,282 @@
+"""What PLayer-FL's figures rest on: each of their choices beside the other one, on the same models or printed numbers.
+
+The choices themselves are explained in ``player_fl_what_figures_rest_on.md``; this gives their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from diagnostics.pictures.drawing import COLOURS, set_scale, style
+from figures import items
+from figures.items import Drawing, Finding, View
+from figures.layerwise import curves, dissimilarity, lines_beside, read_off
+from figures.paired import markdown
+from figures.player_fl_expectations import OFFSET, decided
+from figures.player_fl_layers import FIRST, NAME, NETWORKS, Network, run_of
+from figures.player_fl_views import count
+from figures.standing import ALPHA
+from fl_core.statistics import friedman
+
+TESTED = {
+    "Table 1": ("macro_f1", "F1"),
+    "Table A.5": ("macro_f1 fairness", "F1, fairness"),
+    "Table A.6": ("macro_f1 incentive", "F1, incentive"),
+    "Table A.7": ("accuracy", "accuracy"),
+    "Table A.8": ("accuracy fairness", "accuracy, fairness"),
+    "Table A.9": ("accuracy incentive", "accuracy, incentive"),
+    "Table A.10": ("loss", "loss"),
+    "Table A.11": ("loss fairness", "loss, fairness"),
+    "Table A.12": ("loss incentive", "loss, incentive"),
+}
+"""The paper's tables that name Friedman's test: quantity of the published numbers, and words."""
+SHOWN = {
+    "trace": "trace per parameter",
+    "whole": "trace of the whole layer",
+    "nuclear": "nuclear norm of one H v",
+    "variance": "gradient variance",
+    "divided": "gradient variance, divided again",
+}
+Curves = dict[str, pd.DataFrame]
+
+
+def both_ways_round() -> pd.DataFrame:
+    """Friedman's p of each table as printed: columns ``p`` (algorithms compared), ``transposed``, ``low``, ``high``.
+
+    Algorithms are the treatments and datasets the blocks; transposed, it is asked whether the datasets differ. Bounds
+    are those that the paper prints.
+    """
+    known = items.published("player_fl")
+    printed = known[known["quantity"] == "friedman p"].set_index("place")
+    lines = {}
+    for place, (quantity, words) in TESTED.items():
+        table = items.published_table("player_fl", place, quantity=quantity)
+        line = {"words": words, "p": friedman(table).p_value, "transposed": friedman(table.T).p_value}
+        said = printed.loc[place] if place in printed.index else None
+        for end in ("low", "high"):
+            line[end] = np.nan if said is None else said["value"] if pd.notna(said["value"]) else said[end]
+        lines[place] = line
+    return pd.DataFrame.from_dict(lines, orient="index")
+
+
+def choices(frame: pd.DataFrame, dataset: str) -> Curves:
+    """One network's curves after one epoch by each choice, layers x (seed, client), over the first layer's."""
+    own = frame[frame["run"] == run_of(dataset, FIRST)]
+    if own.empty:
+        return {}
+    again = own[own["metric"] == "grad_variance"].assign(value=lambda rows: rows["value"] / rows["n_params"])
+    found = {
+        "trace": curves(own, "hessian_trace", "per_parameter", "first"),
+        "whole": curves(own, "hessian_trace", "absolute", "first"),
+        "nuclear": curves(own, "hessian_trace", "released", "first"),
+        "variance": curves(own, "grad_variance", "batch", "first"),
+        "divided": curves(again, "grad_variance", "batch", "first"),
+        "apart": dissimilarity(own),
+    }
+    return found | ({"angle": dissimilarity(own, "procrustes")} if "procrustes" in set(own["metric"]) else {})
+
+
+def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
+    """Angles with the constant that the code behind the published figure adds: after convolutions, from fc1 on."""
+    moved = [bool(network.last_conv) and layer.startswith("fc") for layer in angle.index]
+    return angle.add(OFFSET * np.array(moved, dtype=float), axis=0)
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    found = {dataset: each for dataset in NETWORKS if (each := choices(frame, dataset))}
+    tests = both_ways_round()
+    shown = next((dataset for dataset, each in found.items() if "angle" in each), "")
+    with style():
+        figure = plt.figure(figsize=(7.2, 5.2), layout="constrained")
+        (a, b, c), (d, e, f) = figure.subplots(2, 3)
+        if shown:
+            _panels((a, b, c, d, e), NETWORKS[shown], found[shown])
+        else:
+            for ax in (a, b, c, d, e):
+                ax.text(0.5, 0.5, "no rows yet", ha="center", va="center", transform=ax.transAxes, fontsize=7)
+        _tests(f, tests)
+    lines = [line for dataset, each in found.items() for line in _lines(NETWORKS[dataset], each)]
+    lines += [
+        {
+            "quantity": f"Friedman's p, {row['words']}",
+            "definition": definition,
+            "published_low": row["low"],
+            "published_high": row["high"],
+            "published_where": place,
+            "measured": row[column],
+            "measured_what": "from the printed values",
+        }
+        for place, row in tests.iterrows()
+        for column, definition in (("p", "algorithms compared"), ("transposed", "datasets compared"))
+    ]
+    what = f"{NETWORKS[shown].title} after one epoch, medians over clients and seeds. " if shown else ""
+    caption = (
+        f"{what}{count(header['seeds'])}. Last panel: Friedman's test of the paper's printed tables, by whether the "
+        "algorithms are compared or, the table transposed, the datasets."
+    )
+    findings = [each for dataset, curve in found.items() for each in _findings(NETWORKS[dataset], curve)]
+    return Drawing(figure, items.table(lines), caption, (*findings, _test_finding(tests)), _text(found, tests))
+
+
+# --- picture ---------------------------------------------------------------------------------------------------
+
+
+def _panels(axes: Sequence[Axes], network: Network, found: Curves) -> None:
+    a, b, c, d, e = axes
+    trace, variance = found["trace"], found["variance"]
+    first = "first layer = 1"
+    _panel(a, "Hessian, by what is computed", {SHOWN["trace"]: trace, SHOWN["nuclear"]: found["nuclear"]}, first)
+    _panel(b, "trace, divided or not", {"per parameter": trace, "whole layer": found["whole"]}, first)
+    _panel(c, "gradient variance", {"as it is": variance, "divided by parameters again": found["divided"]}, first)
+    by_least = variance / variance.min()
+    _panel(d, "gradient variance", {"first layer = 1": variance, "smallest layer = 1": by_least}, "relative")
+    apart = {"1 − CKA": found["apart"], "angle, rad": found["angle"]}
+    if network.last_conv:
+        apart[f"angle + {OFFSET} from fc1 on"] = with_offset(found["angle"], network)
+    _panel(e, "apart from the others", apart, "0 = the same", log=False)
+
+
+def _panel(ax: Axes, title: str, shown: Mapping[str, pd.DataFrame], label: str, log: bool = True) -> None:
+    for (name, values), colour, marker in zip(shown.items(), COLOURS, "os^", strict=False):
+        ax.plot(range(len(values)), values.median(axis=1), color=colour, marker=marker, markersize=3.5, label=name)
+    every = pd.concat([values.median(axis=1) for values in shown.values()], axis=1)
+    set_scale(ax, every, "auto", log)
+    if not log:
+        ax.set_ylim(bottom=0)
+    ax.set_xticks(range(len(every)), list(every.index), rotation=90, fontsize=6.5)
+    ax.tick_params(axis="y", labelsize=6.5)
+    ax.set_ylabel(label, fontsize=7.5)
+    _key(ax, title)
+
+
+def _key(ax: Axes, title: str) -> None:
+    """The legend above the panel, under the panel's title."""
+    ax.legend(
+        title=title, loc="lower left", bbox_to_anchor=(-0.05, 1), alignment="left", fontsize=6.5, title_fontsize=8
+    )
+
+
+def _tests(ax: Axes, tests: pd.DataFrame) -> None:
+    y = np.arange(len(tests))
+    for column, label, marker, colour in (
+        ("p", "algorithms compared", "o", COLOURS[0]),
+        ("transposed", "datasets compared", "^", COLOURS[1]),
+    ):
+        ax.plot(tests[column], y, linestyle="none", marker=marker, markersize=4, color=colour, label=label)
+    ax.axvline(ALPHA, color="0.4", linewidth=0.8, linestyle="--")
+    ax.set(xscale="log", ylim=(len(tests) - 0.4, -0.6))
+    ax.set_xlabel(f"p (dashed: {ALPHA:g})", fontsize=7.5)
+    ax.set_yticks(y, list(tests["words"]), fontsize=6)
+    ax.tick_params(axis="x", labelsize=6.5)
+    _key(ax, "Friedman's test of printed tables")
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------
+
+
+def _lines(network: Network, found: Curves) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for name, values in found.items():
+        words = SHOWN.get(name, {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(name, name))
+        nothing = read_off("player_fl", "", "", list(values.index))
+        quantity = words + (" / first" if name in SHOWN else "")
+        over = f"{values.shape[1]} clients and seeds"
+        lines += lines_beside(quantity, network.title, nothing, values, over)
+    return lines
+
+
+def _text(found: Mapping[str, Curves], tests: pd.DataFrame) -> str:
+    parts = [
+        "What each choice is, and why it matters: [the page](../player_fl_what_figures_rest_on.md). Its sizes:",
+        "Friedman's test of the printed tables: the p that the paper gives, that of whether the algorithms differ, and "
+        "that of whether the datasets do.",
+        markdown(
+            {
+                "table": [f"{place} ({row['words']})" for place, row in tests.iterrows()],
+                "printed p": [_printed(row) for _, row in tests.iterrows()],
+                "algorithms compared": [f"{p:.2g}" for p in tests["p"]],
+                "datasets compared": [f"{p:.2g}" for p in tests["transposed"]],
+            }
+        ),
+    ]
+    if not found:
+        return "\n\n".join(parts)
+    last = {d: {name: each[name].iloc[-1].median() for name in SHOWN} for d, each in found.items()}
+    parts += [
+        "The last layer over the first, median over clients and seeds, by each choice:",
+        markdown(
+            {"network": [NETWORKS[dataset].title for dataset in found]}
+            | {words: [f"{last[dataset][name]:.3g}" for dataset in found] for name, words in SHOWN.items()}
+        ),
+    ]
+    angles = {dataset: each for dataset, each in found.items() if "angle" in each}
+    if angles:
+        ends: list[Mapping[str, pd.DataFrame]] = [
+            each | {"moved": with_offset(each["angle"], NETWORKS[dataset])} for dataset, each in angles.items()
+        ]
+        parts += [
+            "The largest step between two layers, as a share of the whole rise, and the layer at which it ends:",
+            markdown(
+                {"network": [NETWORKS[dataset].title for dataset in angles]}
+                | {
+                    words: [_step(each[name]) for each in ends]
+                    for name, words in (("apart", "1 - CKA"), ("angle", "angle"), ("moved", "angle as published"))
+                }
+            ),
+        ]
+    return "\n\n".join(parts)
+
+
+def _printed(row: pd.Series) -> str:
+    if pd.isna(row["high"]):
+        return "–"
+    return f"{row['high']:g}" if row["low"] == row["high"] else f"< {row['high']:g}"
+
+
+def _step(values: pd.DataFrame) -> str:
+    middle = values.median(axis=1)
+    steps = middle.diff().iloc[1:]
+    return f"{steps.max() / (middle.max() - middle.min()):.0%} at {steps.idxmax()}"
+
+
+def _findings(network: Network, found: Curves) -> list[Finding]:
+    middle = {name: values.median(axis=1) for name, values in found.items()}
+    whole = middle["whole"]
+    like = float(middle["trace"].rank().corr(middle["nuclear"].rank()))
+    late = bool(whole.iloc[-1] <= whole.iloc[:-1].max())
+    return [
+        decided(
+            network,
+            "the trace of whole layers, not divided by their parameters, is not largest at the last layer",
+            f"{whole.iloc[-1]:.3g} of the first layer's at the last, at most {whole.iloc[:-1].max():.3g} before it",
+            late,
+            found["whole"],
+        ),
+        decided(
+            network,
+            "the nuclear norm of H v orders the layers as the trace per parameter does",
+            f"rank correlation of the medians {like:.2g}",
+            like > 1 - 1e-9,
+            found["nuclear"],
+        ),
+    ]
+
+
+def _test_finding(tests: pd.DataFrame) -> Finding:
+    said = tests[tests["high"] <= ALPHA]
+    gone = said[said["p"] > ALPHA]
+    return Finding(
+        f"what the paper prints as significant at {ALPHA:g} is so when the algorithms are compared",
+        f"{len(said) - len(gone)} of {len(said)} tables"
+        + "".join(f"; {place} ({row['words']}) has p = {row['p']:.2g}" for place, row in gone.iterrows()),
+        bool(gone.empty),
+    )
+
+
+items.register(View("player_fl.rests_on", "What the figures show and what they rest on (PLayer-FL)", NAME, _draw))

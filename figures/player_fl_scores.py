@@ -1,0 +1,266 @@
+"""What PLayer-FL's tables are made of: scores, fairness and incentive by dataset, method and seed, in two readings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from diagnostics.compare import BASELINES
+from figures.paired import LEAST
+from figures.papers import published, published_table
+from figures.player_fl_runs import ABSENT, BESIDE, CASES, METHODS
+from figures.standing import Standing
+from fl_core import statistics
+from fl_core.evaluate import SCORES
+
+SCORE, FAIRNESS, INCENTIVE = "score", "fairness", "incentive"
+CONTROL = "playerfl"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows are read.
+
+    Attributes:
+        title: in words.
+        trained: whether a method is judged by what each client has after its last local training, also where the
+            method's result is a global model.
+        random: the method that stands in the row PLayer-FL-Random.
+        transposed: whether Friedman's test takes the datasets for treatments.
+    """
+
+    name: str
+    title: str
+    trained: bool
+    random: str
+    transposed: bool
+
+
+DEFAULT = Reading("default", "final personal model, or global", False, "playerfl_random", False)
+RELEASED = Reading(
+    "released", "clients' models after local training; Random is minus one", True, "playerfl_minus", True
+)
+"""As the authors' code makes the tables: every method is judged by the clients' locally trained models (there the best
+of them in validation, here the last), the row Random holds the runs with one layer less, and Friedman's test has the
+datasets for treatments."""
+READINGS = (DEFAULT, RELEASED)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One published table of scores.
+
+    Attributes:
+        place: where it is printed.
+        kind: the score itself, its variance over clients (``fairness``), or the share of clients above both baselines.
+        metric: of :data:`fl_core.evaluate.SCORES`.
+    """
+
+    place: str
+    kind: str
+    metric: str
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The rows that are ranked: of fairness and incentive those that federate, but FedAvg."""
+        return tuple(name for name in METHODS if self.kind == SCORE or name not in BASELINES)
+
+    @property
+    def factor(self) -> float:
+        """What values are printed in: scores times 100 and shares in percent, variances as they are."""
+        return 1.0 if self.kind == FAIRNESS else 100.0
+
+    @property
+    def higher_is_better(self) -> bool:
+        return {SCORE: SCORES[self.metric], FAIRNESS: False, INCENTIVE: True}[self.kind]
+
+    @property
+    def quantity(self) -> str:
+        """Its name among the published numbers."""
+        return self.metric if self.kind == SCORE else f"{self.metric} {self.kind}"
+
+    @property
+    def label(self) -> str:
+        """Of an axis."""
+        word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[self.metric]
+        return {
+            SCORE: f"{word} × 100" if self.metric == "loss" else f"{word} %",
+            FAIRNESS: f"variance of {word}",
+            INCENTIVE: f"clients with better {word} %",
+        }[self.kind]
+
+    def printed(self, values: str = "value") -> pd.DataFrame:
+        """Methods x datasets as printed; ``values`` may be ``spread``."""
+        found = published_table("player_fl", self.place, quantity=self.quantity, values=values)
+        return found.reindex(index=list(self.methods))
+
+    def printed_ranks(self) -> pd.Series:
+        """Mean ranks as printed."""
+        return published_table("player_fl", self.place, quantity="mean rank").iloc[:, 0].reindex(list(self.methods))
+
+    def printed_standing(self) -> Standing:
+        """What ranks and tests the printed cells give."""
+        return Standing(self.printed(), self.higher_is_better, CONTROL)
+
+
+def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
+    """Every client's test scores in a reading: dataset, method, seed, client, metric, value, n_train."""
+    scored = frame[frame["metric"].isin(list(SCORES))]
+    if reading.trained:
+        scored = scored[scored["model"] == "local"]
+    else:
+        personal = scored.groupby(["run", "seed"])["model"].transform(lambda each: (each == "personal").any())
+        scored = scored[scored["model"] == personal.map({True: "personal", False: "global"})]
+    names = scored["run"].str.split(".", n=1, expand=True)
+    scored = scored.assign(dataset=names[0], method=names[1])
+    if reading.random != "playerfl_random":
+        swapped = scored[scored["method"] == reading.random].assign(method="playerfl_random")
+        scored = pd.concat([scored[scored["method"] != "playerfl_random"], swapped])
+    return scored[["dataset", "method", "seed", "client", "metric", "value", "n_train"]]
+
+
+def by_seed(scored: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """The table's quantity, in its printed unit: dataset, method, seed, value; incentive needs both baselines."""
+    own = scored[scored["metric"] == table.metric]
+    lines = []
+    for (dataset, seed), part in own.groupby(["dataset", "seed"], sort=False):
+        values = part.pivot(index="client", columns="method", values="value")
+        weights = part.groupby("client")["n_train"].first().loc[values.index]
+        for method in values.columns:
+            value = table.factor * _quantity(values, str(method), weights, table)
+            lines.append({"dataset": dataset, "method": method, "seed": seed, "value": value})
+    return pd.DataFrame(lines, columns=["dataset", "method", "seed", "value"])
+
+
+def _quantity(values: pd.DataFrame, method: str, weights: pd.Series, table: Table) -> float:
+    if table.kind == SCORE:
+        return statistics.combine(values[method], weights)
+    if table.kind == FAIRNESS:
+        return statistics.fairness(values[method])
+    if not set(BASELINES) <= set(values.columns):
+        return math.nan
+    local, fedavg = (values[name] for name in BASELINES)
+    return statistics.incentive(values[method], local, fedavg, SCORES[table.metric])
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table as it came out in one reading.
+
+    Attributes:
+        each: dataset, method, seed, value.
+        cells: dataset, method -> ``value``, the median over seeds, ``low`` and ``high``, the ends of its bootstrap
+            interval (95 %), and ``n`` seeds.
+        standing: the ranked methods over the datasets that have them all.
+    """
+
+    table: Table
+    reading: Reading
+    each: pd.DataFrame
+    cells: pd.DataFrame
+    standing: Standing
+
+    @property
+    def enough(self) -> bool:
+        """Whether every ranked cell has the seeds that an order needs."""
+        ranked = self.cells[self.cells.index.isin(list(self.standing.blocks.columns), level="dataset")]
+        return bool(len(ranked)) and bool((ranked["n"] >= LEAST).all())
+
+
+def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cells:
+    """A table of the runs' rows."""
+    each = by_seed(clients(frame, reading), table)
+    lines = {}
+    for key, part in each.groupby(["dataset", "method"], sort=False):
+        lines[key] = {**statistics.median_interval(part["value"])._asdict(), "n": len(part)}
+    index = pd.MultiIndex.from_tuples(list(lines), names=["dataset", "method"])
+    found = pd.DataFrame(list(lines.values()), index=index, columns=["value", "low", "high", "n"])
+    medians = found["value"].unstack("dataset")
+    order = [name for name in CASES if name in medians.columns]
+    ranked = medians.reindex(index=list(table.methods), columns=order)
+    return Cells(table, reading, each, found, Standing(ranked, table.higher_is_better, CONTROL))
+
+
+# --- published beside measured ---------------------------------------------------------------------------------
+
+
+def lines(found: Cells) -> list[dict[str, Any]]:
+    """Published beside measured: every cell, mean rank, test and post-hoc p of a table in one reading."""
+    table, reading, standing = found.table, found.reading, found.standing
+    value, spread = table.printed(), table.printed("spread") if table.kind == SCORE else None
+    shown = [name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE]
+    made: list[dict[str, Any]] = []
+    for dataset in (*CASES, *ABSENT):
+        printed = CASES[dataset].printed if dataset in CASES else dataset
+        for method in shown:
+            line: dict[str, Any] = {"quantity": table.quantity, "dataset": dataset, "method": method}
+            if method in value.index:
+                line |= {"published": value.loc[method, printed], "published_dataset": printed}
+                line |= {} if spread is None else {"published_spread": spread.loc[method, printed]}
+            made.append(line | _cell(found.cells, dataset, method))
+    ranks, again = table.printed_ranks(), table.printed_standing()
+    for method in table.methods:
+        line = {"quantity": "mean rank", "method": method, "published": ranks[method]}
+        made.append(line | {"published_recomputed": again.ranks[method], **_measured(standing.ranks[method], standing)})
+        for name, test, theirs in (("nemenyi", standing.nemenyi, again.nemenyi), ("holm", standing.holm, again.holm)):
+            line = {"quantity": f"{name} p against {CONTROL}", "method": method}
+            line["published_recomputed"] = theirs.p_values.loc[method, CONTROL]
+            made.append(line | _measured(test.p_values.loc[method, CONTROL], standing, test.status))
+    p_value = friedman_printed(table)
+    used, before = (each.transposed if reading.transposed else each.friedman for each in (standing, again))
+    line = {"quantity": "friedman p", "published": p_value, "published_recomputed": before.p_value}
+    made.append(line | _measured(used.p_value, standing, used.status))
+    return [{"definition": reading.name, **line} for line in made]
+
+
+def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
+    if dataset in ABSENT:
+        return {"seeds": 0, "status": f"{ABSENT[dataset]} is not at hand"}
+    if (dataset, method) not in cells.index:
+        return {"seeds": 0, "status": "no run"}
+    cell = cells.loc[(dataset, method)]
+    known = {"measured": cell["value"], "low": cell["low"], "high": cell["high"], "seeds": int(cell["n"])}
+    return known | {"status": "ok" if math.isfinite(cell["value"]) else f"needs {' and '.join(BASELINES)}"}
+
+
+def _measured(value: float, standing: Standing, status: str = "ok") -> dict[str, Any]:
+    missing = "ok" if math.isfinite(value) else "no dataset has all methods"
+    return {"measured": value, "datasets": standing.blocks.shape[1], "status": status if status != "ok" else missing}
+
+
+def friedman_printed(table: Table) -> str:
+    """Friedman's p as it is printed; empty where it is not known."""
+    rows = published("player_fl")
+    rows = rows[(rows["place"] == table.place) & (rows["quantity"] == "friedman p")]
+    if rows.empty:
+        return ""
+    only = rows.iloc[0]
+    return f"< {only['high']:g}" if math.isnan(only["value"]) else f"{only['value']:g}"
+
+
+def frame_of(made: list[dict[str, Any]]) -> pd.DataFrame:
+    """The lines as a table."""
+    return pd.DataFrame(made, columns=list(LINE))
+
+
+LINE: Mapping[str, str] = {
+    "definition": "the reading: default, or released",
+    "quantity": "of the table; mean rank; p of a test",
+    "dataset": "as the registry names it",
+    "method": "as the registry names it",
+    "published_dataset": "whose number is printed",
+    "published": "as printed",
+    "published_spread": "half of the printed interval",
+    "published_recomputed": "what the printed cells give",
+    "measured": "median over seeds, in the printed unit; of ranks and tests the value",
+    "low": "of the median's interval",
+    "high": "of the median's interval",
+    "seeds": "behind the cell",
+    "datasets": "behind a rank or test",
+    "status": "ok, or why there is no value",
+}
+"""Columns of the tables of this paper."""

@@ -1,0 +1,199 @@
+"""PLayer-FL's Tables 1, 2 and A.5-A.12: published beside measured, mean ranks, critical-difference diagrams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from figures import items
+from figures.items import Drawing, Finding
+from figures.paired import markdown
+from figures.papers import published_table
+from figures.player_fl_runs import CASES, METHODS, NAME
+from figures.player_fl_scores import (
+    DEFAULT,
+    FAIRNESS,
+    INCENTIVE,
+    READINGS,
+    RELEASED,
+    SCORE,
+    Cells,
+    Table,
+    cells,
+    frame_of,
+    lines,
+)
+from figures.player_fl_words import (
+    NAMES,
+    missing,
+    number,
+    order,
+    page,
+    printed_ranks,
+    sizes,
+    stand_in,
+    tested,
+    unfinished,
+)
+from figures.standing import diagram
+
+TABLES = {
+    f"table{place.removeprefix('Table ').replace('.', '')}": Table(place, kind, metric)
+    for place, kind, metric in (
+        ("Table 1", SCORE, "macro_f1"),
+        ("Table A.5", FAIRNESS, "macro_f1"),
+        ("Table A.6", INCENTIVE, "macro_f1"),
+        ("Table A.7", SCORE, "accuracy"),
+        ("Table A.8", FAIRNESS, "accuracy"),
+        ("Table A.9", INCENTIVE, "accuracy"),
+        ("Table A.10", SCORE, "loss"),
+        ("Table A.11", FAIRNESS, "loss"),
+        ("Table A.12", INCENTIVE, "loss"),
+    )
+}
+TITLES = {
+    SCORE: "test {word} of every method on every dataset",
+    FAIRNESS: "variance of test {word} over clients",
+    INCENTIVE: "clients that do better by {word} than with Local and with FedAvg",
+}
+MARK: dict[str, Any] = {"linestyle": "none", "markersize": 4}
+PAPER = MARK | {"color": COLOURS[1], "marker": "D", "markerfacecolor": "white"}
+OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2))
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
+    found = {reading.name: cells(frame, table, reading) for reading in READINGS}
+    ours, code = found[DEFAULT.name], found[RELEASED.name]
+    shown = list(ours.standing.values.columns)
+    with style():
+        figure = plt.figure(figsize=(8.6, 1.6 + 0.19 * len(table.methods) + 2.3), layout="constrained")
+        halves = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.3 + 0.19 * len(table.methods), 2.3])
+        above, below = halves[:, 0]
+        panels = list(above.subplots(1, len(shown) + 1))
+        for ax, dataset in zip(panels, shown, strict=False):
+            _scores(ax, ours, dataset)
+        _ranks(panels[-1], table, ours, code)
+        for ax in panels[1:]:
+            ax.set_yticklabels([])
+        above.legend(*panels[-1].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7)
+        diagram(below.subplots(), ours.standing, NAMES)
+    made = [line for each in found.values() for line in lines(each)]
+    caption = (
+        f"{sizes(header, frame)} {table.label[0].upper()}{table.label[1:]}: median over seeds with its 95 % bootstrap "
+        f"interval, of the test split after the last round; diamonds: {table.place}{stand_in(shown)}. Mean rank over "
+        f"{ours.standing.blocks.shape[1]} datasets. {missing(header)}"
+    )
+    findings = (*order(table, ours), tested(table, ours), printed_ranks(table))
+    return Drawing(figure, frame_of(made), caption, findings, page(header, table, ours, code, frame))
+
+
+# --- panels ----------------------------------------------------------------------------------------------------
+
+
+def _scores(ax: Axes, found: Cells, dataset: str) -> None:
+    """One dataset: measured medians with their intervals, and what is printed."""
+    table, y = found.table, np.arange(len(found.table.methods))
+    own = found.cells.loc[dataset].reindex(list(table.methods))
+    printed = table.printed()[CASES[dataset].printed]
+    if table.kind == SCORE:
+        spread = table.printed("spread")[CASES[dataset].printed]
+        ax.hlines(y + 0.17, printed - spread, printed + spread, color=PAPER["color"], linewidth=0.8)
+    ax.plot(printed, y + 0.17, **PAPER)
+    ax.hlines(y - 0.17, own["low"], own["high"], color=OURS["color"], linewidth=1.4)
+    ax.plot(own["value"], y - 0.17, **OURS)
+    if table.kind == FAIRNESS and (own["value"].dropna() > 0).all() and (printed > 0).all():
+        ax.set_xscale("log")
+    ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
+    ax.tick_params(axis="x", labelsize=6.5)
+    ax.set_ylim(len(y) - 0.4, -0.6)
+    ax.set_title(CASES[dataset].title, fontsize=8)
+    ax.set_xlabel(table.label, fontsize=6.5)
+
+
+def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str = "mean rank") -> None:
+    """Mean ranks, 1 is best: printed, measured, and measured as the authors' code reads the runs."""
+    y = np.arange(len(table.methods))
+    ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PAPER)
+    ax.plot(ours.standing.ranks, y - 0.2, label="measured", **OURS)
+    if code is not None:
+        ax.plot(code.standing.ranks, y, label=f"measured, released: {RELEASED.title}", **CODE)
+    ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
+    ax.set(ylim=(len(y) - 0.4, -0.6), xlim=(0.5, len(y) + 0.5), xticks=range(1, len(y) + 1, 3))
+    ax.tick_params(axis="x", labelsize=6.5)
+    ax.set_title(title, fontsize=8)
+    ax.set_xlabel("1 = best", fontsize=6.5)
+
+
+# --- Table 2 ---------------------------------------------------------------------------------------------------
+
+
+def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    """Mean ranks of fairness and of incentive by macro-F1."""
+    parts = {kind: TABLES[name] for kind, name in ((FAIRNESS, "tableA5"), (INCENTIVE, "tableA6"))}
+    found = {kind: {r.name: cells(frame, table, r) for r in READINGS} for kind, table in parts.items()}
+    with style():
+        figure = plt.figure(figsize=(7.2, 6.2), layout="constrained")
+        grid = figure.subplot_mosaic([[FAIRNESS, INCENTIVE], ["d1", "d1"], ["d2", "d2"]], height_ratios=[2.2, 1.7, 1.7])
+        for kind, table in parts.items():
+            _ranks(grid[kind], table, found[kind][DEFAULT.name], found[kind][RELEASED.name], f"mean rank of {kind}")
+        grid[INCENTIVE].set_yticklabels([])
+        handles, _ = grid[FAIRNESS].get_legend_handles_labels()
+        figure.legend(
+            handles, ["paper, Table 2", "measured", f"measured, released: {RELEASED.title}"],
+            loc="outside upper center", ncols=3, fontsize=7,
+        )  # fmt: skip
+        for name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
+            diagram(grid[name], found[kind][DEFAULT.name].standing, NAMES)
+            grid[name].set_title(kind, fontsize=8, loc="left")
+    made = []
+    findings: list[Finding] = []
+    for kind, table in parts.items():
+        known = published_table("player_fl", "Table 2", quantity=f"{kind} mean rank").iloc[:, 0]
+        for each in found[kind].values():
+            made += [
+                {**line, "quantity": f"{kind} mean rank", "published": known[line["method"]]}
+                for line in lines(each)
+                if line["quantity"] == "mean rank"
+            ]
+        findings += [*order(table, found[kind][DEFAULT.name]), tested(table, found[kind][DEFAULT.name])]
+    caption = (
+        f"{sizes(header, frame)} Mean ranks over datasets, 1 is best, of the variance over clients of macro-F1 "
+        f"(fairness) and of the share of clients above both Local and FedAvg (incentive); beneath, critical-difference "
+        f"diagrams. {missing(header)}"
+    )
+    text = markdown(
+        {"method": [NAMES[name] for name in parts[FAIRNESS].methods]}
+        | {
+            f"{kind}{mark}": [number(value, 1) for value in column]
+            for kind, table in parts.items()
+            for mark, column in (
+                ("", found[kind][DEFAULT.name].standing.ranks),
+                (", released", found[kind][RELEASED.name].standing.ranks),
+                (", paper", table.printed_ranks()),
+            )
+        }
+    )
+    text = "\n\n".join([text, *unfinished(header)])
+    return Drawing(figure, frame_of(made), caption, tuple(findings), text)
+
+
+def _title(table: Table) -> str:
+    word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[table.metric]
+    text = TITLES[table.kind].format(word=word)
+    return f"{text[0].upper()}{text[1:]} (PLayer-FL, {table.place})"
+
+
+def _register(name: str, title: str, draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]) -> None:
+    items.register(items.View(name=f"player_fl.{name}", title=title, source=NAME, draw=draw))
+
+
+for _name, _table in TABLES.items():
+    _register(_name, _title(_table), partial(_draw, table=_table))
+_register("table2", "Mean ranks of fairness and incentive (PLayer-FL, Table 2)", _draw_ranks)

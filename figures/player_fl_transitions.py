@@ -1,0 +1,277 @@
+"""PLayer-FL's Table A.2: up to which layer the rule federates, by threshold, beside the list chosen by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from diagnostics import select
+from diagnostics.pictures.drawing import COLOURS, style
+from figures import items
+from figures.items import Drawing, Finding
+from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
+from figures.paired import LEAST, markdown
+from figures.papers import published
+from figures.pieces import Pieces
+from figures.player_fl_runs import ABSENT, CASES, NETWORKS, STAND_IN
+from fl_core import runner
+from fl_core.config import RunConfig
+
+NAME = "player_fl.tableA2"
+PRINTED = "Table A.2"
+LISTS = {PRINTED: "Table A.2", "authors' code, December 2024": "code 2024", "authors' code, May 2025": "code 2025"}
+"""Where the paper's choice is written down, and how it is shown."""
+JUMP = "largest jump"
+QUICK: dict[str, dict[str, Any]] = {
+    "fashion_mnist": {"samples": 4000, "batch": 64},
+    "cifar10": {"samples": 1500, "batch": 32},
+    "fed_isic": {"samples": 400, "batch": 32},
+    "heart": {},
+    "airline_tweets": {"samples": 2000, "batch": 32},
+}
+"""Fewer samples than the paper's, and smaller batches, so that a client still takes several steps."""
+
+
+def recipes(quick: bool) -> dict[str, RunConfig]:
+    """The paper's networks, by dataset; the transformer as wide as the paper's too."""
+    made = {name: RunConfig(dataset=name, model=NETWORKS.get(name), rounds=1) for name in CASES}
+    made["airline_tweets"] = replace(made["airline_tweets"], model_options={"width": 768})
+    return {name: replace(each, **QUICK[name]) if quick else each for name, each in made.items()}
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Every client's federation sensitivity over its first epoch, on which PLayer-FL decides."""
+    return Epoch(task).sensitivity("training")
+
+
+# --- decisions -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the rule decides on one dataset.
+
+    Attributes:
+        layers: names, input to output.
+        sensitivity: S of all clients together, seeds x layers.
+        counts: seeds in which each layer is the last shared one; thresholds and :data:`JUMP` x layers.
+        lists: the last shared layer that the paper or its code has, by place.
+    """
+
+    dataset: str
+    layers: tuple[str, ...]
+    sensitivity: pd.DataFrame
+    counts: pd.DataFrame
+    lists: Mapping[str, str]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.sensitivity)
+
+    def usual(self, way: Any) -> tuple[str, int]:
+        """The most frequent last shared layer of a threshold, and in how many seeds it is; of a tie the earlier."""
+        row = self.counts.loc[way]
+        return str(row.idxmax()), int(row.max())
+
+    def apart(self, layer: str) -> int | None:
+        """Layers beyond those of Table A.2; None where there was no decision."""
+        return self.layers.index(layer) - self.layers.index(self.lists[PRINTED]) if layer in self.layers else None
+
+
+def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
+    """The rule's decisions on the rows of a dataset."""
+    way = Definition(dataset, "training", "", True, COLOURS[0])
+    combined = way.combined(frame)
+    counts = cuts(combined)
+    jumps = combined.apply(lambda row: combined.columns[select.largest_jump(row.tolist()) - 1], axis=1)
+    counts.loc[JUMP] = jumps.value_counts().reindex(counts.columns, fill_value=0)
+    rows = published("player_fl")
+    known = rows[(rows["quantity"] == "shared layers") & (rows["dataset"] == CASES[dataset].printed)]
+    known = known[(known["method"] == "playerfl") & known["place"].isin(list(LISTS))]
+    lists = dict(zip(known["place"], known["layer"], strict=True))
+    return Decisions(dataset, tuple(combined.columns), combined, counts, lists)
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    found = [decisions(frame, name) for name in CASES if (frame["run"] == name).any()]
+    with style():
+        figure = plt.figure(figsize=(7.4, 4.4), layout="constrained")
+        _matrix(figure.subplots(), found)
+    sizes = []
+    for each in found:
+        config = header["runs"][each.dataset]["config"]
+        own = frame[(frame["run"] == each.dataset) & (frame["client"] != "")]
+        counts = own.groupby("client")["n_train"].median()
+        sizes.append(
+            f"{CASES[each.dataset].title} {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
+            f"samples, batch {config['batch']}, {each.seeds} seeds"
+        )
+    stand = ", ".join(f"{CASES[name].title} for {title}" for name, title in STAND_IN.items())
+    gone = header["missing"]
+    missing = f" {len(gone)} runs are missing (listed on the page)." if gone else ""
+    caption = (
+        f"The last federated layer after one epoch on the paper's networks: {'; '.join(sizes)}. A row is a threshold "
+        f"on the ratio of consecutive federation sensitivities, a cell the most frequent decision and its share of the "
+        f"seeds; colour: layers fewer (orange) or more (violet) than Table A.2. {stand}; "
+        f"{' and '.join(ABSENT.values())} are not at hand.{missing}"
+    )
+    text = _page(found) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(gone)
+    return Drawing(figure, _table(found), caption, _findings(found), text)
+
+
+def _matrix(ax: Axes, found: list[Decisions]) -> None:
+    ways = [*LISTS, *(found[0].counts.index if found else [])]
+    apart = np.full((len(ways), len(found)), np.nan)
+    for i, way in enumerate(ways):
+        for k, each in enumerate(found):
+            if way in LISTS:
+                text, layer = each.lists.get(str(way), "–"), each.lists.get(str(way), "")
+            else:
+                layer, count = each.usual(way)
+                text = f"{layer}  {count}/{each.seeds}"
+            gap = each.apart(layer)
+            apart[i, k] = np.nan if gap is None else gap
+            ax.text(k, i, text, ha="center", va="center", fontsize=7)
+    low, high = plt.get_cmap("PuOr")(0.25), plt.get_cmap("PuOr")(0.75)
+    colours = np.ones((*apart.shape, 4))
+    strength = np.clip(np.abs(np.nan_to_num(apart)) / 3, 0, 1)[..., None]
+    for sign, colour in ((-1, np.array(low)), (1, np.array(high))):
+        chosen = np.sign(apart) == sign
+        colours[chosen] = ((1 - strength) + strength * colour)[chosen]
+    ax.imshow(colours, aspect="auto")
+    ax.axhline(len(LISTS) - 0.5, color="0.2", linewidth=1)
+    ax.axhline(len(ways) - 1.5, color="0.2", linewidth=0.6)
+    names = [*LISTS.values(), *(f"threshold {way:g}" if isinstance(way, float) else str(way) for way in ways[3:])]
+    ax.set_yticks(range(len(ways)), names, fontsize=7.5)
+    ax.set_xticks(range(len(found)), [_title(each.dataset) for each in found], fontsize=8)
+    ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
+    ax.grid(False)
+
+
+def _title(dataset: str) -> str:
+    return CASES[dataset].title + (f"\n(list: {STAND_IN[dataset]})" if dataset in STAND_IN else "")
+
+
+# --- table, page and findings ----------------------------------------------------------------------------------
+
+
+def _table(found: list[Decisions]) -> pd.DataFrame:
+    """Every threshold's decisions, and the ratios of consecutive layers beside those of the paper's Fig. 4."""
+    rows = published("player_fl")
+    ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
+    made: list[dict[str, Any]] = []
+    for each in found:
+        printed = CASES[each.dataset].printed
+        for place, layer in each.lists.items():
+            line: dict[str, Any] = {"quantity": "last shared layer", "dataset": each.dataset, "published": layer}
+            line |= {"place": place}
+            made.append(line | {"published_dataset": printed, "status": "published only"})
+        for way, counts in each.counts.iterrows():
+            for layer, count in counts.items():
+                line = {"quantity": "seeds with this last shared layer", "dataset": each.dataset, "layer": layer}
+                line |= {"published": each.lists.get(PRINTED), "place": PRINTED, "published_dataset": printed}
+                made.append(line | {"threshold": way, "measured": int(count), "seeds": each.seeds, "status": "ok"})
+        known = ratios[ratios["dataset"] == printed].set_index("layer")
+        values = each.sensitivity.T
+        for layer, before in zip(each.layers[1:], each.layers, strict=False):
+            ratio = values.loc[layer] / values.loc[before]
+            line = {"quantity": "sensitivity / layer before", "dataset": each.dataset, "layer": layer}
+            if layer in known.index:
+                line |= {"published": known.loc[layer, "value"], "place": known.loc[layer, "place"]}
+            line |= {"published_dataset": printed, "measured": ratio.median(), "seeds": each.seeds}
+            sound = bool(np.isfinite(ratio.median()))
+            made.append(line | {"low": ratio.min(), "high": ratio.max(), "status": "ok" if sound else "not finite"})
+    for dataset, title in ABSENT.items():
+        known = rows[(rows["quantity"] == "shared layers") & (rows["dataset"] == dataset) & (rows["place"] == PRINTED)]
+        line = {"quantity": "last shared layer", "dataset": dataset, "published_dataset": dataset, "place": PRINTED}
+        made.append(line | {"published": known["layer"].iloc[0], "status": f"{title} is not at hand"})
+    return pd.DataFrame(made, columns=list(COLUMNS))
+
+
+COLUMNS = (
+    "quantity", "dataset", "layer", "threshold", "published_dataset", "place", "published", "measured", "low", "high",
+    "seeds", "status",
+)  # fmt: skip
+
+
+def _matches(found: list[Decisions]) -> dict[Any, list[str]]:
+    """For every threshold and the largest jump, the datasets on which it usually decides as Table A.2."""
+    ways = found[0].counts.index if found else []
+    return {way: [CASES[each.dataset].title for each in found if each.apart(each.usual(way)[0]) == 0] for way in ways}
+
+
+def _findings(found: list[Decisions]) -> tuple[Finding, ...]:
+    if not found:
+        return ()
+    enough = all(each.seeds >= LEAST for each in found)
+    matches = _matches(found)
+    limits = [way for way in matches if way != JUMP]
+    most = max(limits, key=lambda way: len(matches[way]))
+    said = f"{len(matches[most])} of {len(found)} at {most:g} ({', '.join(matches[most]) or 'none'})"
+    ours = matches[select.THRESHOLD]
+    made = [
+        Finding(
+            "no single threshold gives Table A.2 on every dataset",
+            f"at best {said}; the largest jump gives {len(matches[JUMP])}",
+            len(matches[most]) < len(found) if enough and len(found) == len(CASES) else None,
+        ),
+        Finding(
+            f"the default threshold {select.THRESHOLD:g} gives Table A.2's layer on most datasets",
+            f"on {len(ours)} of {len(found)}: {', '.join(ours) or 'none'}",
+            len(ours) > len(found) / 2 if enough else None,
+        ),
+    ]
+    for each in found:
+        same = [each.usual(way)[0] for way in limits]
+        spread = list(dict.fromkeys(same))
+        made.append(
+            Finding(
+                f"on {CASES[each.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} decides alike",
+                ", ".join(f"{layer} at {same.count(layer)}" for layer in spread) + f" of {len(limits)} thresholds",
+                len(spread) == 1 if each.seeds >= LEAST else None,
+            )
+        )
+    return tuple(made)
+
+
+def _page(found: list[Decisions]) -> str:
+    if not found:
+        return ""
+    columns: dict[str, list[str]] = {
+        "decision": [*LISTS.values(), *(f"{w:g}" if isinstance(w, float) else str(w) for w in found[0].counts.index)]
+    }
+    for each in found:
+        usual = [each.usual(way) for way in each.counts.index]
+        columns[_title(each.dataset).replace("\n", " ")] = [
+            *(each.lists.get(place, "–") for place in LISTS),
+            *(f"{layer} ({count} of {each.seeds})" for layer, count in usual),
+        ]
+    return (
+        f"{markdown(columns)}\n\nThe paper gives no threshold and its code computes none: the layers are lists, chosen "
+        f"by hand. Rows with numbers are thresholds of the rule on ratios of consecutive layers."
+    )
+
+
+ITEM = items.register(
+    Pieces(
+        name=NAME,
+        title="Transition points by threshold beside the paper's lists (PLayer-FL, Table A.2)",
+        runs=recipes(quick=True),
+        seeds=3,
+        budget="about 10 minutes of one core",
+        measure=_measure,
+        draw=_draw,
+        paper=recipes(quick=False),
+        more={"heart": 10},
+    )
+)

@@ -1,0 +1,265 @@
+"""PLayer-FL's Figs. 1-4 and A.1-A.10, drawn from the study of its networks' layers.
+
+Each figure has two rows. The upper one is the default's definition, the lower one the computation that the published
+picture rests on, with the published ranges where they were read off. What differs between the two is said in
+``player_fl_what_figures_rest_on.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from diagnostics.pictures.drawing import COLOURS, set_scale, style
+from diagnostics.sensitivity import FIGURE_BATCH
+from figures import items
+from figures.items import Drawing, Finding, View
+from figures.layerwise import SENSITIVITY, band, curves, dissimilarity, lines_beside, read_off
+from figures.player_fl_expectations import OFFSET, kink, no_cliff, offset, rises
+from figures.player_fl_layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
+
+MAIN, EVERY = ("fashion_mnist", "cifar10", "airline_tweets"), tuple(NETWORKS)
+MOMENT = {FIRST: "after one epoch", ALONE: "final, trained alone", FEDERATED: "final, federated"}
+COLOUR = {FIRST: COLOURS[0], ALONE: COLOURS[0], FEDERATED: COLOURS[1]}
+COLUMNS = ("dataset", "moment", *(name for name in items.COLUMNS if name != "threshold"))
+Expect = Callable[[Network, str, pd.DataFrame, pd.DataFrame], list[Finding]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One definition of a quantity: a row of panels.
+
+    Attributes:
+        metric, variant: of the rows.
+        what: in words, for tables and findings.
+        label: of the axis.
+        expect: what is expected of its curves.
+        relative_to: ``first`` or ``min``, see :func:`figures.layerwise.curves`.
+        published: the quantity of the published ranges that it is comparable with.
+        log: whether the axis is logarithmic.
+    """
+
+    metric: str
+    variant: str
+    what: str
+    label: str
+    expect: Expect
+    relative_to: str = ""
+    published: str = ""
+    log: bool = True
+
+    @property
+    def quantity(self) -> str:
+        """What stands in the table."""
+        return self.published or self.metric + (f" / {self.relative_to}" if self.relative_to else "")
+
+    def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """layers x (seed, client) of one run's rows; no columns where it was not measured."""
+        own = frame[(frame["metric"] == self.metric) & (frame["variant"] == self.variant)]
+        if own.empty:
+            return pd.DataFrame()
+        if self.metric in ("cka", "procrustes"):
+            return dissimilarity(own, self.metric)
+        return curves(own, self.metric, self.variant, self.relative_to)
+
+
+_BATCH = f"one batch of {FIGURE_BATCH}"
+_TO_FIRST, _TO_LEAST = "first layer = 1", "smallest layer = 1"
+VARIANCE = (
+    Way("grad_variance", "epoch", "gradient variance of all samples", f"all samples\n{_TO_FIRST}", rises, "first"),
+    Way("grad_variance", "batch", f"gradient variance of {_BATCH}", f"{_BATCH}\n{_TO_LEAST}", rises, "min",
+        "grad_variance / min"),
+)  # fmt: skip
+CURVATURE = (
+    Way("hessian_trace", "per_parameter", "the Hessian's trace per parameter", f"trace per parameter\n{_TO_FIRST}",
+        rises, "first"),
+    Way("hessian_trace", "released", "the nuclear norm of one product H v", f"nuclear norm of H v\n{_TO_LEAST}",
+        rises, "min", "hessian_nuclear / min"),
+)  # fmt: skip
+APART = (
+    Way("cka", "flatten", "1 - CKA", "mean 1 − CKA\nto the others", no_cliff, log=False),
+    Way("procrustes", "released", "the Procrustes angle", "Procrustes angle, rad\nto the others", offset,
+        published="procrustes_angle", log=False),
+)  # fmt: skip
+_ONE = Way(SENSITIVITY, "figure", f"S of {_BATCH}", f"S, {_BATCH}\n{_TO_FIRST}", kink, published=SENSITIVITY)
+S_FIRST = (
+    Way(SENSITIVITY, "training", "S of the epoch's batches", f"S, the epoch's batches\n{_TO_FIRST}", kink),
+    _ONE,
+)
+S_FINAL = (Way(SENSITIVITY, "after", "S of all samples", f"S, all samples\n{_TO_FIRST}", kink), _ONE)
+
+
+def _draw(
+    header: Mapping[str, Any],
+    frame: pd.DataFrame,
+    *,
+    ways: Sequence[Way],
+    moments: Sequence[str],
+    datasets: Sequence[str],
+) -> Drawing:
+    lines: list[dict[str, Any]] = []
+    findings: list[Finding] = []
+    marks: set[str] = set()
+    with style():
+        figure = plt.figure(figsize=(7.2, 4.4), layout="constrained")
+        grid = figure.subplots(len(ways), len(datasets), squeeze=False)
+        for row, way in zip(grid, ways, strict=True):
+            for ax, dataset in zip(row, datasets, strict=True):
+                network = NETWORKS[dataset]
+                shown: list[pd.DataFrame] = []
+                for moment in moments:
+                    values = way.curves(frame[frame["run"] == run_of(dataset, moment)])
+                    if values.empty:
+                        continue
+                    quantity = way.published if moment == FIRST else ""
+                    known = read_off("player_fl", network.published, quantity, list(values.index))
+                    if known["low"].notna().any():
+                        marks |= _bands(ax, network, way, known)
+                        shown.append(known[["low", "high"]].astype(float))
+                    _lines(ax, values, COLOUR[moment])
+                    shown.append(values)
+                    over = f"{values.shape[1]} clients and seeds"
+                    told = {"dataset": dataset, "moment": MOMENT[moment]}
+                    lines += [told | each for each in lines_beside(way.quantity, way.what, known, values, over)]
+                    findings += way.expect(network, f"{way.what}, {MOMENT[moment]},", values, known)
+                _dress(ax, network, way, shown)
+            row[0].set_ylabel(way.label, fontsize=8)
+        for ax, dataset in zip(grid[0], datasets, strict=True):
+            ax.set_title(NETWORKS[dataset].title)
+        figure.legend(handles=list(_legend(moments, marks)), loc="outside upper center", ncols=4, fontsize=7)
+    table = pd.DataFrame(lines, columns=list(COLUMNS))
+    return Drawing(figure, table, _caption(header, frame, ways, moments, datasets), tuple(findings))
+
+
+def _lines(ax: Axes, values: pd.DataFrame, colour: str) -> None:
+    x = range(len(values))
+    ax.plot(x, values, color=colour, linewidth=0.5, alpha=0.35)
+    ax.plot(x, values.median(axis=1), color=colour, linewidth=1.8, marker="o", markersize=3.5)
+
+
+def _bands(ax: Axes, network: Network, way: Way, known: pd.DataFrame) -> set[str]:
+    """The published range; where a constant was added to it, also what it is without."""
+    band(ax, known, "")
+    if way.metric != "procrustes" or not network.last_conv:
+        return {"published"}
+    full = [k for k, layer in enumerate(known.index) if layer.startswith("fc")]
+    less = known.iloc[full][["low", "high"]].astype(float) - OFFSET
+    ax.fill_between(full, less["low"], less["high"], facecolor="none", edgecolor="0.35", hatch="//////", linewidth=0.6)
+    return {"published", "less"}
+
+
+def _dress(ax: Axes, network: Network, way: Way, shown: Sequence[pd.DataFrame]) -> None:
+    if not shown:
+        note = "not in the paper" if way.metric == "procrustes" and not network.angle else "no rows yet"
+        ax.text(0.5, 0.5, note, ha="center", va="center", transform=ax.transAxes, fontsize=7, color="0.4")
+        ax.set(xticks=[], yticks=[])
+        return
+    every = pd.concat(shown, axis=1)
+    set_scale(ax, every, "auto", way.log)
+    if not way.log:
+        ax.set_ylim(bottom=0)
+    ax.set_xticks(range(len(every)), list(every.index), rotation=90, fontsize=6.5)
+    ax.set_xlim(-0.4, len(every) - 0.6)
+    ax.tick_params(axis="y", labelsize=6.5)
+
+
+def _legend(moments: Sequence[str], marks: set[str]) -> Iterator[Any]:
+    for moment in moments:
+        yield Line2D(
+            [], [], color=COLOUR[moment], linewidth=1.8, marker="o", markersize=3.5, label=f"median, {MOMENT[moment]}"
+        )
+    yield Line2D([], [], color="0.4", linewidth=0.5, label="a client and seed")
+    if "published" in marks:
+        yield Patch(facecolor="0.85", edgecolor="0.55", label="published, range over sites")
+    if "less" in marks:
+        yield Patch(facecolor="none", edgecolor="0.35", hatch="//////", label=f"published less {OFFSET}")
+
+
+def _caption(
+    header: Mapping[str, Any],
+    frame: pd.DataFrame,
+    ways: Sequence[Way],
+    moments: Sequence[str],
+    datasets: Sequence[str],
+) -> str:
+    """The two definitions, and the sizes behind each panel."""
+    told = [_sizes(header, frame, ways, moments, dataset) for dataset in datasets]
+    runs = {run_of(dataset, moment) for dataset in datasets for moment in moments}
+    missing: dict[str, str] = {}
+    for run, _, seed in (each.rpartition(" ") for each in header.get("missing", ())):
+        if run in runs:
+            missing[run] = f"{missing.get(run, run)} {seed}"
+    upper, lower = (way.what for way in ways)
+    return (
+        f"Top: {upper}. Bottom: {lower}, on which the published picture rests. {count(header['seeds'])}. "
+        f"{'; '.join(filter(None, told))}. EMNIST's 62 classes and MIMIC-III cannot be had; beside the airline tweets "
+        "stand the published ranges of Sent-140, whose network they have."
+        + (f" Missing (run and seeds): {', '.join(missing.values())}." if missing else "")
+    )
+
+
+def count(seeds: int) -> str:
+    """So many seeds, in words."""
+    return f"{seeds} seed{'' if seeds == 1 else 's'}"
+
+
+def _sizes(
+    header: Mapping[str, Any], frame: pd.DataFrame, ways: Sequence[Way], moments: Sequence[str], dataset: str
+) -> str:
+    """What stands behind one column of panels; empty where nothing does."""
+    runs = [run for run in (run_of(dataset, moment) for moment in moments) if run in header["runs"]]
+    own = frame[frame["run"].isin(runs)]
+    if own.empty:
+        return ""
+    config = header["runs"][runs[0]]["config"]
+    clients = own[["seed", "client", "n_train"]].dropna().drop_duplicates()
+    total = clients.groupby("seed")["n_train"].sum().astype(float).mean()
+    sizes = {way.metric: own.loc[own["metric"] == way.metric, "n_samples"].max() for way in ways}
+    most = " and ".join(dict.fromkeys(f"{size}" for size in sizes.values() if pd.notna(size)))
+    width = config["model_options"].get("width")
+    parts = [
+        config["model"] + (f" of width {width}" if width else ""),
+        f"{own['client'].nunique()} clients",
+        f"{total:,.0f} training samples",
+        f"lr {config['lr']:g}",
+        f"batch {config['batch']}",
+        *([] if FIRST in moments else [f"{config['rounds']} rounds"]),
+    ]
+    return f"{NETWORKS[dataset].title} ({', '.join(parts)}; measured on up to {most} samples)"
+
+
+FIGURES: dict[str, tuple[str, Sequence[Way], Sequence[str], Sequence[str]]] = {
+    "fig1": ("Gradient variance by layer after one epoch", VARIANCE, (FIRST,), MAIN),
+    "fig2": ("Curvature by layer after one epoch", CURVATURE, (FIRST,), MAIN),
+    "fig3": ("Dissimilarity of representations by layer after one epoch", APART, (FIRST,), MAIN),
+    "fig4": ("Federation sensitivity by layer after one epoch", S_FIRST, (FIRST,), EVERY),
+    "figA1": ("Gradient variance after one epoch, all networks", VARIANCE, (FIRST,), EVERY),
+    "figA2": ("Gradient variance of the final models, trained alone", VARIANCE, (ALONE,), EVERY),
+    "figA3": ("Gradient variance of the final models, federated", VARIANCE, (FEDERATED,), EVERY),
+    "figA4": ("Curvature after one epoch, all networks", CURVATURE, (FIRST,), EVERY),
+    "figA5": ("Curvature of the final models, trained alone", CURVATURE, (ALONE,), EVERY),
+    "figA6": ("Curvature of the final models, federated", CURVATURE, (FEDERATED,), EVERY),
+    "figA7": ("Dissimilarity of representations after one epoch, all networks", APART, (FIRST,), EVERY),
+    "figA8": ("Dissimilarity of representations of the final models", APART, (ALONE, FEDERATED), EVERY),
+    "figA9": ("Federation sensitivity of the final models, trained alone", S_FINAL, (ALONE,), EVERY),
+    "figA10": ("Federation sensitivity of the final models, federated", S_FINAL, (FEDERATED,), EVERY),
+}
+
+for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
+    _place = _name.removeprefix("fig").replace("A", "A.")
+    items.register(
+        View(
+            f"player_fl.{_name}",
+            f"{_title} (PLayer-FL, Fig. {_place})",
+            NAME,
+            partial(_draw, ways=_ways, moments=_moments, datasets=_datasets),
+        )
+    )

@@ -1,0 +1,191 @@
+"""What is said of PLayer-FL's tables: captions, the page's table and tests, findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from figures.items import Finding
+from figures.paired import LEAST, against, markdown, outcome
+from figures.player_fl_runs import ABSENT, BESIDE, CASES, LAST, METHODS, STAND_IN
+from figures.player_fl_scores import CONTROL, SCORE, Cells, Table, friedman_printed
+from figures.standing import ALPHA
+
+NAMES = METHODS | BESIDE
+
+# --- words -----------------------------------------------------------------------------------------------------
+
+
+def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
+    """Clients, training samples, rounds, widths and seeds of every dataset."""
+    parts = []
+    for dataset, case in CASES.items():
+        runs = [name for name in header["runs"] if name.startswith(f"{dataset}.") and header["had"][name]]
+        own = frame[(frame["run"].isin(runs)) & (frame["client"] != "")]
+        if own.empty:
+            continue
+        config = header["runs"][runs[0]]["config"]
+        counts = own.groupby("client")["n_train"].median()
+        seeds = [len(header["had"][name]) for name in runs]
+        width = (config["model_options"] or {}).get("width", 1)
+        parts.append(
+            f"{case.title} {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training samples, "
+            f"{config['rounds']} rounds, batch {config['batch']}, {config['model']} (width {width:g}), "
+            f"{_between(seeds)} seeds"
+        )
+    return "; ".join(parts) + "."
+
+
+def _between(counts: Sequence[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}"
+
+
+def stand_in(shown: Sequence[str]) -> str:
+    said = [f"{STAND_IN[name]}'s beside {CASES[name].title}" for name in shown if name in STAND_IN]
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def missing(header: Mapping[str, Any]) -> str:
+    absent = f"{' and '.join(ABSENT.values())} are not at hand."
+    gone = len(header["missing"]) + len(header["failed"])
+    return absent + (f" {gone} runs are missing or diverged (listed on the page)." if gone else "")
+
+
+def unfinished(header: Mapping[str, Any]) -> list[str]:
+    """What is missing and what diverged, a paragraph each."""
+    said = [f"{name} did not come to its end: {reason}." for name, reason in header["failed"].items()]
+    return [*said, *([f"Missing (run and seed): {', '.join(header['missing'])}."] if header["missing"] else [])]
+
+
+def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, frame: pd.DataFrame) -> str:
+    """The table in brackets beside the paper's, and what the tests say."""
+    digits = 1 if table.factor == 100 else None
+    shown = list(ours.standing.values.columns)
+    columns: dict[str, list[str]] = {"method": [NAMES[name] for name in (*table.methods, *BESIDE)]}
+    printed, ranks = table.printed(), table.printed_ranks()
+    for dataset in shown:
+        own = ours.cells.loc[dataset]
+        columns[CASES[dataset].title] = [
+            _beside(number(own["value"].get(name, math.nan), digits), printed, name, CASES[dataset].printed, digits)
+            for name in (*table.methods, *BESIDE)
+        ]
+    for title, found in (("mean rank", ours), ("released mean rank", code)):
+        columns[title] = [
+            f"{number(found.standing.ranks.get(name, math.nan), 1)}"
+            + (f" ({ranks[name]:.1f})" if name in ranks.index and found is ours else "")
+            for name in (*table.methods, *BESIDE)
+        ]
+    again = table.printed_standing()
+    said = friedman_printed(table) or "a value that is not known"
+    text = [
+        f"{markdown(columns)}",
+        f"Medians over seeds, in brackets the paper's. {_random(frame)}",
+        f"Friedman's test, methods as treatments and datasets as blocks: {ours.standing.says}; the printed cells give "
+        f"{again.says}, the paper prints {said}. Released (datasets as treatments, which asks whether the datasets "
+        f"differ): {_p(code.standing.transposed)}; the printed cells give {_p(again.transposed)}.",
+    ]
+    if ours.standing.holm.status == "ok":
+        p = ours.standing.holm.p_values[CONTROL]
+        apart = [f"{NAMES[str(name)]} {value:.2g}" for name, value in p.items() if value < ALPHA]
+        text.append(f"Holm's procedure tells {NAMES[CONTROL]} apart from {', '.join(apart) or 'no other method'}.")
+    return "\n\n".join([*text, *unfinished(header)])
+
+
+def _p(test: Any) -> str:
+    return f"p = {test.p_value:.2g}" if test.status == "ok" else test.status
+
+
+def number(value: float, digits: int | None) -> str:
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.2g}" if digits is None else f"{value:.{digits}f}"
+
+
+def _beside(own: str, printed: pd.DataFrame, method: str, dataset: str, digits: int | None) -> str:
+    return f"{own} ({number(printed.loc[method, dataset], digits)})" if method in printed.index else own
+
+
+def _random(frame: pd.DataFrame) -> str:
+    """What was shared, and what the paper's row Random holds."""
+    plans = frame[frame["metric"] == LAST]
+    plans = plans[plans["run"].str.endswith(f".{CONTROL}")]
+    said = []
+    for run, part in plans.groupby("run", sort=False):
+        counts = part["layer"].value_counts()
+        listed = ", ".join(f"{layer} in {count}" for layer, count in counts.items())
+        said.append(f"{CASES[str(run).partition('.')[0]].title} up to {listed}")
+    shared = f"{NAMES[CONTROL]} shared, by its rule, on {'; '.join(said)} of the seeds. " if said else ""
+    return (
+        f"{shared}{NAMES['playerfl_random']} draws a prefix for each seed; the paper's row of that name holds, as far "
+        f"as its development code shows, {NAMES['playerfl_minus']}, which takes its place under `released`."
+    )
+
+
+# --- findings --------------------------------------------------------------------------------------------------
+
+
+def order(table: Table, found: Cells) -> tuple[Finding, ...]:
+    """Is the first in the table the first here? And, of scores, how far are the baselines?"""
+    ranks, best = found.standing.ranks, str(table.printed_ranks().idxmin())
+    said, held = "no dataset has all methods", None
+    if ranks.notna().all():
+        first = str(ranks.idxmin())
+        said = f"{NAMES[best]} {ranks[best]:.1f}, the least {NAMES[first]} {ranks[first]:.1f}"
+        apart = found.standing.nemenyi.status == "ok" and found.standing.nemenyi.p_values.loc[best, first] < ALPHA
+        if ranks[best] > ranks[first]:
+            said += f", which Nemenyi's test {'tells' if apart else 'does not tell'} apart"
+        held = True if ranks[best] == ranks[first] else False if apart else None
+        if not found.enough:
+            said, held = f"{said}; fewer than {LEAST} seeds somewhere: no order", None
+    expected = f"{NAMES[best]} has the best mean rank, as in {table.place} ({table.printed_ranks().min():.1f})"
+    made = [Finding(expected, said, held)]
+    if table.kind == SCORE:
+        made += [_above(table, found, baseline) for baseline in ("local", "fedavg")]
+    return tuple(made)
+
+
+def _above(table: Table, found: Cells, baseline: str) -> Finding:
+    """PLayer-FL against a baseline, dataset by dataset, paired by seed."""
+    printed = table.printed()
+    said, sides = [], []
+    for dataset in found.standing.values.columns:
+        values = found.each[found.each["dataset"] == dataset].pivot(index="method", columns="seed", values="value")
+        if not {CONTROL, baseline} <= set(values.index):
+            continue
+        gap, pairs = against(values, CONTROL, baseline)
+        wanted = printed.loc[CONTROL, CASES[dataset].printed] - printed.loc[baseline, CASES[dataset].printed]
+        verdict = outcome(gap, pairs)
+        half = "" if math.isnan(gap.low) else f" ± {(gap.high - gap.low) / 2:.1f}"
+        said.append(f"{CASES[dataset].title} {gap.value:+.1f}{half} (paper {wanted:+.1f})")
+        sides.append(verdict == ("above" if wanted > 0 else "below") if verdict in ("above", "below") else None)
+    counts = f"{sides.count(True)} as printed, {sides.count(False)} the other way, {sides.count(None)} not decided"
+    return Finding(
+        f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
+        f"{'' if table.higher_is_better else ' (less is better)'}",
+        f"{'; '.join(said) or 'no runs'}: {counts}",
+        False if False in sides else True if sides and None not in sides else None,
+    )
+
+
+def tested(table: Table, found: Cells) -> Finding:
+    test, said = found.standing.friedman, friedman_printed(table)
+    return Finding(
+        f"the methods differ (Friedman, p < {ALPHA:g}){f'; {table.place} prints p {said}' if said else ''}",
+        found.standing.says,
+        bool(test.p_value < ALPHA) if test.status == "ok" and found.enough else None,
+    )
+
+
+def printed_ranks(table: Table) -> Finding:
+    """Whether the printed ranks follow from the printed cells, which are rounded."""
+    again = table.printed_standing()
+    gaps = (again.ranks - table.printed_ranks()).abs()
+    return Finding(
+        f"the mean ranks of {table.place} follow from its cells to within 0.7",
+        f"the largest gap is {gaps.max():.1f}, at {NAMES[str(gaps.idxmax())]}; Friedman's test of the cells gives "
+        f"{again.says}",
+        bool(gaps.max() <= 0.7 + 1e-9),
+    )

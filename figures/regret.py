@@ -1,0 +1,243 @@
+"""Was the rule right? On real datasets every cut is trained, and each rule's choice is held against the best one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from diagnostics import plots
+from diagnostics.pictures.drawing import COLOURS, MARKERS, MEAN, style
+from diagnostics.regret import RANDOM, REFERENCES, Regret, regret
+from figures import items
+from figures.items import Drawing, Finding
+from figures.paired import LEAST, markdown, percent
+from figures.pieces import Pieces
+from figures.player_fl_runs import CASES, NETWORKS
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.statistics import mean_interval
+
+NAME = "regret.datasets"
+SCORE = "macro_f1"
+CUT, DECISION = "score of a cut", "decision of a rule"
+RULE = "sensitivity_ratio"
+RULES = (RULE, "largest_jump", "change_point", "grad_variance=largest_jump", "cka=largest_jump")
+"""PLayer-FL's, and others that cost little to read: three of federation sensitivity, one of another metric each."""
+TITLES = {name: case.title for name, case in CASES.items()} | {"mnist": "MNIST"}
+SMALL = 0.02
+"""A regret below it is no more than seeds differ."""
+
+
+def recipes() -> dict[str, RunConfig]:
+    """FedPer on each dataset, as small as in the comparison of PLayer-FL's methods; MNIST as Fashion-MNIST."""
+    sizes = {name: dict(case.quick) for name, case in CASES.items()}
+    sizes = {"heart": sizes.pop("heart"), "mnist": sizes["fashion_mnist"], **sizes}
+    made = {
+        name: RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", **size)
+        for name, size in sizes.items()
+    }
+    made["heart"] = replace(made["heart"], rounds=CASES["heart"].rounds)
+    return {name: replace(each, eval_every=each.rounds, checkpoint_every=each.rounds) for name, each in made.items()}
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Validation and test score of every cut, and what every rule decides after the first epoch."""
+    seed = task.config.seed
+    with TemporaryDirectory() as out:
+        found = regret(task.config, RULES, (seed,), out, score=SCORE, progress=False)
+    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": seed}
+    made = [
+        rows.row(CUT, line[split], layer=line["last"], variant=str(line["cut"]), split=split, model="personal", **named)
+        for line in found.scores.to_dict("records")
+        for split in ("validation", "test")
+    ]
+    for line in found.decisions.to_dict("records"):
+        cut = None if pd.isna(line["cut"]) else int(line["cut"])
+        last = found.layers[cut - 1] if cut else ""
+        made.append(rows.row(DECISION, cut, layer=last, variant=line["rule"], status=line["status"], **named))
+    sizes = dict(zip((client.name for client in task.data.clients), task.data.weights, strict=True))
+    made += [rows.row("samples", n, client=name, n_train=n, split="train", **named) for name, n in sizes.items()]
+    return rows.frame(made)
+
+
+def of_dataset(frame: pd.DataFrame, dataset: str) -> Regret:
+    """The rows of one dataset, read back."""
+    own = frame[frame["run"] == dataset]
+    scores = own[own["metric"] == CUT].assign(cut=lambda t: t["variant"].astype(int), last=lambda t: t["layer"])
+    table = scores.pivot(index=["seed", "cut", "last"], columns="split", values="value").reset_index()
+    table = table.sort_values(["seed", "cut"], ignore_index=True)
+    layers = tuple(table.drop_duplicates("cut").sort_values("cut")["last"])[1:]
+    made = own[own["metric"] == DECISION].rename(columns={"variant": "rule", "value": "cut"})
+    return Regret(SCORE, layers, table, made[["rule", "seed", "cut", "status"]].reset_index(drop=True))
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    found = {name: of_dataset(frame, name) for name in TITLES if (frame["run"] == name).any()}
+    mean = summary(found)
+    with style():
+        deep = -(-len(found) // 2)
+        figure = plt.figure(figsize=(8.4, 2.25 * deep + 2.7), layout="constrained")
+        above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[2.25 * deep, 2.5])[:, 0]
+        grid = above.subplots(deep, 2, squeeze=False)
+        for ax, (name, each) in zip(grid.flat, found.items(), strict=False):
+            plots.regret(each.scores, each.decisions, SCORE, ax)
+            _trim(ax, TITLES[name])
+        for spare in list(grid.flat)[len(found) :]:
+            spare.remove()
+        handles, labels = grid.flat[0].get_legend_handles_labels()
+        labels[0] = "mean over seeds"
+        above.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=7)
+        _summary(below.subplots(), found, mean)
+    caption = (
+        f"{_sizes(header, frame, found)}. Macro-F1 on the validation split after the last round of FedPer under every "
+        f"cut, from none to all layers; marks: what each rule chose after the first epoch. Regret: best cut's score "
+        f"minus the choice's; a dot is a dataset's mean over seeds, the bar the mean over datasets. The best of "
+        f"several noisy scores is too high on average, so the right cut has some regret, too."
+        + (f" {len(header['missing'])} runs are missing (listed on the page)." if header["missing"] else "")
+    )
+    text = _page(found, mean) + (
+        f"\n\nMissing (run and seed): {', '.join(header['missing'])}." * bool(header["missing"])
+    )
+    return Drawing(figure, _table(found, mean), caption, _findings(found, mean), text)
+
+
+def _trim(ax: Axes, title: str) -> None:
+    """One panel of several: the legend and the axes' words stand elsewhere."""
+    legend = ax.get_legend()
+    if legend is not None:
+        legend.remove()
+    ax.set_title(title, fontsize=8)
+    ax.set_ylabel("macro-F1", fontsize=7)
+    ax.set_xlabel("layers federated, and the last of them", fontsize=6.5)
+    ax.tick_params(labelsize=6.5)
+    ax.tick_params(axis="x", labelrotation=0)
+
+
+def summary(found: Mapping[str, Regret]) -> pd.DataFrame:
+    """Mean regret over seeds, rules and references x datasets."""
+    columns = {name: each.table.set_index("rule")["regret"] for name, each in found.items()}
+    return pd.DataFrame(columns).reindex([*RULES, *REFERENCES])
+
+
+def _summary(ax: Axes, found: Mapping[str, Regret], mean: pd.DataFrame) -> None:
+    y = np.arange(len(mean))
+    for k, name in enumerate(found):
+        look: dict[str, Any] = {
+            "marker": MARKERS[k % len(MARKERS)],
+            "color": COLOURS[k % len(COLOURS)],
+            "label": TITLES[name],
+        }
+        ax.plot(100 * mean[name], y, linestyle="none", markersize=4.5, **look)
+    ax.plot(100 * mean.mean(axis=1), y, linestyle="none", marker="|", markersize=13, mew=2, color=MEAN, label="mean")
+    ax.axvline(0, color="0.6", linewidth=0.8)
+    ax.set_yticks(y, list(mean.index), fontsize=7.5)
+    ax.axhline(len(RULES) - 0.5, color="0.6", linewidth=0.6)
+    ax.set(ylim=(len(mean) - 0.4, -0.6), xlabel="regret, points of macro-F1 (0 = the best cut)")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=7)
+
+
+def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, found: Mapping[str, Regret]) -> str:
+    parts = []
+    for name, each in found.items():
+        config = header["runs"][name]["config"]
+        own = frame[(frame["run"] == name) & (frame["metric"] == "samples")].groupby("client")["value"].median()
+        width = (config["model_options"] or {}).get("width", 1)
+        parts.append(
+            f"{TITLES[name]} {len(own)} clients × {own.min():.0f}-{own.max():.0f} training samples, "
+            f"{config['rounds']} rounds, {config['model']} (width {width:g}), {each.scores['seed'].nunique()} seeds"
+        )
+    return "; ".join(parts)
+
+
+# --- table, page and findings ----------------------------------------------------------------------------------
+
+
+def _table(found: Mapping[str, Regret], mean: pd.DataFrame) -> pd.DataFrame:
+    """Every dataset's table of rules, one below the other, and the means over datasets."""
+    parts = [each.table.assign(dataset=name) for name, each in found.items()]
+    over = [
+        dict(zip(("regret", "regret_low", "regret_high"), mean_interval(line.dropna()), strict=True))
+        | {"dataset": "mean over datasets", "rule": rule, "seeds": ""}
+        for rule, line in mean.iterrows()
+        if line.notna().any()
+    ]
+    table = pd.concat([*parts, pd.DataFrame(over)], ignore_index=True)
+    return table[["dataset", *(name for name in table.columns if name != "dataset")]]
+
+
+def _findings(found: Mapping[str, Regret], mean: pd.DataFrame) -> tuple[Finding, ...]:
+    enough = bool(found) and all(each.scores["seed"].nunique() >= LEAST for each in found.values())
+    enough = enough and len(found) >= LEAST
+    gaps = (mean.loc[RANDOM] - mean.loc[RULE]).dropna()
+    gap = mean_interval(gaps) if len(gaps) else mean_interval([math.nan])
+    better = None if not gap.low > 0 and not gap.high < 0 else bool(gap.low > 0)
+    own = mean.loc[RULE].dropna()
+    far = {TITLES[str(name)]: value for name, value in own.items() if value > SMALL}
+    inner = {
+        name: each.table.set_index("rule")["regret"].loc[list(REFERENCES[::2])].min() > SMALL
+        for name, each in found.items()
+    }
+    inside = ", ".join(TITLES[name] for name, is_inner in inner.items() if is_inner)
+    return (
+        Finding(
+            f"{RULE} loses less than a random cut",
+            f"{percent(gap.value, gap.low, gap.high, '+')} points less, over {len(gaps)} datasets",
+            better if enough else None,
+        ),
+        Finding(
+            f"{RULE} loses at most {SMALL:.0%} of macro-F1 against the best cut on every dataset",
+            ", ".join(f"{TITLES[str(name)]} {100 * value:.1f}" for name, value in own.items()) or "no decision",
+            not far if enough else None,
+        ),
+        Finding(
+            f"on most datasets a part of the layers is better than none and than all by more than {SMALL:.0%}",
+            f"on {sum(inner.values())} of {len(inner)}: {inside or 'none'}",
+            bool(sum(inner.values()) > len(inner) / 2) if enough else None,
+        ),
+    )
+
+
+def _page(found: Mapping[str, Regret], mean: pd.DataFrame) -> str:
+    columns: dict[str, list[str]] = {"rule": [str(name) for name in mean.index]}
+    for name, each in found.items():
+        table = each.table.set_index("rule").reindex(mean.index)
+        columns[TITLES[name]] = [
+            percent(line["regret"], line["regret_low"], line["regret_high"])
+            + (f" [{line['cuts']}]" if isinstance(line["cuts"], str) and line["cuts"] else "")
+            for _, line in table.iterrows()
+        ]
+    columns["mean"] = [percent(value, math.nan, math.nan) for value in mean.mean(axis=1)]
+    failed = [
+        f"{line.rule} does not decide on {TITLES[name]} with seed {line.seed}: {line.status}."
+        for name, each in found.items()
+        for line in each.choices.itertuples()
+        if line.status != "ok"
+    ]
+    note = "Regret in points of macro-F1, ± half the 95 % interval over seeds; in brackets the cuts of the seeds."
+    return "\n\n".join([markdown(columns), note, *failed])
+
+
+ITEM = items.register(
+    Pieces(
+        name=NAME,
+        title="Regret of the rules over six datasets: every cut is trained",
+        runs=recipes(),
+        seeds=3,
+        budget="about 50 minutes of one core, 25 of two",
+        measure=_measure,
+        draw=_draw,
+        more={"heart": 10},
+    )
+)

@@ -1,0 +1,259 @@
+"""Layer scheduling (Jang and Choi 2024): its runs, at the paper's scale and at one for two cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from figures import items
+from figures.paired import FEWEST, against, outcome
+from figures.pieces import Pieces, ran
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+
+NAME = "scheduling.runs"
+ACCURACY = "accuracy"
+POOLED, MEAN = "pooled", "mean"
+"""Accuracy over all clients' test samples together, which the paper's base code prints; and the mean over clients."""
+SUMS = {"bytes_down": "byte", "bytes_up": "byte", "flops": "FLOP", "steps": ""}
+SCHEDULES = ("vanilla", "anti")
+TUNED = ("local_adaptation", "fedbabu", *SCHEDULES)
+"""Scored after fine-tuning; ``local_adaptation``, FedAvg fine-tuned alike, is not in the paper."""
+METHODS = ("fedavg", "local_adaptation", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu", *SCHEDULES)
+BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
+"""Over what schedules are laid in Sec. 5.4. LG-FedAvg shares its last layer only: there is nothing to thaw."""
+WRAPPED = "cifar10"
+EARLY = {"cifar100": 1, "tiny_imagenet": 0}
+"""Datasets of Sec. 5.3, and at which of their numbers of rounds the two schedules are compared."""
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny_imagenet": "Tiny-ImageNet"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A dataset of Table 2 at one scale.
+
+    Attributes:
+        dataset: registered name of what is trained on.
+        pool: images that are dealt.
+        at: numbers of rounds after which accuracies are reported; the last is the length of the runs.
+        unfreeze: when each of the three layers of the body thaws.
+        every: rounds between evaluations; divides all of ``at``.
+    """
+
+    dataset: str
+    pool: int
+    at: tuple[int, ...]
+    unfreeze: tuple[int, ...]
+    every: int
+
+
+PAPER = {
+    "mnist": Column("mnist", 60_000, (100, 200, 300), (0, 100, 200), 25),
+    "cifar10": Column("cifar10", 50_000, (100, 200, 300), (0, 100, 200), 25),
+    "cifar100": Column("cifar100", 50_000, (500, 1000, 1500), (0, 100, 200), 25),
+    "tiny_imagenet": Column("tiny_imagenet", 100_000, (300, 500, 1000), (0, 100, 200), 25),
+}
+QUICK = {
+    "mnist": Column("mnist", 4000, (20, 40, 60), (0, 20, 40), 5),
+    "cifar10": Column("cifar10", 4000, (20, 40, 60), (0, 20, 40), 5),
+    "cifar100": Column("tiny_imagenet32", 4000, (50, 100, 150), (0, 10, 20), 10),
+    "tiny_imagenet": Column("tiny_imagenet32", 5000, (30, 50, 100), (0, 10, 20), 10),
+}
+"""Rounds are a fifth of the paper's for the first two, a tenth for the others, for thawing and for the end alike."""
+
+FULL = RunConfig(
+    model="scheduling_cnn",
+    partition="capped_dirichlet",
+    alpha=0.1,
+    clients=100,
+    participation=0.1,
+    epochs=1,
+    batch=10,
+    lr=0.005,
+    optimizer="sgd",
+    momentum=0.0,
+    weight_decay=0.0,
+)
+"""The paper's. It leaves open local epochs (1 here), fine-tuning (10), optimiser and the share kept for testing."""
+SMALL = replace(FULL, clients=20, participation=0.2, lr=0.02)
+"""A fifth of the clients and four times the rate, for fewer and shorter rounds; at 0.05 Vanilla diverges on MNIST."""
+FINETUNE = {"paper": 10, "quick": 5}
+
+
+def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> dict[str, RunConfig]:
+    """Every run by name: DATASET.METHOD, DATASET.METHOD_early (Sec. 5.3), DATASET.SCHEDULE_METHOD (Sec. 5.4)."""
+    found: dict[str, RunConfig] = {}
+    for name, column in columns.items():
+        own = replace(
+            base, dataset=column.dataset, samples=column.pool, rounds=column.at[-1], eval_every=column.every,
+            checkpoint_every=column.at[-1],
+        )  # fmt: skip
+        tuned: dict[str, Any] = {"finetune_epochs": finetune}
+        thawing: dict[str, Any] = {"unfreeze": column.unfreeze}
+        for method in METHODS:
+            options = {**(tuned | {"finetune_at": column.at[:-1]} if method in TUNED else {})}
+            options |= thawing if method in SCHEDULES else {}
+            found[f"{name}.{method}"] = replace(own, algorithm=method, options=options)
+        if name in EARLY:
+            sooner = {"unfreeze": tuple(since // 2 for since in column.unfreeze)}
+            for method in SCHEDULES:
+                found[f"{name}.{method}_early"] = replace(
+                    own, algorithm=method, rounds=column.at[EARLY[name]], options={**tuned, **sooner}
+                )
+        if name == WRAPPED:
+            for method in SCHEDULES:
+                for below in BELOW:
+                    found[f"{name}.{method}_{below}"] = replace(
+                        own, algorithm=method, options={"over": below, **thawing}
+                    )
+    return found
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Accuracies of all clients together at every evaluation, of each client at the end, and what the run cost."""
+    _, frame = ran(task)
+    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    tested = frame[(frame["metric"] == ACCURACY) & (frame["split"] == "test") & (frame["model"] != "local")]
+    made: list[rows.Row] = []
+    for (done, model), part in tested.groupby(["round", "model"]):
+        sizes = part["n_samples"].astype(float)
+        columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": int(sizes.sum())}
+        for variant, value in ((POOLED, np.average(part["value"], weights=sizes)), (MEAN, part["value"].mean())):
+            made.append(rows.row(ACCURACY, value, variant=variant, **columns, **named))
+    for metric, unit in SUMS.items():
+        own = frame[frame["metric"] == metric]
+        for variant, part in own.groupby("variant"):
+            columns = {"variant": variant, "unit": unit, "estimator": "sum over rounds and clients"}
+            made.append(rows.row(metric, part["value"].sum(), **columns, **named))
+    last = tested[tested["round"] == task.config.rounds]
+    return pd.concat([rows.frame(made), last[last["model"] == _reported(last["model"])]], ignore_index=True)
+
+
+def _reported(models: pd.Series) -> str:
+    """What a table reports of several models: the personal one where there is one."""
+    return "personal" if (models == "personal").any() else "global"
+
+
+def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
+    """Reported accuracies of all clients together: (run, round) x seeds."""
+    own = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == variant) & (frame["client"] == "")]
+    keys = ["run", "seed", "round"]
+    personal = own.groupby(keys)["model"].transform(_reported)
+    kept = own[own["model"] == personal].astype({"seed": int, "round": int})
+    return kept.set_index(["run", "round", "seed"])["value"].unstack("seed").sort_index(axis=1)
+
+
+def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) -> pd.DataFrame:
+    """Rows of accuracy by round without the fine-tuned models, for a picture: one algorithm a method."""
+    own = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
+    parts = []
+    for method in methods:
+        part = own[own["run"] == f"{dataset}.{method}"]
+        part = part[part["model"] == ("global" if method in TUNED else _reported(part["model"]))]
+        parts.append(part.assign(algorithm=method))
+    return pd.concat(parts, ignore_index=True)
+
+
+# --- what the figures say of their runs ------------------------------------------------------------------------
+
+
+def at_paper(header: Mapping[str, Any]) -> bool:
+    """Whether rows are of the paper's setting."""
+    return str(header["item"]).endswith("@paper")
+
+
+def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
+    """The datasets at the scale of stored rows."""
+    return PAPER if at_paper(header) else QUICK
+
+
+def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
+    """Sizes of these datasets' runs, and what differs from the paper's."""
+    runs = {name: next((run for run in header["runs"] if run.startswith(f"{name}.")), None) for name in datasets}
+    told = [
+        NAMES[name] + (": no run yet" if run is None else _sizes(header, frame, name, run))
+        for name, run in runs.items()
+    ]
+    run = next((run for run in runs.values() if run is not None), None)
+    if run is None:
+        return f"{'; '.join(told)}."
+    config = header["runs"][run]["config"]
+    taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
+    epochs = FINETUNE["paper" if at_paper(header) else "quick"]
+    common = (
+        f"{config['clients']} clients, {taking_part} a round, Dirichlet({config['alpha']:g}), batches of "
+        f"{config['batch']}, lr {config['lr']:g}, {epochs} epochs of fine-tuning"
+    )
+    papers = "" if at_paper(header) else f" (paper: {FULL.clients} clients, 10 a round, lr {FULL.lr:g})"
+    return f"{'; '.join(told)}. {common}{papers}."
+
+
+def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: str) -> str:
+    """One dataset's images, rounds and thawing."""
+    config, column, paper = header["runs"][run]["config"], columns(header)[dataset], PAPER[dataset]
+    sizes = frame.loc[frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"].dropna()
+    each = f"{sizes.min()} to {sizes.max()} training samples a client, " if len(sizes) else ""
+    instead = "" if config["dataset"] == dataset else f", in its place {config['dataset'].replace('_', ' ')}"
+    text = f"{instead}: {each}{column.at[-1]} rounds, thawing at {listed(column.unfreeze)}"
+    return text if at_paper(header) else f"{text} (paper: {paper.at[-1]}; {listed(paper.unfreeze)})"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers in one line."""
+    return ", ".join(map(str, numbers))
+
+
+def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
+    """A sentence on the runs that a picture lacks."""
+    gone = [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]
+    failed = [f"{name} ({reason})" for name, reason in header["failed"].items() if name.rpartition(" ")[0] in wanted]
+    told = [f"{len(gone)} runs are missing" if gone else "", f"Without a value: {'; '.join(failed)}" if failed else ""]
+    return "".join(f" {text}." for text in told if text)
+
+
+def compared(values: pd.DataFrame, run: str, others: Sequence[str]) -> dict[str, tuple[float, str]]:
+    """The mean difference to each other run in points, paired by seed, and how it came out."""
+    found = {}
+    for other in others:
+        gap, pairs = against(values, run, other) if run in values.index else (None, 0)
+        found[other] = (math.nan, "") if gap is None or not pairs else (100 * gap.value, outcome(gap, pairs))
+    return found
+
+
+def verdict(found: Sequence[str], wanted: str, against_it: str) -> bool | None:
+    """Held where every comparison came out as wanted, not where one came out the other way; else open."""
+    if against_it in found:
+        return False
+    return True if found and all(each == wanted for each in found) else None
+
+
+def told(found: Mapping[str, tuple[float, str]]) -> str:
+    """Differences in one line."""
+    parts = []
+    for name, (gap, how) in found.items():
+        shown = "no pair of runs" if math.isnan(gap) else f"{gap:+.1f} ({how or FEWEST})"
+        parts.append(f"{name.partition('.')[2] or name} {shown}")
+    return ", ".join(parts)
+
+
+STUDY = items.register(
+    Pieces(
+        name=NAME,
+        title="Layer scheduling: every run behind its tables and figures",
+        runs=recipes(QUICK, SMALL, FINETUNE["quick"]),
+        seeds=3,
+        budget="about 55 minutes of two idle cores; a run takes 15 to 100 seconds",
+        measure=_measure,
+        paper=recipes(PAPER, FULL, FINETUNE["paper"]),
+        paper_seeds=3,
+    )
+)

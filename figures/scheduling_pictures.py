@@ -1,0 +1,235 @@
+"""Layer scheduling's pictures: who holds what (Fig. 2), accuracy by round (3, 4), and client by client (5, 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib import ticker
+
+from diagnostics.pictures.drawing import COLOURS, legend, style
+from diagnostics.pictures.runs import learning
+from figures import items
+from figures.items import Drawing, Finding, Item, View
+from figures.paired import LEAST, against, outcome
+from figures.scheduling import (
+    ACCURACY,
+    FULL,
+    METHODS,
+    NAME,
+    NAMES,
+    PAPER,
+    SCHEDULES,
+    columns,
+    curves,
+    missing,
+    setting,
+    told,
+    verdict,
+)
+from fl_core import rows, runner
+
+COUNT = "samples"
+SORTED = ("fedbabu", *SCHEDULES)
+"""Of which the paper's pictures show the clients."""
+POINTS = (0, 10, 50, 90)
+"""Percentiles over the clients; 0 is the worst."""
+
+# --- who holds what (Fig. 2) -----------------------------------------------------------------------------------
+
+
+def _dealt(task: runner.Task, run: str) -> pd.DataFrame:
+    """Samples of each class at each client, all splits together."""
+    counts = sum((task.data.class_counts(split) for split in ("validation", "test")), task.data.class_counts("train"))
+    return rows.frame(
+        rows.row(COUNT, int(value), client=str(client), variant=str(name), seed=task.config.seed, n_samples=int(value))
+        for client, line in counts.iterrows()
+        for name, value in line.items()
+    )
+
+
+def effective(counts: pd.DataFrame) -> pd.Series:
+    """How many classes a client holds in effect: exp of the entropy of its labels, 1 to the number of classes."""
+    share = counts.div(counts.sum(axis=1), axis=0)
+    return np.exp(-(share * np.log(share.where(share > 0, 1.0))).sum(axis=1))
+
+
+def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    config = next(iter(header["runs"].values()))["config"]
+    tables = {
+        int(seed): part.pivot(index="client", columns="variant", values="value")[list(part["variant"].unique())]
+        for seed, part in frame.groupby("seed")
+    }
+    counts = tables[0].astype(int)
+    of_all = pd.concat({seed: effective(each) for seed, each in tables.items()})
+    sizes = pd.concat({seed: each.sum(axis=1) for seed, each in tables.items()})
+    half = counts.shape[1] / 2
+    few = int((of_all < half).sum())
+    finding = Finding(
+        f"clients are highly heterogeneous: most hold in effect fewer than {half:g} of the {counts.shape[1]} classes "
+        "(exp of the entropy of their labels)",
+        f"{few} of {len(of_all)} over {len(tables)} seeds, median {of_all.median():.1f}; {sizes.min():.0f} to "
+        f"{sizes.max():.0f} images a client",
+        few > len(of_all) / 2,
+    )
+    with style():
+        figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
+        ax = figure.subplots()
+        ends = [f"{name}  ({total:,})" for name, total in counts.sum(axis=1).items()]
+        sns.heatmap(
+            counts, ax=ax, cmap="Blues", annot=True, fmt="d", annot_kws={"fontsize": 6.5}, linewidths=0.5,
+            yticklabels=ends, cbar_kws={"label": "images"},
+        )  # fmt: skip
+        ax.set(xlabel="class", ylabel="client (images)")
+        ax.tick_params(length=0, labelsize=7.5)
+        ax.tick_params(axis="x", labelrotation=45)
+    caption = (
+        f"CIFAR-10's {config['samples']:,} training images dealt to {config['clients']} clients, Dirichlet"
+        f"({config['alpha']:g}) class after class, no further class for who has an even share already; seed 0."
+    )
+    table = counts.assign(images=counts.sum(axis=1), effective_classes=effective(counts)).reset_index()
+    return Drawing(figure, table, caption, (finding,))
+
+
+# --- accuracy by round (Figs. 3, 4) ----------------------------------------------------------------------------
+
+
+def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> Drawing:
+    column, thaws = columns(header)[dataset], columns(header)[dataset].unfreeze
+    shown = curves(frame, dataset, [method for method in METHODS if method != "local_adaptation"])
+    wanted = [f"{dataset}.{method}" for method in METHODS if method != "local_adaptation"]
+    with style():
+        figure = plt.figure(figsize=(7.0, 3.8), layout="constrained")
+        ax = figure.subplots()
+        for since in thaws[1:]:
+            ax.axvline(since, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
+        if len(shown):
+            learning(shown, ACCURACY, ax=ax)
+            ax.set_ylabel("test accuracy (higher is better)")
+    values = shown.astype({"seed": int, "round": int}) if len(shown) else shown
+    table = (
+        values.groupby(["algorithm", "round"], sort=False)["value"].agg(["mean", "min", "max", "count"]).reset_index()
+    ).rename(columns={"algorithm": "method", "count": "seeds"})
+    caption = (
+        f"Accuracy on all clients' own test samples over the rounds, before any fine-tuning. Dotted: a layer thaws."
+        f"{missing(header, wanted)} {setting(header, frame, dataset)}"
+    )
+    return Drawing(figure, table, caption, tuple(_of_rounds(values, dataset, column.at[-1], thaws[-1])))
+
+
+def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> list[Finding]:
+    """What is said of the curves: below while layers are frozen, and what becomes of it."""
+    early = values[(values["round"] > 0) & (values["round"] <= thawed)]
+    parts = {"frozen": early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")}
+    parts["end"] = values[values["round"] == last].pivot(index="algorithm", columns="seed", values="value")
+    found: dict[str, dict[str, tuple[float, str]]] = {}
+    for when, means in parts.items():
+        found[when] = {}
+        for method in SCHEDULES:
+            for other in ("fedavg", "fedbabu"):
+                gap, pairs = against(means, method, other) if method in means.index else (None, 0)
+                how = (float("nan"), "") if gap is None or not pairs else (100 * gap.value, outcome(gap, pairs))
+                found[when][f"{method} − {other}"] = how
+    hows = [how for _, how in found["end"].values()]
+    caught = None if "" in hows else "below" not in hows
+    return [
+        Finding(
+            f"{NAMES[dataset]}: until all layers have thawed the schedules lie below FedAvg and FedBABU",
+            f"mean up to round {thawed}, in points: {told(found['frozen'])}",
+            verdict([how for _, how in found["frozen"].values()], "below", "above"),
+        ),
+        Finding(
+            f"{NAMES[dataset]}: by the end the schedules have caught up with both",
+            f"after {last} rounds, in points: {told(found['end'])}",
+            caught,
+        ),
+    ]
+
+
+# --- client by client (Figs. 5, 6) -----------------------------------------------------------------------------
+
+
+def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
+    """Every client's accuracy after the last round, ascending within each seed: rank x seeds."""
+    own = frame[(frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")]
+    return pd.DataFrame({int(seed): np.sort(part["value"].to_numpy(float)) for seed, part in own.groupby("seed")})
+
+
+def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> Drawing:
+    every = {method: ordered(frame, f"{dataset}.{method}") for method in METHODS}
+    every = {method: values for method, values in every.items() if len(values)}
+    main = {method: values for method, values in every.items() if method in SORTED}
+    with style():
+        figure = plt.figure(figsize=(7.0, 3.6), layout="constrained")
+        ax = figure.subplots()
+        for k, (method, values) in enumerate(main.items()):
+            x, mean = np.arange(1, len(values) + 1), 100 * values.mean(axis=1)
+            ax.plot(x, mean, color=COLOURS[k], linestyle=("-", "--", "-.")[k], label=method)
+            ax.fill_between(
+                x, 100 * values.min(axis=1), 100 * values.max(axis=1), color=COLOURS[k], alpha=0.15, linewidth=0
+            )
+        for method, values in every.items():
+            if method not in main:
+                ax.plot(np.arange(1, len(values) + 1), 100 * values.mean(axis=1), color="0.75", linewidth=0.8, zorder=1)
+        ax.plot([], [], color="0.75", linewidth=0.8, label="each other method")
+        ax.set(xlabel="client, in ascending order of each method's own", ylabel="test accuracy, % (higher is better)")
+        ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        legend(ax)
+    lines = []
+    for method, values in every.items():
+        points = {("worst" if p == 0 else f"p{p}"): 100 * values.quantile(p / 100).mean() for p in POINTS}
+        lines.append({"method": method, "seeds": values.shape[1], **points, "mean": 100 * values.to_numpy().mean()})
+    wanted = [f"{dataset}.{method}" for method in METHODS]
+    bands = "lines are means over seeds, bands reach from the lowest to the highest seed"
+    caption = (
+        f"Every client's own test accuracy at the end, after fine-tuning where the method has it; {bands}."
+        f"{missing(header, wanted)} {setting(header, frame, dataset)}"
+    )
+    table = pd.DataFrame(lines, columns=["method", "seeds", *(f"p{p}" if p else "worst" for p in POINTS), "mean"])
+    return Drawing(figure, table, caption, tuple(_of_clients(main, dataset)))
+
+
+def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:
+    """Whether a schedule lies above FedBABU all along the clients, paired by seed at each percentile."""
+    findings = []
+    for method in SCHEDULES:
+        found: dict[str, tuple[float, str]] = {}
+        if method in main and "fedbabu" in main:
+            for p in POINTS:
+                both = pd.DataFrame({name: main[name].quantile(p / 100) for name in (method, "fedbabu")}).T
+                gap, pairs = against(both, method, "fedbabu")
+                found["worst client" if p == 0 else f"percentile {p}"] = (100 * gap.value, outcome(gap, pairs))
+        hows = [how for _, how in found.values()]
+        findings.append(
+            Finding(
+                f"{NAMES[dataset]}: {method} lies above FedBABU at the worst client and at percentiles 10, 50 and 90",
+                told(found) or f"fewer than {LEAST} seeds",
+                verdict(hows, "above", "below"),
+            )
+        )
+    return findings
+
+
+FIG2 = items.register(
+    Item(
+        name="scheduling.fig2",
+        title="CIFAR-10 dealt to 10 clients",
+        runs={"cifar10": replace(FULL, dataset="cifar10", clients=10, samples=PAPER["cifar10"].pool)},
+        seeds=3,
+        budget="some seconds; nothing is trained",
+        measure=_dealt,
+        draw=_draw_dealt,
+    )
+)
+for _figure, _dataset in (("fig3", "cifar100"), ("fig4", "tiny_imagenet")):
+    _title = f"Accuracy by round, {NAMES[_dataset]}"
+    items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset)))
+for _figure, _dataset in (("fig5", "cifar100"), ("fig6", "tiny_imagenet")):
+    _title = f"Accuracy of each client, {NAMES[_dataset]}"
+    items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_clients, dataset=_dataset)))

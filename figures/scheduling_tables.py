@@ -1,0 +1,341 @@
+"""Layer scheduling's Table 2, and its studies of when layers thaw (Sec. 5.3) and over what a schedule is laid (5.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from diagnostics.pictures.drawing import COLOURS, FAINT, style
+from figures import items
+from figures.items import Drawing, Finding, View
+from figures.paired import FEWEST, markdown, percent
+from figures.scheduling import (
+    BELOW,
+    EARLY,
+    MEAN,
+    METHODS,
+    NAME,
+    NAMES,
+    PAPER,
+    SCHEDULES,
+    WRAPPED,
+    at_paper,
+    columns,
+    compared,
+    listed,
+    missing,
+    scores,
+    setting,
+    told,
+    verdict,
+)
+from fl_core.statistics import mean_interval
+
+
+def interval(values: pd.DataFrame, run: str, done: int) -> tuple[int, float, float, float]:
+    """Seeds, and mean in percent with the ends of its 95 % interval over them; NaN where there is no run."""
+    own = values.loc[run, done].dropna() if (run, done) in values.index else pd.Series(dtype=float)
+    if own.empty:
+        return 0, math.nan, math.nan, math.nan
+    mean, low, high = mean_interval(own)
+    return len(own), 100 * mean, 100 * low, 100 * high
+
+
+# --- Table 2 ---------------------------------------------------------------------------------------------------
+
+
+def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """A line a dataset, number of rounds and method: measured, with its interval over seeds, and published."""
+    pooled, means = scores(frame), scores(frame, MEAN)
+    known = items.published("scheduling")
+    known = known[known["place"] == "Table 2"].set_index(["dataset", "setting", "method"])["value"]
+    lines = []
+    for dataset, column in columns(header).items():
+        for done, papers in zip(column.at, PAPER[dataset].at, strict=True):
+            for method in METHODS:
+                run = f"{dataset}.{method}"
+                seeds, mean, low, high = interval(pooled, run, done)
+                lines.append(
+                    {
+                        "dataset": dataset, "trained_on": column.dataset, "rounds": done, "paper_rounds": papers,
+                        "method": method, "seeds": seeds, "accuracy": mean, "low": low, "high": high,
+                        "mean_of_clients": interval(means, run, done)[1],
+                        "published": known.get((dataset, f"{papers} rounds", method), math.nan),
+                    }
+                )  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Finding]:
+    values = scores(frame)
+    last = {name: values.xs(c.at[-1], level="round") for name, c in columns(header).items() if _has(values, c.at[-1])}
+
+    def gaps(dataset: str, method: str, others: Sequence[str]) -> dict[str, tuple[float, str]]:
+        own = last.get(dataset, pd.DataFrame())
+        return compared(own, f"{dataset}.{method}", [f"{dataset}.{other}" for other in others])
+
+    papers = [method for method in METHODS if method not in (*SCHEDULES, "local_adaptation")]
+    for dataset in ("cifar100", "tiny_imagenet"):
+        for method in SCHEDULES:
+            found = gaps(dataset, method, papers)
+            yield Finding(
+                f"{NAMES[dataset]}, end of training: {method} lies above the paper's six other methods",
+                told(found),
+                verdict([how for _, how in found.values()], "above", "below"),
+            )
+    for method in SCHEDULES:
+        found = {NAMES[d]: gap for d in columns(header) for gap in gaps(d, method, ["fedbabu"]).values()}
+        yield Finding(
+            f"{method} lies above FedBABU on every dataset", told(found),
+            verdict([how for _, how in found.values()], "above", "below"),
+        )  # fmt: skip
+    found = {NAMES[d]: gap for d in columns(header) for gap in gaps(d, "vanilla", ["anti"]).values()}
+    hows = [how for _, how in found.values()]
+    same = None if "" in hows else all(how in ("level", "equal") for how in hows)
+    yield Finding(
+        "there is no order between Vanilla and Anti (the paper's differ by 0.7 points at most)", told(found), same
+    )
+    found = {
+        f"{NAMES[d]} {method}": gap
+        for d in columns(header)
+        for method in SCHEDULES
+        for gap in gaps(d, method, ["local_adaptation"]).values()
+    }
+    yield Finding(
+        "schedules lie above FedAvg too when that is fine-tuned alike, which the paper does not compare", told(found),
+        verdict([how for _, how in found.values()], "above", "below"),
+    )  # fmt: skip
+
+
+def _has(values: pd.DataFrame, done: int) -> bool:
+    return done in values.index.get_level_values("round")
+
+
+def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table = table2(header, frame)
+    with style():
+        figure = plt.figure(figsize=(8.4, 3.3), layout="constrained")
+        for ax, (dataset, part) in zip(
+            figure.subplots(1, 4, sharey=True), table.groupby("dataset", sort=False), strict=True
+        ):
+            _panel(ax, part)
+            ax.set_title(NAMES[str(dataset)] + ("" if dataset in part["trained_on"].to_numpy() else "*"), fontsize=9)
+        figure.axes[0].set_yticks(range(len(METHODS)), METHODS, fontsize=8)
+        figure.axes[0].set_ylim(len(METHODS) - 0.5, -0.5)
+        figure.supxlabel("")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    text = "\n\n".join(_page(part) for _, part in table.groupby("dataset", sort=False))
+    text += f"\n\nMeasured, ± half the 95 % interval over seeds, with the paper's value in brackets. With {FEWEST}."
+    wanted = [f"{dataset}.{method}" for dataset in columns(header) for method in METHODS]
+    if gone := [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]:
+        text += f"\n\nMissing (run and seed): {', '.join(gone)}."
+    stand_in = "" if at_paper(header) else " *: not the paper's images."
+    caption = (
+        "Accuracy on all clients' own test samples, after fine-tuning where the method has it; local adaptation is "
+        f"FedAvg fine-tuned alike.{stand_in}{missing(header, wanted)} {setting(header, frame, *columns(header))}"
+    )
+    return Drawing(figure, table, caption, tuple(_findings(header, frame)), text)
+
+
+def _panel(ax: Axes, part: pd.DataFrame) -> None:
+    y = {method: k for k, method in enumerate(METHODS)}
+    times = list(part["rounds"].unique())
+    for k, done in enumerate(times):
+        own = part[part["rounds"] == done]
+        name = ("first", "second", "last")[k]
+        at = own["method"].map(y) + 0.22 * (k - 1)
+        ax.hlines(at, own["low"], own["high"], color=COLOURS[k], linewidth=1.2)
+        ax.plot(
+            own["accuracy"],
+            at,
+            linestyle="none",
+            marker="o",
+            markersize=4,
+            color=COLOURS[k],
+            label=f"{name} number of rounds",
+        )
+    last = part[part["rounds"] == times[-1]]
+    ax.plot(
+        last["published"], last["method"].map(y) + 0.22, linestyle="none", marker="D", markersize=4.5, color=FAINT,
+        markerfacecolor="none", label="published, last", zorder=1,
+    )  # fmt: skip
+    ax.set_xlabel("accuracy, %")
+
+
+def _page(part: pd.DataFrame) -> str:
+    cells: dict[str, list[str]] = {str(NAMES[part["dataset"].iloc[0]]): list(METHODS)}
+    for (done, papers), own in part.groupby(["rounds", "paper_rounds"], sort=False):
+        own = own.set_index("method").loc[list(METHODS)]
+        title = f"{done} rounds" if done == papers else f"{done} rounds (paper: {papers})"
+        cells[title] = [
+            f"{percent(row.accuracy / 100, row.low / 100, row.high / 100)}"
+            + ("" if math.isnan(row.published) else f" ({row.published:.2f})")
+            for row in own.itertuples()
+        ]
+    cells["seeds"] = [str(count) for count in own["seeds"]]
+    return markdown(cells)
+
+
+# --- when layers thaw (Sec. 5.3) -------------------------------------------------------------------------------
+
+
+def early(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """A line a dataset, schedule and time of thawing: accuracy, and what was sent and computed by then."""
+    values = scores(frame)
+    known = items.published("scheduling")
+    known = known[known["place"] == "Sec. 5.3"].set_index(["dataset", "setting", "method"])["value"]
+    lines = []
+    for dataset, k in EARLY.items():
+        own, paper = columns(header)[dataset], PAPER[dataset]
+        for method in SCHEDULES:
+            for suffix, halves in (("", 1), ("_early", 2)):
+                run = f"{dataset}.{method}{suffix}"
+                seeds, mean, low, high = interval(values, run, own.at[k])
+                papers = listed([since // halves for since in paper.unfreeze])
+                printed = f"{paper.at[k]} rounds, unfrozen at {papers}"
+                lines.append(
+                    {
+                        "dataset": dataset, "trained_on": own.dataset, "method": method, "rounds": own.at[k],
+                        "unfreeze": listed([since // halves for since in own.unfreeze]), "paper_unfreeze": papers,
+                        "seeds": seeds, "accuracy": mean, "low": low, "high": high,
+                        "published": known.get((dataset, printed, method), math.nan),
+                    }
+                )  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table, values = early(header, frame), scores(frame)
+    findings = []
+    for dataset, k in EARLY.items():
+        done = columns(header)[dataset].at[k]
+        own = values.xs(done, level="round") if done in values.index.get_level_values("round") else pd.DataFrame()
+        for method in SCHEDULES:
+            found = compared(own, f"{dataset}.{method}_early", [f"{dataset}.{method}"])
+            hows = [how for _, how in found.values()]
+            findings.append(
+                Finding(
+                    f"{NAMES[dataset]}: thawing twice as early costs {method} accuracy (the paper: 0.3 to 1 point)",
+                    f"early − late {told(found)}",
+                    verdict(hows, "below", "above"),
+                )
+            )
+    with style():
+        figure = plt.figure(figsize=(6.4, 2.9), layout="constrained")
+        for ax, (dataset, part) in zip(figure.subplots(1, 2), table.groupby("dataset", sort=False), strict=True):
+            names = [f"{row.method}, {row.unfreeze}" for row in part.itertuples()]
+            _dots(ax, part, names)
+            ax.set_title(NAMES[str(dataset)] + ("" if dataset in part["trained_on"].to_numpy() else "*"), fontsize=9)
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    wanted = [f"{d}.{m}{suffix}" for d in EARLY for m in SCHEDULES for suffix in ("", "_early")]
+    ends = " and ".join(str(columns(header)[dataset].at[k]) for dataset, k in EARLY.items())
+    stand_in = "" if at_paper(header) else " *: not the paper's images; published are ten times as many rounds."
+    caption = (
+        f"Accuracy after {ends} rounds and fine-tuning when the layers thaw in the rounds named beside each schedule."
+        f"{stand_in}{missing(header, wanted)} {setting(header, frame, *EARLY)}"
+    )
+    return Drawing(figure, table, caption, tuple(findings), _lines(table, ("dataset", "method", "unfreeze")))
+
+
+# --- over what a schedule is laid (Sec. 5.4) -------------------------------------------------------------------
+
+
+def wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """A line a method and schedule over it, none included: accuracy after the last round."""
+    values, column = scores(frame), columns(header)[WRAPPED]
+    lines = []
+    for below in BELOW:
+        for schedule in ("none", *SCHEDULES):
+            run = f"{WRAPPED}.{below}" if schedule == "none" else f"{WRAPPED}.{schedule}_{below}"
+            seeds, mean, low, high = interval(values, run, column.at[-1])
+            line = {"method": below, "schedule": schedule, "rounds": column.at[-1], "seeds": seeds}
+            lines.append({**line, "accuracy": mean, "low": low, "high": high})
+    return pd.DataFrame(lines)
+
+
+def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table, values, done = wrapped(header, frame), scores(frame), columns(header)[WRAPPED].at[-1]
+    own = values.xs(done, level="round") if done in values.index.get_level_values("round") else pd.DataFrame()
+    gaps = {
+        name: {
+            f"{WRAPPED}.{name} over {below}": gap
+            for below in BELOW
+            for gap in compared(own, f"{WRAPPED}.{name}_{below}", [f"{WRAPPED}.{below}"]).values()
+        }
+        for name in SCHEDULES
+    }
+    hows = {name: [how for _, how in found.values()] for name, found in gaps.items()}
+    level = None if "" in hows["vanilla"] else all(how in ("level", "equal") for how in hows["vanilla"])
+    better = [how for found in hows.values() for how in found]
+    findings = (
+        Finding(
+            "no schedule improves a method that trains its head", "; ".join(map(told, gaps.values())),
+            None if "" in better else "above" not in better,
+        ),
+        Finding("there is no order between Vanilla over such methods and them", told(gaps["vanilla"]), level),
+        Finding(
+            "Anti over such methods lies clearly below them", told(gaps["anti"]),
+            verdict(hows["anti"], "below", "above"),
+        ),
+    )  # fmt: skip
+    with style():
+        figure = plt.figure(figsize=(5.6, 3.4), layout="constrained")
+        ax = figure.subplots()
+        _dots(
+            ax,
+            table,
+            [f"{row.method}, {row.schedule}" if row.schedule != "none" else row.method for row in table.itertuples()],
+        )
+    wanted = [f"{WRAPPED}.{name}" for b in BELOW for name in (b, *(f"{s}_{b}" for s in SCHEDULES))]
+    caption = (
+        "Accuracy after the last round of methods that train their head, alone and under a schedule. LG-FedAvg shares "
+        f"its last layer only, so that nothing thaws. The paper gives no numbers.{missing(header, wanted)} "
+        f"{setting(header, frame, WRAPPED)}"
+    )
+    return Drawing(figure, table, caption, findings, _lines(table, ("method", "schedule")))
+
+
+def _dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
+    """A dot with its interval a line, from the top, and what is published."""
+    y = range(len(table))
+    ax.hlines(y, table["low"], table["high"], color=COLOURS[0], linewidth=1.4)
+    ax.plot(
+        table["accuracy"],
+        y,
+        linestyle="none",
+        marker="o",
+        markersize=5,
+        color=COLOURS[0],
+        label="measured, 95 % interval",
+    )
+    if "published" in table:
+        look: dict[str, Any] = {
+            "linestyle": "none",
+            "marker": "D",
+            "markersize": 4.5,
+            "color": FAINT,
+            "markerfacecolor": "none",
+        }
+        ax.plot(table["published"], y, label="published", zorder=1, **look)
+    ax.set_yticks(y, list(names), fontsize=7.5)
+    ax.set(ylim=(len(table) - 0.5, -0.5), xlabel="accuracy, %")
+
+
+def _lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
+    cells = {key: [str(value) for value in table[key]] for key in keys}
+    spans = zip(table["accuracy"], table["low"], table["high"], strict=True)
+    cells["accuracy %"] = [percent(mean / 100, low / 100, high / 100) for mean, low, high in spans]
+    if "published" in table:
+        cells["published"] = ["–" if math.isnan(value) else f"{value:.2f}" for value in table["published"]]
+    cells["seeds"] = [str(count) for count in table["seeds"]]
+    return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. With {FEWEST}."
+
+
+TABLE2 = items.register(View("scheduling.table2", "Accuracy of layer scheduling and others", NAME, _draw_table2))
+SEC53 = items.register(View("scheduling.sec53", "When layers are unfrozen: earlier against later", NAME, _draw_early))
+SEC54 = items.register(View("scheduling.sec54", "Schedules over methods that train their head", NAME, _draw_wrapped))

@@ -1,0 +1,101 @@
+"""How algorithms stand beside each other over several datasets: mean ranks, Friedman's test, post-hoc tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+import scikit_posthocs
+from matplotlib.axes import Axes
+
+from diagnostics.pictures.drawing import COLOURS, MEAN
+from fl_core import statistics
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Algorithms over datasets.
+
+    Attributes:
+        values: algorithms (rows) by datasets (columns); a dataset that lacks any algorithm takes no part.
+        higher_is_better: of the values.
+        control: the algorithm that Holm's procedure holds the others against.
+        blocks: the values that take part.
+        ranks: mean rank of each algorithm, 1 is best; NaN where no dataset is complete.
+        friedman: whether the algorithms differ, algorithms being treatments and datasets blocks.
+        transposed: the same test of the transposed table: whether the datasets differ.
+        nemenyi: every pair. holm: each against the control.
+    """
+
+    values: pd.DataFrame
+    higher_is_better: bool
+    control: str
+    blocks: pd.DataFrame = field(init=False)
+    ranks: pd.Series = field(init=False)
+    friedman: statistics.FriedmanTest = field(init=False)
+    transposed: statistics.FriedmanTest = field(init=False)
+    nemenyi: statistics.PostHoc = field(init=False)
+    holm: statistics.PostHoc = field(init=False)
+
+    def __post_init__(self) -> None:
+        blocks = self.values.dropna(axis=1)
+        empty = pd.Series(math.nan, index=self.values.index)
+        ranks = empty if blocks.empty else statistics.ranks(blocks, self.higher_is_better)
+        for name, value in {
+            "blocks": blocks,
+            "ranks": ranks,
+            "friedman": statistics.friedman(blocks),
+            "transposed": statistics.friedman(blocks.T),
+            "nemenyi": statistics.nemenyi(blocks),
+            "holm": statistics.holm(blocks, self.control),
+        }.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def says(self) -> str:
+        """Friedman's test in words."""
+        test = self.friedman
+        return f"p = {test.p_value:.2g} over {test.n_blocks} datasets" if test.status == "ok" else test.status
+
+    @property
+    def critical(self) -> float:
+        """Nemenyi's critical difference of mean ranks; NaN where that test has no result."""
+        if self.nemenyi.status != "ok":
+            return math.nan
+        return statistics.critical_difference(len(self.blocks), self.blocks.shape[1], ALPHA)
+
+
+def diagram(ax: Axes, found: Standing, names: Mapping[str, str]) -> None:
+    """The critical-difference diagram (Demsar, 2006): algorithms by mean rank, and bars over those that Nemenyi's test
+    does not tell apart. Without a test the reason is written instead.
+
+    Args:
+        names: of the algorithms, as they are shown.
+    """
+    if found.nemenyi.status != "ok":
+        ax.set_axis_off()
+        ax.text(
+            0.5, 0.5, found.nemenyi.status, ha="center", va="center", transform=ax.transAxes, wrap=True, color="0.4"
+        )
+        return
+    ranks = found.ranks.rename(index=names)
+    pairs = found.nemenyi.p_values.rename(index=names, columns=names)
+    scikit_posthocs.critical_difference_diagram(
+        ranks, pairs, alpha=ALPHA, ax=ax, text_h_margin=0.15, label_fmt_left="{label} ({rank:.1f})",
+        label_fmt_right="({rank:.1f}) {label}", label_props={"fontsize": 7.5},
+        elbow_props={"color": "0.3", "linewidth": 0.9, "marker": ""},
+        marker_props={"color": MEAN, "s": 14}, crossbar_props={"color": COLOURS[0], "linewidth": 3, "marker": ""},
+    )  # fmt: skip
+    low, high = 1.0, float(len(ranks))
+    ax.set_xlim(low - 0.2, high + 0.2)
+    ax.set_xticks(range(1, len(ranks) + 1))
+    bottom, _ = ax.get_ylim()
+    ax.set_ylim(bottom, 4.0)
+    ax.grid(False)
+    ax.plot([low, low + found.critical], [2.5, 2.5], color="0.3", linewidth=1.4, marker="|", markersize=5)
+    note = f"Nemenyi's critical difference at {ALPHA:g}: {found.critical:.1f}"
+    ax.text(low, 2.9, note, va="bottom", fontsize=7, color="0.3")

@@ -1,0 +1,66 @@
+"""pFedLA's bytes: the formula gives the published numbers, and real messages are eight times as many bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from figures import items, pfedla_costs
+from fl_core import rows
+
+TOTALS = {"mnist": 85_822, "cifar10": 121_278}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of the networks for images of the datasets' shapes: the costs do not hang on what is in them."""
+    folder = tmp_path_factory.mktemp("costs")
+    files = {}
+    for name, shape in {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}.items():
+        x = np.random.default_rng(0).integers(0, 256, (1500, *shape), dtype=np.uint8)
+        np.savez(folder / f"{name}.npz", x=x, y=np.arange(1500) % 10, classes=np.array([*"abcdefghij"]))
+        files[name] = str(folder / f"{name}.npz")
+    runs = {
+        run: replace(config, dataset=files[run.partition(".")[0]], samples_per_client=40)
+        for run, config in pfedla_costs.STUDY.runs.items()
+    }
+    path = folder / f"{pfedla_costs.NAME}.jsonl"
+    items.train(replace(pfedla_costs.STUDY, runs=runs), path, command="typed", progress=False)
+    return path
+
+
+def test_counts_and_messages(made: Path) -> None:
+    _, frame = rows.read(made)
+    sizes = frame[frame["metric"] == "parameters"].set_index(["run", "layer"])["value"]
+    sums = frame[frame["metric"] != "parameters"].pivot(index="run", columns="metric", values="value")
+    for dataset, units in pfedla_costs.RETAINED.items():
+        for k in range(len(units) + 1):
+            run = f"{dataset}.{k}"
+            total, kept = sizes[run].sum(), sum(sizes[run, unit] for unit in units[:k])
+            assert total == TOTALS[dataset]
+            assert sums.loc[run, "bytes_up"] == 4 * 600 * 10 * total
+            assert sums.loc[run, "bytes_down"] == 4 * 600 * 10 * (total - kept)
+            assert sums.loc[run, "ledger"] * 2**20 == pytest.approx(3000 * (2 * total - kept))
+
+
+def test_the_table_is_drawn_and_its_accuracies_are_left_open(made: Path, tmp_path: Path) -> None:
+    drawing = items.redraw(items.find("pfedla.table3"), made, tmp_path)
+    with Image.open(tmp_path / "pfedla.table3.png") as picture:
+        assert min(picture.size) > 400
+    assert [finding.held for finding in drawing.findings] == [False, True, False, None]
+    table = drawing.table.set_index(["dataset", "retained"])
+    assert table.loc["emnist", "counted"].round(2).tolist() == [491.08, 488.65, 312.52]
+    assert table.loc["cifar10", "published"].tolist() == [693.98, 418.97, 382.25, 379.82]
+    assert table["off"].abs().max() < 4e-5
+    assert table.loc[("cifar10", 2), "layers"] == "fc1 + conv2.conv"
+    assert table["moved_by_counted"].to_numpy() == pytest.approx(8)
+
+
+def test_stored_rows_are_those_of_now(made: Path) -> None:
+    stored = pfedla_costs.STUDY.read(pfedla_costs.STUDY.path())[1]
+    same = ["run", "layer", "metric", "variant", "value"]
+    assert stored[same].equals(rows.read(made)[1][same])

@@ -1,0 +1,258 @@
+"""PLayer-FL's networks by layer: the study makes what its figures need, and the figures draw what is there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from diagnostics.pictures.drawing import both_ways
+from figures import catalogue, items, layerwise, pieces, player_fl_expectations, player_fl_rests_on
+from figures.player_fl_layers import ALONE, FEDERATED, FIRST, MOMENTS, NAME, NETWORKS, STUDY, run_of
+from figures.player_fl_views import FIGURES
+from fl_core import runner
+from fl_core.config import RunConfig, resolved
+
+VIEWS = [f"player_fl.{name}" for name in FIGURES]
+TINY = {"rounds": 2, "eval_every": 2, "checkpoint_every": 2, "keep_optimizer": True, "loss": "cross_entropy"}
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of three small runs of a network with convolutions, three seeds, and of one with text."""
+    root = tmp_path_factory.mktemp("rows")
+    lines = [
+        {"text": f"{'bad' if k % 2 else 'fine'} flight {k % 7}", "label": str(k % 2), "airline": "ab"[k % 3 > 0]}
+        for k in range(40)
+    ]  # fmt: skip
+    (root / "tweets.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    narrow = {"model": "fmnist_cnn", "model_options": {"width": 0.1}}
+    images = RunConfig(dataset="large_digits", clients=2, samples=120, batch=16, **narrow, **TINY)
+    texts = RunConfig(
+        dataset=str(root / "tweets.jsonl"), client_column="airline", model_options={"width": 16}, batch=8, **TINY
+    )  # fmt: skip
+    runs = {}
+    for dataset, config in (("fashion_mnist", images), ("airline_tweets", texts)):
+        for moment in MOMENTS:
+            algorithm = "fedavg" if moment == FEDERATED else "local"
+            runs[run_of(dataset, moment)] = replace(config, algorithm=algorithm)
+    small = replace(STUDY, runs=runs)
+    digits = [name for name in runs if name.startswith("fashion")]
+    pieces.train(small, root / NAME, only=digits, progress=False)
+    pieces.train(small, root / NAME, seeds=1, progress=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def stored(folder: Path) -> tuple[dict[str, object], pd.DataFrame]:
+    return STUDY.read(folder / NAME)
+
+
+def of(frame: pd.DataFrame, run: str, metric: str, variant: str) -> pd.DataFrame:
+    return frame[(frame["run"] == run) & (frame["metric"] == metric) & (frame["variant"] == variant)]
+
+
+def table_of(name: str, header: dict[str, object], frame: pd.DataFrame) -> pd.DataFrame:
+    """A figure's table; nothing is written."""
+    drawing = items.find(f"player_fl.{name}").draw(header, frame)
+    plt.close(drawing.figure)
+    return drawing.table
+
+
+def test_every_published_figure_is_a_view_of_the_study() -> None:
+    wanted = {
+        entry.name for entry in catalogue.published() if entry.name.startswith("player_fl.fig") and not entry.note
+    }
+    assert set(VIEWS) == wanted
+    assert {items.find(name).study.name for name in VIEWS} == {NAME}
+
+
+@pytest.mark.parametrize("scale", items.SCALES)
+def test_recipes_differ_only_in_algorithm_and_rounds(scale: str) -> None:
+    study = STUDY.at(scale)
+    assert set(study.runs) == {run_of(dataset, moment) for dataset in NETWORKS for moment in MOMENTS}
+    for dataset in NETWORKS:
+        first, alone, federated = (resolved(study.runs[run_of(dataset, moment)]) for moment in MOMENTS)
+        assert replace(federated, algorithm="local") == alone
+        assert replace(first, rounds=alone.rounds, eval_every=alone.eval_every, checkpoint_every=alone.rounds) == alone
+        assert alone.eval_every == alone.rounds
+        assert (alone.optimizer, alone.amsgrad, alone.weight_decay, alone.loss) == (
+            "adamw",
+            True,
+            0.01,
+            "cross_entropy",
+        )
+
+
+def test_each_run_has_both_definitions_of_each_quantity(stored: tuple[dict[str, object], pd.DataFrame]) -> None:
+    frame = stored[1]
+    common = {
+        ("grad_variance", "epoch"), ("grad_variance", "batch"), ("hessian_trace", "per_parameter"),
+        ("hessian_trace", "absolute"), ("hessian_trace", "released"), ("cka", "flatten"), ("procrustes", "released"),
+        (layerwise.SENSITIVITY, "after"), (layerwise.SENSITIVITY, "figure"),
+    }  # fmt: skip
+    for run, own in frame.groupby("run"):
+        first = run.endswith(FIRST)
+        extra = {(layerwise.SENSITIVITY, "training")} if first else set()
+        assert set(zip(own["metric"], own["variant"], strict=True)) == common | extra
+        assert set(own["round"]) == {0 if first else 2}
+        assert (own["client"] != "").all()
+        assert own["value"].notna().all()
+
+
+def test_first_epoch_is_that_of_training_alone_and_of_federated_training() -> None:
+    config = replace(STUDY.runs["heart-federated"], rounds=1, eval_every=1, checkpoint_every=1)
+    first = layerwise.Epoch(runner.assemble(config)).models
+    for algorithm in ("fedavg", "local"):
+        after = layerwise.after_run(runner.assemble(replace(config, algorithm=algorithm)))
+        assert after.round == 1
+        for name, model in after.models.items():
+            for key, tensor in model.state_dict().items():
+                assert torch.equal(tensor, first[name].state_dict()[key])
+
+
+def test_models_of_the_last_round_are_trained_and_not_yet_averaged() -> None:
+    config = replace(STUDY.runs["heart-federated"], rounds=2, eval_every=2, checkpoint_every=2)
+    sites = layerwise.after_run(runner.assemble(config))
+    alone = layerwise.after_run(runner.assemble(replace(config, algorithm="local")))
+    weights = {name: model.state_dict()["fc4.linear.weight"] for name, model in sites.models.items()}
+    a, b, *_ = weights.values()
+    assert not torch.equal(a, b)
+    assert all(not torch.equal(w, alone.models[name].state_dict()["fc4.linear.weight"]) for name, w in weights.items())
+
+
+@pytest.mark.parametrize("name", ["fig1", "fig3", "fig4", "figA6", "figA8", "rests_on"])
+def test_figures_draw_what_is_there(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in ("assemble", "run", "first_epoch"):
+        monkeypatch.setattr(runner, each, None)
+    name = f"player_fl.{name}"
+    drawing = items.redraw(items.find(name), folder / NAME, tmp_path)
+    assert "3 seeds" in drawing.caption
+    assert np.isfinite(drawing.table["measured"].astype(float)).all()
+    page = (tmp_path / f"{name}.md").read_text()
+    decided = [finding for finding in drawing.findings if "Fashion-MNIST" in finding.expected]
+    assert decided
+    assert all(finding.held is not None for finding in decided)
+    assert all(finding.held is None for finding in drawing.findings if "airline tweets" in finding.expected)
+    if name in VIEWS:
+        ways, moments = FIGURES[name.removeprefix("player_fl.")][1:3]
+        assert "cannot be had" in page
+        assert f"airline_tweets-{moments[0]} 1 2" in page
+        assert drawing.table.groupby(["dataset", "definition"]).ngroups == 2 * len(ways)
+
+
+def test_tables_agree_with_rows_by_brute_force(
+    stored: tuple[dict[str, object], pd.DataFrame],
+) -> None:
+    header, frame = stored
+    own = of(frame, "fashion_mnist-independent", "hessian_trace", "released")
+    ratios = [
+        each.set_index("layer")["value"]["fc2"] / each["value"].min() for _, each in own.groupby(["seed", "client"])
+    ]
+    table = table_of("figA5", header, frame)
+    line = table[(table["dataset"] == "fashion_mnist") & (table["layer"] == "fc2")].set_index("quantity")
+    assert line.loc["hessian_nuclear / min", "measured"] == pytest.approx(np.median(ratios))
+    assert line["published_low"].isna().all()  # published ranges are of the first epoch
+    angles = both_ways(of(frame, "fashion_mnist-first", "procrustes", "released"))
+    fc1 = angles[angles["layer"] == "fc1"].groupby(["seed", "client"])["value"].mean()
+    table = table_of("figA7", header, frame)
+    line = table[(table["quantity"] == "procrustes_angle") & (table["layer"] == "fc1")].set_index("dataset")
+    assert line.loc["fashion_mnist", "measured"] == pytest.approx(fc1.median())
+    known = items.published("player_fl")
+    known = known[(known["place"] == "Fig. 3A") & (known["layer"] == "fc1")]
+    assert line.loc["fashion_mnist", "published_high"] == known["high"].item()
+
+
+# --- what the figures rest on ----------------------------------------------------------------------------------
+
+
+def test_friedman_both_ways_round_of_the_printed_tables() -> None:
+    tests = player_fl_rests_on.both_ways_round()
+    for place, expected in {
+        "Table 1": (0.0126, 7e-10), "Table A.5": (0.60, 1e-9), "Table A.6": (0.067, 0.019),
+        "Table A.7": (0.0013, 7e-11),
+        "Table A.8": (0.032, 3e-10), "Table A.9": (0.019, 0.0024), "Table A.10": (0.00097, 7e-12),
+        "Table A.11": (0.11, 4e-10), "Table A.12": (0.027, 0.083),
+    }.items():  # fmt: skip
+        assert tests.loc[place, ["p", "transposed"]].tolist() == pytest.approx(expected, rel=0.12)  # as rounded
+
+
+def test_choices_are_what_they_say(stored: tuple[dict[str, object], pd.DataFrame]) -> None:
+    frame = stored[1]
+    found = player_fl_rests_on.choices(frame, "fashion_mnist")
+    n = frame[frame["metric"] == "grad_variance"].groupby(["layer", "run"])["n_params"].first()
+    sizes = n.xs("fashion_mnist-first", level="run").reindex(found["variance"].index).astype(float)
+    again = found["variance"].div(sizes / sizes.iloc[0], axis=0)
+    pd.testing.assert_frame_equal(found["divided"].astype(float), again.astype(float))
+    trace = of(frame, "fashion_mnist-first", "hessian_trace", "absolute")
+    all_params = trace.groupby("layer", sort=False)["n_params"].first().astype(float)
+    whole = found["trace"].mul(all_params / all_params.iloc[0], axis=0)
+    pd.testing.assert_frame_equal(found["whole"].astype(float), whole.astype(float))
+    moved = player_fl_rests_on.with_offset(found["angle"], NETWORKS["fashion_mnist"]) - found["angle"]
+    assert moved.mean(axis=1).tolist() == pytest.approx([0, 0, 0, 0.5, 0.5])
+    assert player_fl_rests_on.with_offset(found["angle"], NETWORKS["heart"]).equals(found["angle"] + 0.0)
+    assert player_fl_rests_on.choices(frame, "cifar10") == {}
+
+
+def test_page_names_every_choice_and_no_measurement() -> None:
+    page = (items.HERE / "player_fl_what_figures_rest_on.md").read_text()
+    assert page.startswith("# What the figures show and what they rest on\n")
+    for word in ("nuclear norm", "Procrustes", "0.5", "minus one", "smallest", "Friedman", "number of parameters"):
+        assert word in page
+    for picture in ("player_fl.rests_on", "player_fl.fig2", "player_fl.fig3"):
+        assert f"pictures/{picture}.png" in page
+
+
+# --- expectations ----------------------------------------------------------------------------------------------
+
+
+def curve(*medians: float, seeds: int = 3, layers: tuple[str, ...] = ("conv1", "conv3", "fc1", "fc2")) -> pd.DataFrame:
+    columns = pd.MultiIndex.from_product([range(seeds), ["a"]])
+    return pd.DataFrame(
+        np.repeat([[m] for m in medians], seeds, 1), index=pd.Index(layers, name="layer"), columns=columns
+    )
+
+
+NOTHING = pd.DataFrame(np.nan, index=["conv1", "conv3", "fc1", "fc2"], columns=["low", "high"])
+
+
+@pytest.mark.parametrize(
+    ("expect", "values", "held"),
+    [
+        (player_fl_expectations.rises, (2, 1, 10, 100), [True, True]),
+        (player_fl_expectations.rises, (1, 2, 10, 100), [False, True]),
+        (player_fl_expectations.rises, (2, 1, 9, 100), [True, False]),
+        (player_fl_expectations.no_cliff, (0, 1, 2, 3), [True, True]),
+        (player_fl_expectations.no_cliff, (0, 1, 0.9, 3), [False, False]),
+        (player_fl_expectations.kink, (1, 1.05, 1.5, 9), [True]),
+        (player_fl_expectations.kink, (1, 1.2, 1.5, 9), [False]),
+        (player_fl_expectations.offset, (0.1, 0.2, 0.4, 0.5), []),
+    ],
+)
+def test_expectations(expect, values: tuple[float, ...], held: list[bool]) -> None:
+    network = NETWORKS["fashion_mnist"]
+    assert [finding.held for finding in expect(network, "it", curve(*values), NOTHING)] == held
+    open_ = expect(network, "it", curve(*values, seeds=2), NOTHING)
+    assert [finding.held for finding in open_] == [None] * len(held)
+
+
+@pytest.mark.parametrize(("angles", "held"), [((0.1, 0.4, 0.4, 0.4), True), ((0.1, 0.4, 0.8, 0.9), False)])
+def test_offset_asks_which_published_angle_is_nearer(angles: tuple[float, ...], held: bool) -> None:
+    known = NOTHING.assign(low=[0.1, 0.4, 0.8, 0.8], high=[0.1, 0.4, 0.9, 0.9])
+    known.attrs["where"] = "Fig. 3A"
+    found = player_fl_expectations.offset(NETWORKS["fashion_mnist"], "the angle", curve(*angles), known)
+    assert [finding.held for finding in found] == [held]
+
+
+def test_networks_name_their_last_convolution() -> None:
+    for dataset, network in NETWORKS.items():
+        config = resolved(STUDY.runs[run_of(dataset, ALONE)])
+        convolutions = {"fmnist_cnn": "conv3", "cifar_cnn": "conv5", "isic_cnn": "conv5"}
+        assert network.last_conv == convolutions.get(config.model, "")

@@ -1,0 +1,232 @@
+"""Layer scheduling's runs, tables and pictures: tiny runs are measured right, and made-up rows give known verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from figures import items, pieces, scheduling, scheduling_pictures, scheduling_tables
+from figures.scheduling import MEAN, METHODS, PAPER, POOLED, QUICK, SCHEDULES, SMALL, STUDY, TUNED, Column
+from fl_core import rows, runner
+from fl_core.algorithms.base import configured, find
+
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+VIEWS = ("table2", "sec53", "sec54", "fig3", "fig4", "fig5", "fig6")
+LITTLE = {name: Column("large_digits", 240, (1, 2, 3), (0, 1, 2), 1) for name in PAPER}
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------
+
+
+def test_both_scales_have_the_same_runs_and_the_papers_setting() -> None:
+    assert list(STUDY.paper) == list(STUDY.runs)
+    papers = STUDY.paper["cifar100.vanilla"]
+    assert (papers.clients, papers.participation, papers.batch, papers.lr, papers.rounds) == (100, 0.1, 10, 0.005, 1500)
+    assert papers.options == {"finetune_epochs": 10, "finetune_at": (500, 1000), "unfreeze": (0, 100, 200)}
+    assert STUDY.paper["cifar100.anti_early"].options["unfreeze"] == (0, 50, 100)
+    assert STUDY.paper["cifar100.anti_early"].rounds == 1000
+    assert STUDY.paper["tiny_imagenet.vanilla_early"].rounds == 300
+    assert STUDY.runs["cifar10.vanilla_fedrod"].options["over"] == "fedrod"
+
+
+@pytest.mark.parametrize("table", [PAPER, QUICK], ids=["paper", "quick"])
+def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
+    for name, column in table.items():
+        assert all(done % column.every == 0 for done in column.at)
+        assert max(column.unfreeze) < column.at[0] or name in ("mnist", "cifar10")
+        times = [done / PAPER[name].at[k] for k, done in enumerate(column.at)]
+        thaws = [t / p for t, p in zip(column.unfreeze[1:], PAPER[name].unfreeze[1:], strict=True)]
+        assert len({round(each, 9) for each in (*times, *thaws)}) == 1  # all scaled by one factor
+
+
+@pytest.mark.parametrize("runs", [STUDY.runs, STUDY.paper], ids=["quick", "paper"])
+def test_every_run_has_options_that_its_algorithm_takes(runs: dict[str, Any]) -> None:
+    for config in runs.values():
+        configured(find(config.algorithm).under(config.options), config.options)
+
+
+# --- tiny runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[pieces.Pieces, Path]:
+    base = replace(SMALL, clients=3, participation=0.7, batch=16)
+    item = replace(STUDY, runs=scheduling.recipes(LITTLE, base, 1), paper={}, seeds=1)
+    folder = tmp_path_factory.mktemp("scheduling") / scheduling.NAME
+    only = ["mnist.fedavg", "mnist.vanilla", "cifar10.anti_fedrep", "cifar10.vanilla_fedrod", "cifar100.anti_early"]
+    pieces.train(item, folder, only=only, progress=False)
+    return item, folder
+
+
+def test_a_run_is_measured_when_it_is_reported(little: tuple[pieces.Pieces, Path]) -> None:
+    item, folder = little
+    header, frame = item.read(folder)
+    assert set(frame["run"]) == {
+        "mnist.fedavg", "mnist.vanilla", "cifar10.anti_fedrep", "cifar10.vanilla_fedrod", "cifar100.anti_early"
+    }  # fmt: skip
+    own = frame[(frame["run"] == "mnist.vanilla") & (frame["metric"] == "accuracy")]
+    tuned = own[(own["model"] == "personal") & (own["client"] == "")]
+    assert set(tuned["round"]) == {1, 2, 3}
+    engine = runner.run(item.runs["mnist.vanilla"], instruments=pieces.measure.instruments(), progress=False)
+    whole = runner.frame(engine)
+    tested = whole[(whole["metric"] == "accuracy") & (whole["split"] == "test") & (whole["model"] == "personal")]
+    for done, part in tested.groupby("round"):
+        right = (part["value"] * part["n_samples"].astype(float)).sum()
+        at = tuned[tuned["round"] == done].set_index("variant")["value"]
+        assert at[POOLED] == pytest.approx(right / part["n_samples"].sum(), abs=1e-12)
+        assert at[MEAN] == pytest.approx(part["value"].mean(), abs=1e-12)
+    clients = own[own["client"] != ""]
+    assert clients["value"].tolist() == tested[tested["round"] == 3]["value"].tolist()
+    sums = frame[(frame["run"] == "mnist.vanilla") & (frame["metric"] == "bytes_up")]
+    assert sums["value"].item() == whole[whole["metric"] == "bytes_up"]["value"].sum()
+    found = scheduling.scores(frame)
+    assert (
+        found.loc[("mnist.vanilla", 3), 0]
+        == tuned[(tuned["round"] == 3) & (tuned["variant"] == POOLED)]["value"].item()
+    )
+    shown = scheduling.curves(frame, "mnist", ["fedavg", "vanilla"])
+    assert set(shown["model"]) == {"global"}
+    assert "mnist.anti 0" in header["missing"]
+
+
+def test_a_tiny_study_is_drawn_and_says_what_is_missing(
+    little: tuple[pieces.Pieces, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item, folder = little
+    monkeypatch.setitem(items.REGISTRY, item.name, item)
+    monkeypatch.setattr(scheduling, "QUICK", LITTLE)
+    drawing = items.redraw(items.find("scheduling.table2"), folder, folder.parent)
+    assert "34 runs are missing" in drawing.caption
+    assert "mnist.anti 0" in drawing.text
+    assert {finding.held for finding in drawing.findings} == {None}
+    assert drawing.table["seeds"].sum() == 3 + 3  # FedAvg and Vanilla on one dataset, at three times
+    with Image.open(folder.parent / "scheduling.table2.png") as picture:
+        assert min(picture.size) > 400
+
+
+# --- made-up rows ----------------------------------------------------------------------------------------------
+
+LEVELS = {"fedavg": 0.3, "local_adaptation": 0.5, "fedper": 0.4, "lg_fedavg": 0.4, "fedrep": 0.42, "fedrod": 0.5}
+LEVELS |= {"fedbabu": 0.55, "vanilla": 0.6, "anti": 0.6}
+
+
+def made_up(
+    changes: dict[str, float] | None = None, seeds: int = 3, before: float = 0.1, behind: float = 0.05
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Rows as if every run had come to the level of its method, ``changes`` aside.
+
+    ``before`` is the schedules' accuracy without fine-tuning, by which they lie ``behind`` FedBABU.
+    """
+    noise = np.random.default_rng(0).normal(0, 1e-3, seeds)  # every run's, so that differences are exact
+    made: list[rows.Row] = []
+    for run in STUDY.runs:
+        dataset, _, method = run.partition(".")
+        column = QUICK[dataset]
+        schedule, _, below = method.partition("_")
+        wrap = schedule in SCHEDULES and below in LEVELS
+        level = (changes or {}).get(run, LEVELS[below if wrap else method.removesuffix("_early")])
+        tuned = method.removesuffix("_early") in TUNED
+        for seed in range(seeds):
+            own = level + noise[seed]
+            named: dict[str, Any] = {"seed": seed, "algorithm": STUDY.runs[run].algorithm, "run": run, "split": "test"}
+            for done in sorted({*column.unfreeze[1:], *column.at}):
+                plain = before + behind * (method == "fedbabu") + noise[seed] if tuned else own
+                models = {"global" if tuned or method == "fedavg" else "personal": plain}
+                models |= {"personal": own} if tuned and done in column.at else {}
+                for model, value in models.items():
+                    for variant in (POOLED, MEAN):
+                        made.append(rows.row("accuracy", value, round=done, model=model, variant=variant, **named))
+            for k in range(4):
+                made.append(rows.row("accuracy", own + 0.01 * k, client=f"c{k}", n_train=20 + k, **named))
+    runs = {run: {"config": STUDY.runs[run].to_json()} for run in STUDY.runs}
+    header = {"item": scheduling.NAME, "runs": runs, "missing": [], "failed": {}, "command": "typed", "seconds": 1.0}
+    return header, rows.frame(made)
+
+
+def held(name: str, **given: Any) -> list[bool | None]:
+    header, frame = made_up(**given)
+    view = items.find(f"scheduling.{name}")
+    assert view.draw is not None
+    drawing = view.draw(header, frame)
+    plt.close(drawing.figure)
+    assert len(drawing.table)
+    return [finding.held for finding in drawing.findings]
+
+
+def test_table_2_finds_what_was_put_in() -> None:
+    order = held("table2")
+    assert order == [True] * 8
+    worse = held("table2", changes={"cifar100.vanilla": 0.45})
+    assert worse[0] is False  # below FedRoD and FedBABU
+    assert worse[4] is False
+    assert worse[7] is False  # below fine-tuned FedAvg
+    assert set(held("table2", seeds=2)) == {None}
+
+
+def test_table_2_stands_beside_the_papers() -> None:
+    header, frame = made_up()
+    table = scheduling_tables.table2(header, frame).set_index(["dataset", "paper_rounds", "method"])
+    assert len(table) == 4 * 3 * len(METHODS)
+    assert table.loc[("cifar100", 1000, "anti"), "published"] == 60.06
+    assert table.loc[("tiny_imagenet", 300, "vanilla"), "published"] == 41.86
+    assert table.loc[("mnist", 300, "fedavg"), "published"] == 97.48
+    assert table.xs("local_adaptation", level="method")["published"].isna().all()
+    assert table["published"].notna().sum() == 96
+    assert table.loc[("cifar10", 300, "fedbabu"), "accuracy"] == pytest.approx(55, abs=0.3)
+
+
+def test_thawing_early_is_compared_at_the_same_round() -> None:
+    below = {f"{d}.{m}_early": 0.58 for d in ("cifar100", "tiny_imagenet") for m in SCHEDULES}
+    assert held("sec53", changes=below) == [True] * 4
+    assert held("sec53", changes={**below, "cifar100.anti_early": 0.7}) == [True, False, True, True]
+    header, frame = made_up(changes=below)
+    table = scheduling_tables.early(header, frame)
+    assert table["rounds"].tolist() == [100] * 4 + [30] * 4
+    assert table["published"].tolist() == [59.52, 58.68, 60.06, 59.02, 41.86, 41.23, 41.94, 41.63]
+
+
+def test_schedules_over_others_are_compared_with_them() -> None:
+    lower = {f"cifar10.anti_{below}": 0.2 for below in scheduling.BELOW}
+    better, level, anti = held("sec54", changes=lower)
+    assert (better, level, anti) == (True, True, True)
+    assert held("sec54", changes={"cifar10.vanilla_fedper": 0.6})[:2] == [False, False]
+
+
+@pytest.mark.parametrize(("name", "dataset"), [("fig3", "cifar100"), ("fig4", "tiny_imagenet")])
+def test_curves_are_compared_before_and_after_all_has_thawed(name: str, dataset: str) -> None:
+    assert held(name) == [True, False]  # FedAvg at 30 %, FedBABU at 15, the schedules at 10
+    assert held(name, before=0.5) == [False, False]
+    assert held(name, before=0.5, behind=-0.05) == [False, True]
+    header, frame = made_up(before=0.1)
+    drawing = items.find(f"scheduling.{name}").draw(header, frame)  # type: ignore[misc]
+    assert f"{scheduling.NAMES[dataset]}, in its place tiny imagenet32" in drawing.caption
+    assert "local_adaptation" not in set(drawing.table["method"])
+
+
+@pytest.mark.parametrize("name", ["fig5", "fig6"])
+def test_clients_are_sorted_within_each_seed(name: str) -> None:
+    assert held(name) == [True, True]
+    assert held(name, changes={"cifar100.anti": 0.5, "tiny_imagenet.anti": 0.5}) == [True, False]
+    _, frame = made_up()
+    found = scheduling_pictures.ordered(frame, "cifar100.vanilla")
+    assert found.shape == (4, 3)
+    assert (found.diff().dropna() > 0).all(axis=None)
+
+
+def test_effective_classes() -> None:
+    counts = pd.DataFrame([[5, 5, 0, 0], [7, 0, 0, 0], [1, 1, 1, 1]])
+    assert scheduling_pictures.effective(counts).tolist() == pytest.approx([2, 1, 4])
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_need_rows_of_the_study_and_are_views_of_it(name: str) -> None:
+    view = items.find(f"scheduling.{name}")
+    assert view.study is STUDY
+    assert view.at("paper").study.name == f"{scheduling.NAME}@paper"
