@@ -95,13 +95,13 @@ CASES = {
         "CIFAR-10",
         "cifar10",
         100,
-        {"samples": 1500, "rounds": 16, "batch": 16, "model_options": {"width": 0.125}},
+        {"samples": 1500, "rounds": 40, "batch": 16, "model_options": {"width": 0.125, "dropout": 0.0}},
     ),
     "fed_isic": Case(
         "Fed-ISIC",
         "fed_isic",
         60,
-        {"samples": 600, "rounds": 12, "batch": 16, "model_options": {"width": 0.25}},
+        {"samples": 600, "rounds": 24, "batch": 16, "model_options": {"width": 0.25}},
     ),
     "heart": Case("Fed-Heart", "heart", 20, {}, seeds=10),
     "airline_tweets": Case(
@@ -158,6 +158,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         seed=task.config.seed, round=task.config.rounds, estimator=plan.why.rule,
     )  # fmt: skip
     return pd.concat([final, rows.frame([last])], ignore_index=True)
+
+
+def network(config: Mapping[str, Any]) -> str:
+    """A run's network and its options in words."""
+    options = {"width": 1, **(config["model_options"] or {})}
+    return f"{config['model']} ({', '.join(f'{name} {value:g}' for name, value in options.items())})"
 
 
 STUDY = items.register(

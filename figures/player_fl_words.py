@@ -10,7 +10,7 @@ import pandas as pd
 
 from figures.items import Finding
 from figures.paired import LEAST, against, markdown, outcome
-from figures.player_fl_runs import ABSENT, BESIDE, CASES, LAST, METHODS, STAND_IN
+from figures.player_fl_runs import ABSENT, BESIDE, CASES, LAST, METHODS, STAND_IN, network
 from figures.player_fl_scores import CONTROL, SCORE, Cells, Table, friedman_printed
 from figures.standing import ALPHA
 
@@ -30,10 +30,9 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
         config = header["runs"][runs[0]]["config"]
         counts = own.groupby("client")["n_train"].median()
         seeds = [len(header["had"][name]) for name in runs]
-        width = (config["model_options"] or {}).get("width", 1)
         parts.append(
             f"{case.title} {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training samples, "
-            f"{config['rounds']} rounds, batch {config['batch']}, {config['model']} (width {width:g}), "
+            f"{config['rounds']} rounds, batch {config['batch']}, {network(config)}, "
             f"{_between(seeds)} seeds"
         )
     return "; ".join(parts) + "."

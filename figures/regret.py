@@ -21,7 +21,7 @@ from figures import items
 from figures.items import Drawing, Finding
 from figures.paired import LEAST, markdown, percent
 from figures.pieces import Pieces
-from figures.player_fl_runs import CASES, NETWORKS
+from figures.player_fl_runs import CASES, NETWORKS, network
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.statistics import mean_interval
@@ -153,10 +153,9 @@ def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, found: Mapping[str, R
     for name, each in found.items():
         config = header["runs"][name]["config"]
         own = frame[(frame["run"] == name) & (frame["metric"] == "samples")].groupby("client")["value"].median()
-        width = (config["model_options"] or {}).get("width", 1)
         parts.append(
             f"{TITLES[name]} {len(own)} clients × {own.min():.0f}-{own.max():.0f} training samples, "
-            f"{config['rounds']} rounds, {config['model']} (width {width:g}), {each.scores['seed'].nunique()} seeds"
+            f"{config['rounds']} rounds, {network(config)}, {each.scores['seed'].nunique()} seeds"
         )
     return "; ".join(parts)
 
