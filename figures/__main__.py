@@ -15,28 +15,17 @@ from tyro.conf import Positional, arg
 
 from figures import (  # noqa: F401  (most of them register items)
     catalogue,
-    depth,
     everything,
     fedpft,
-    fedpft_counts,
-    fedpft_dealt,
-    fedpft_pictures,
+    fedra,
     gallery,
     items,
     learning,
-    overlap,
-    pfedla_costs,
+    pfedla,
     pieces,
     player_fl,
-    player_fl_rests_on,
-    player_fl_tables,
-    player_fl_transitions,
-    player_fl_views,
     regret,
     scheduling,
-    scheduling_costs,
-    scheduling_pictures,
-    scheduling_tables,
 )
 from fl_core.errors import RunError, UsageError
 

@@ -21,7 +21,7 @@ from figures import items
 from figures.items import Drawing, Finding
 from figures.paired import LEAST, markdown, percent
 from figures.pieces import Pieces
-from figures.player_fl_runs import CASES, NETWORKS, network
+from figures.player_fl.runs import CASES, NETWORKS, network
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.statistics import mean_interval

@@ -15,7 +15,11 @@ from PIL import Image
 from torch import nn
 
 from diagnostics.embedding import Pool, embed
-from figures import fedpft, fedpft_counts, fedpft_dealt, fedpft_pictures, items, pieces
+from figures import items, pieces
+from figures.fedpft import counts as fedpft_counts
+from figures.fedpft import dealt as fedpft_dealt
+from figures.fedpft import insides as fedpft
+from figures.fedpft import pictures as fedpft_pictures
 from fl_core import data, rows
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.data.draw import label_shares

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from diagnostics.select import THRESHOLDS
-from figures import items, layerwise, player_fl
+from figures import items, layerwise
 from figures.__main__ import main
+from figures.player_fl import epoch as player_fl
 from fl_core import rows, runner
 from fl_core.errors import CorruptError, UsageError
 

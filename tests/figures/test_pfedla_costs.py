@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from figures import items, pfedla_costs
+from figures import items
+from figures.pfedla import costs as pfedla_costs
 from fl_core import rows
 
 TOTALS = {"mnist": 85_822, "cifar10": 121_278}

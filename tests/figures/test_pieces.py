@@ -14,8 +14,10 @@ import torch
 from PIL import Image
 from torch.nn.functional import avg_pool2d
 
-from figures import depth, items, learning, overlap, paired, pieces
+from figures import items, learning, paired, pieces
 from figures.__main__ import main
+from figures.fedra import depth
+from figures.pfedla import overlap
 from fl_core import models, rows, runner
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.options import configured

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from diagnostics.pictures.drawing import both_ways
-from figures import catalogue, items, layerwise, pieces, player_fl_expectations, player_fl_rests_on
-from figures.player_fl_layers import ALONE, FEDERATED, FIRST, MOMENTS, NAME, NETWORKS, STUDY, run_of
-from figures.player_fl_views import FIGURES
+from figures import catalogue, items, layerwise, pieces
+from figures.player_fl import expectations as player_fl_expectations
+from figures.player_fl import rests_on as player_fl_rests_on
+from figures.player_fl.layers import ALONE, FEDERATED, FIRST, MOMENTS, NAME, NETWORKS, STUDY, run_of
+from figures.player_fl.views import FIGURES
 from fl_core import runner
 from fl_core.config import RunConfig, resolved
 

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from figures import items, pieces
-from figures import player_fl_runs as study
 from figures.__main__ import main
 from figures.papers import published_table
-from figures.player_fl_scores import DEFAULT, FAIRNESS, INCENTIVE, LINE, RELEASED, SCORE, Table, by_seed, cells, clients
-from figures.player_fl_tables import TABLES
-from figures.player_fl_words import friedman_printed, order
+from figures.player_fl import runs as study
+from figures.player_fl.scores import DEFAULT, FAIRNESS, INCENTIVE, LINE, RELEASED, SCORE, Table, by_seed, cells, clients
+from figures.player_fl.tables import TABLES
+from figures.player_fl.words import friedman_printed, order
 from figures.standing import Standing
 from fl_core import rows, statistics
 from fl_core.algorithms import registry

@@ -11,10 +11,10 @@ from PIL import Image
 
 from diagnostics import select
 from figures import items
-from figures import player_fl_transitions as transitions
 from figures.__main__ import main
 from figures.layerwise import SENSITIVITY
-from figures.player_fl_runs import ABSENT, CASES
+from figures.player_fl import transitions
+from figures.player_fl.runs import ABSENT, CASES
 from fl_core import rows
 from fl_core.config import resolved
 

@@ -12,8 +12,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from figures import items, pieces, scheduling, scheduling_pictures, scheduling_tables
-from figures.scheduling import MEAN, METHODS, PAPER, POOLED, QUICK, SCHEDULES, SMALL, STUDY, TUNED, Column
+from figures import items, pieces
+from figures.scheduling import pictures as scheduling_pictures
+from figures.scheduling import runs as scheduling
+from figures.scheduling import tables as scheduling_tables
+from figures.scheduling.runs import MEAN, METHODS, PAPER, POOLED, QUICK, SCHEDULES, SMALL, STUDY, TUNED, Column
 from fl_core import rows, runner
 from fl_core.algorithms.base import configured, find
 

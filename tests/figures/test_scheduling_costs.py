@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from figures import items, scheduling_costs
+from figures import items
+from figures.scheduling import costs as scheduling_costs
 from fl_core import rows
 
 VIEWS = ("fig1", "fig7", "table3", "table4")

@@ -7,7 +7,7 @@ import pandas as pd
 from figures.items import Finding
 from figures.layerwise import listed, ranges, within
 from figures.paired import FEWEST, LEAST
-from figures.player_fl_layers import Network
+from figures.player_fl.layers import Network
 
 FLAT = 1.1
 """S below this is flat, and a layer at which it grows by more than this factor is no longer alike."""

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from diagnostics.pictures.drawing import COLOURS, style
-from figures import items, overlap
+from figures import items
 from figures.items import Drawing, Finding, Item, View
 from figures.paired import markdown
+from figures.pfedla import overlap
 from fl_core import rows, runner, tree
 from fl_core.algorithms.base import Message, Round
 from fl_core.algorithms.hypernetworks import PFedLA

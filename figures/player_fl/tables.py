@@ -16,8 +16,8 @@ from figures import items
 from figures.items import Drawing, Finding
 from figures.paired import markdown
 from figures.papers import published_table
-from figures.player_fl_runs import CASES, METHODS, NAME
-from figures.player_fl_scores import (
+from figures.player_fl.runs import CASES, METHODS, NAME
+from figures.player_fl.scores import (
     DEFAULT,
     FAIRNESS,
     INCENTIVE,
@@ -30,7 +30,7 @@ from figures.player_fl_scores import (
     frame_of,
     lines,
 )
-from figures.player_fl_words import (
+from figures.player_fl.words import (
     NAMES,
     missing,
     number,

@@ -23,8 +23,8 @@ from diagnostics.sensitivity import FIGURE_BATCH
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.layerwise import SENSITIVITY, band, curves, dissimilarity, lines_beside, read_off
-from figures.player_fl_expectations import OFFSET, kink, no_cliff, offset, rises
-from figures.player_fl_layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
+from figures.player_fl.expectations import OFFSET, kink, no_cliff, offset, rises
+from figures.player_fl.layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
 
 MAIN, EVERY = ("fashion_mnist", "cifar10", "airline_tweets"), tuple(NETWORKS)
 MOMENT = {FIRST: "after one epoch", ALONE: "final, trained alone", FEDERATED: "final, federated"}

@@ -10,8 +10,8 @@ import pandas as pd
 
 from figures.items import Finding
 from figures.paired import LEAST, against, markdown, outcome
-from figures.player_fl_runs import ABSENT, BESIDE, CASES, LAST, METHODS, STAND_IN, network
-from figures.player_fl_scores import CONTROL, SCORE, Cells, Table, friedman_printed
+from figures.player_fl.runs import ABSENT, BESIDE, CASES, LAST, METHODS, STAND_IN, network
+from figures.player_fl.scores import CONTROL, SCORE, Cells, Table, friedman_printed
 from figures.standing import ALPHA
 
 NAMES = METHODS | BESIDE

@@ -20,7 +20,7 @@ from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
 from figures.paired import LEAST, markdown
 from figures.papers import published
 from figures.pieces import Pieces
-from figures.player_fl_runs import ABSENT, CASES, NETWORKS, STAND_IN
+from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
 from fl_core import runner
 from fl_core.config import RunConfig
 

@@ -16,7 +16,7 @@ from scipy.special import digamma
 from diagnostics.pictures.drawing import COLOURS, NICE, style
 from figures import items
 from figures.items import Drawing, Finding, Item
-from figures.scheduling_pictures import effective
+from figures.scheduling.pictures import effective
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import draw

@@ -12,7 +12,7 @@ import pandas as pd
 from diagnostics.compare import BASELINES
 from figures.paired import LEAST
 from figures.papers import published, published_table
-from figures.player_fl_runs import ABSENT, BESIDE, CASES, METHODS
+from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
 from figures.standing import Standing
 from fl_core import statistics
 from fl_core.evaluate import SCORES

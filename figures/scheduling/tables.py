@@ -14,7 +14,7 @@ from diagnostics.pictures.drawing import COLOURS, FAINT, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.paired import FEWEST, markdown, percent
-from figures.scheduling import (
+from figures.scheduling.runs import (
     BELOW,
     EARLY,
     MEAN,

@@ -18,7 +18,7 @@ from diagnostics.pictures.runs import learning
 from figures import items
 from figures.items import Drawing, Finding, Item, View
 from figures.paired import LEAST, against, outcome
-from figures.scheduling import (
+from figures.scheduling.runs import (
     ACCURACY,
     FULL,
     METHODS,

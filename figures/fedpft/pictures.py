@@ -12,7 +12,8 @@ from diagnostics.pictures.drawing import style
 from diagnostics.pictures.features import tsne_panels
 from diagnostics.pictures.insides import prompt_attention
 from figures import items
-from figures.fedpft import (
+from figures.fedpft.dealt import dots
+from figures.fedpft.insides import (
     COUNT,
     ENTROPY,
     FEDPFT,
@@ -27,7 +28,6 @@ from figures.fedpft import (
     of_runs,
     plane,
 )
-from figures.fedpft_dealt import dots
 from figures.items import Drawing, Finding, View
 from figures.learning import scores
 from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent

@@ -1,0 +1,5 @@
+"""FedRA: clients of unequal depth."""
+
+from figures.fedra import depth
+
+__all__ = ["depth"]

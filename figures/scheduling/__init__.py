@@ -1,0 +1,5 @@
+"""Layer scheduling: runs, schedules and costs."""
+
+from figures.scheduling import costs, pictures, runs, tables
+
+__all__ = ["costs", "pictures", "runs", "tables"]
