@@ -263,7 +263,7 @@ def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
         ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)
         listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
         enough = trust.shape[1] >= LEAST
-        same = set(ranked.index[:3]) == TRUSTED if enough else None
+        same = {name.partition(".")[0] for name in ranked.index[:3]} == TRUSTED if enough else None
         found.append(Finding("clients trust themselves most in conv2, fc1 and fc3", listed, same))
     return tuple(found)
 
