@@ -247,10 +247,11 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
         found.append(Finding("FedRA's two allocations lie within 3 points, as in its Table 5", said, small))
     held_most = frame[frame["metric"] == BLOCKS].groupby(["run", "client"], sort=False)["value"].max()
     if len(held_most):
+        own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
+        clients = list(own["client"].unique())  # as they are evaluated: in the federation's order, which depths follow
+        held_most = held_most.reindex(clients, level="client")
         over = [
-            f"{run} {client} {n:g}"
-            for (run, client), n in held_most.items()
-            if n > _limit(run, list(held_most[run].index).index(client))
+            f"{run} {client} {n:g}" for (run, client), n in held_most.items() if n > _limit(run, clients.index(client))
         ]
         listed = "; ".join(
             f"{run} {', '.join(f'{n:g}' for n in own)}" for run, own in held_most.groupby("run", sort=False)

@@ -321,7 +321,7 @@ def test_stretched_patches_see_the_means_of_two_by_two() -> None:
 def images(path: Path, side: int, classes: int, domains: int) -> str:
     draw = np.random.default_rng(0)
     y = np.arange(20 * domains) % classes
-    extra = {"domain": np.repeat(np.arange(domains), 20), "domain_names": np.array(["photo", "sketch"])}
+    extra = {"domain": np.repeat(np.arange(domains), 20), "domain_names": np.array(["sketch", "photo"])}  # not sorted
     x = draw.integers(0, 256, (len(y), side, side, 3), dtype=np.uint8)
     names = np.array([f"class {k}" for k in range(classes)])
     np.savez(path, x=x, y=y, classes=names, **(extra if domains > 1 else {}))
