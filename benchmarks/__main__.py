@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import tyro
 
-from benchmarks import measurements, picture, training
+from benchmarks import measurements, peers, picture, training
 from benchmarks.pairs import table
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known
 
-JOBS = {**measurements.JOBS, **training.JOBS}
+JOBS: dict[str, Callable[..., Any]] = {**measurements.JOBS, **training.JOBS, "peers": peers.peers}
 
 
-def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None) -> None:
+def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, pflib: Path | None = None) -> None:
     """Run jobs by name, each in an alternating run with its baseline, and write benchmarks/results/JOB.csv.
 
     Args:
         jobs: names; or ``list``, or ``plot`` for a picture of the tables that there are.
         pairs: alternating pairs (for coverage: seeds) in place of each job's own number; nothing is written then.
+        pflib: for peers, a checkout of PFLlib, which is not on the package index.
     """
     if jobs == ("list",):
         for name, job in JOBS.items():
@@ -27,8 +32,11 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None) 
         return
     for name in jobs:
         check_known("benchmark", name, JOBS)
+    if pflib is not None and "peers" not in jobs:
+        raise UsageError("--pflib is for the benchmark peers")
     for name in jobs:
-        rows = JOBS[name]() if pairs is None else JOBS[name](pairs)
+        options = {"pflib": pflib} if name == "peers" else {}
+        rows = JOBS[name](**options) if pairs is None else JOBS[name](pairs, **options)
         if pairs is None:
             print(f"wrote {table(name, rows, f'python -m benchmarks {name}')}")
 

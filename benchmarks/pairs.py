@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +29,7 @@ class Measured:
             time(what) / time(baseline) for a cost (``at_most``); also of memory, or a coverage, as ``unit`` says.
         low, high: its 95 % bootstrap interval.
         target: with its direction, for instance ``<= 5``; empty where a figure is only reported.
-        holds: whether the interval's worse end meets the target.
+        holds: whether the interval's worse end meets the target; or why nothing was measured, with a ratio of NaN.
         seconds, baseline_seconds: medians of either side.
         pairs: how often.
     """
@@ -69,16 +70,8 @@ def compare(
     """
     if at_most is not None and at_least is not None:
         raise UsageError("a comparison has one target: at_most or at_least")
-    times: list[tuple[float, float]] = []
-    for index in range(-1, pairs):
-        found = {}
-        for side in (0, 1) if index % 2 == 0 else (1, 0):
-            start = clock()
-            (work, other)[side]()
-            found[side] = clock() - start
-        if index >= 0:
-            times.append((found[0], found[1] * scale))
-    frame = pd.DataFrame(times, columns=["work", "other"])
+    frame = alternate({"work": partial(_timed, work, clock), "other": partial(_timed, other, clock)}, pairs)
+    frame.other *= scale
     ratios = frame.work / frame.other if at_most is not None else frame.other / frame.work
     return judged(
         job,
@@ -90,6 +83,26 @@ def compare(
         seconds=float(frame.work.median()),
         baseline_seconds=float(frame.other.median()),
     )
+
+
+def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFrame:
+    """Seconds [turns, sides], as each side says; they follow one another, in the opposite order every other turn.
+
+    A turn before the first is not in the table: what is made once, or is still cold, is behind everyone then.
+    """
+    order = list(sides)
+    rows = []
+    for index in range(-1, turns):
+        found = {name: sides[name]() for name in (order if index % 2 == 0 else order[::-1])}
+        if index >= 0:
+            rows.append(found)
+    return pd.DataFrame(rows, columns=order)
+
+
+def _timed(work: Work, clock: Callable[[], float]) -> float:
+    start = clock()
+    work()
+    return clock() - start
 
 
 def judged(

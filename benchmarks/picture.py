@@ -34,7 +34,7 @@ def read() -> pd.DataFrame:
 def draw(path: Path = RESULTS / "benchmarks.png") -> Path:
     """Draw every comparison of times that has a target."""
     frame = read()
-    frame = frame[(frame.unit == "time") & frame.target.notna()]
+    frame = frame[(frame.unit == "time") & frame.target.notna() & frame.ratio.notna()]
     groups = [(frame[frame.target.str.startswith(sign)], label) for sign, label in KINDS]
     groups = [(rows, label) for rows, label in groups if len(rows)]
     with style():

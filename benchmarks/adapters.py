@@ -1,0 +1,299 @@
+"""Public packages as sides of a comparison: each runs a job's rounds through its own interface."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import logging
+import os
+import pickle
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from benchmarks import training
+from benchmarks.sides import PATIENCE, Job, Plain, Side
+from fl_core.data import FederatedData
+from fl_core.errors import RunError, UsageError
+
+
+@contextmanager
+def pfllib(job: Job, checkout: Path | None) -> Iterator[Side]:
+    """PFLlib's FedAvg server and clients, with its own data files; a round is its ``train`` less the evaluation."""
+    data = job.data()
+    with tempfile.TemporaryDirectory() as folder:
+        _pfllib_files(Path(folder) / "dataset" / "random", data)
+        home = Path(folder) / "system"  # where its programs run: they look for ../dataset
+        home.mkdir()
+        sys.path.insert(0, str(checkout))
+        with contextlib.chdir(home):
+            with contextlib.redirect_stdout(io.StringIO()):
+                server = importlib.import_module("flcore.servers.serveravg").FedAvg(_pfllib_arguments(job, data), 0)
+            if job.config.optimizer != "sgd":  # which is the one that its clients make
+                for client in server.clients:
+                    client.optimizer = job.optimizer(client.model.parameters())
+            taken = 0
+
+            def count(*_: Any) -> None:
+                nonlocal taken
+                taken += 1
+
+            def run() -> int:
+                before = taken
+                server.selected_clients = server.select_clients()
+                server.send_models()
+                for client in server.selected_clients:
+                    client.train()
+                server.receive_models()
+                server.aggregate_parameters()
+                return taken - before
+
+            register_optimizer_step_post_hook(count)
+            yield Plain(run, lambda: list(server.global_model.parameters()))
+
+
+def _pfllib_files(folder: Path, data: FederatedData) -> None:
+    """The clients' samples as its dataset scripts write them: a compressed archive a client and split."""
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        for k, client in enumerate(data.clients):
+            part = client.split(split)
+            content = np.array({"x": part.x.numpy(), "y": part.y.numpy()}, dtype=object)
+            np.savez_compressed(folder / split / f"{k}.npz", data=content)
+
+
+def _pfllib_arguments(job: Job, data: FederatedData) -> SimpleNamespace:
+    """What its command line would have made of the job, with everything else switched off."""
+    used = {
+        "algorithm": "FedAvg",
+        "batch_size": job.batch,
+        "dataset": "random",
+        "device": "cpu",
+        "global_rounds": 10**6,
+        "join_ratio": job.taken / job.clients,
+        "local_epochs": 1,
+        "local_learning_rate": job.lr,
+        "model": job.model(data),
+        "num_classes": job.classes,
+        "num_clients": job.clients,
+        "time_threthold": float("inf"),
+    }
+    unused = (
+        "auto_break", "batch_num_per_client", "client_drop_rate", "dlg_eval", "dlg_gap", "eval_gap", "few_shot",
+        "fine_tuning_epoch_new", "goal", "learning_rate_decay", "learning_rate_decay_gamma", "num_new_clients",
+        "random_join_ratio", "save_folder_name", "send_slow_rate", "time_select", "top_cnt", "train_slow_rate",
+    )  # fmt: skip
+    return SimpleNamespace(**dict.fromkeys(unused, 0), **used)
+
+
+@contextmanager
+def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
+    """Flower's simulation: FedAvg over Ray actors, one a worker, whose clients train as the bare loop does.
+
+    The simulation runs in a thread and waits before each round until it is asked for. An actor makes the data once.
+    """
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= {"RAY_worker_niceness": "0"}  # not below every other process of the machine, as Ray would have it
+    from flwr.app import ArrayRecord
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    model = job.model(job.data())
+    asked: queue.Queue[bool] = queue.Queue()
+    done: queue.Queue[int | list[str]] = queue.Queue()  # steps, or what went wrong
+
+    class Over(Exception):
+        """No further round is wanted."""
+
+    class OnDemand(FedAvg):
+        def configure_train(self, *args: Any, **options: Any) -> Any:
+            if not asked.get():
+                raise Over
+            return super().configure_train(*args, **options)
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            replies = list(replies)
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            failed = [reply.error.reason for reply in replies if reply.has_error()]
+            if arrays is not None and not failed:
+                model.load_state_dict(arrays.to_torch_state_dict())
+            done.put(failed or sum(int(reply.content["metrics"]["steps"]) for reply in replies))
+            return arrays, metrics
+
+    server, clients = ServerApp(), ClientApp()
+
+    @server.main()
+    def main(grid: Any, context: Any) -> None:
+        share = job.taken / job.clients
+        strategy = OnDemand(share, 0.0, min_train_nodes=job.taken, min_available_nodes=job.clients)
+        with contextlib.suppress(Over):
+            strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=10**6)
+
+    clients.train()(functools.partial(_flower_client, pickle.dumps(job)))
+    actors = job.config.workers or training.WORKERS
+    resources = {"init_args": {"num_cpus": actors}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    arguments = (server, clients, job.clients, "ray", resources)
+    simulation = threading.Thread(target=run_simulation, args=arguments, daemon=True)
+    simulation.start()
+
+    def run() -> int:
+        asked.put(True)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and simulation.is_alive():
+            with contextlib.suppress(queue.Empty):
+                found = done.get(timeout=5)
+                if isinstance(found, list):
+                    raise RunError(found[0])
+                return found
+        raise RunError(f"the simulation has ended, or did not answer within {PATIENCE:g} s")
+
+    try:
+        yield Plain(run, lambda: list(model.parameters()))
+    finally:
+        asked.put(False)
+        simulation.join()
+
+
+@functools.cache
+def _flower_job(pickled: bytes) -> tuple[Job, Any, nn.Module]:
+    job = pickle.loads(pickled)
+    data = job.data()
+    torch.set_num_threads(1)
+    return job, data, job.model(data)
+
+
+def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
+    """One client's local training, in an actor."""
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+    job, data, model = _flower_job(pickled)
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    split = data.clients[int(context.node_config["partition-id"])].train
+    steps = training.plain_epoch(model, split, job.batch, job.optimizer)
+    metrics = MetricRecord({"num-examples": len(split), "steps": steps})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+@contextmanager
+def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
+    """fedjax's federated averaging with its default backend, which compiles a client's step."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    if not hasattr(jax, "tree_map"):  # the name that fedjax 0.0.17 knows; newer JAX has it under tree_util only
+        jax.tree_map = jax.tree_util.tree_map
+    import fedjax as package
+    import optax
+
+    data = job.data()
+    model = job.model(data)
+    params, forward = _to_jax(model)
+    taken = 0
+
+    class Counted(package.ClientDataset):
+        def shuffle_repeat_batch(self, *args: Any, **options: Any) -> Any:
+            nonlocal taken
+            for batch in super().shuffle_repeat_batch(*args, **options):
+                taken += 1
+                yield batch
+
+    def loss(params: Any, batch: Any, rng: Any) -> Any:
+        del rng
+        return optax.softmax_cross_entropy_with_integer_labels(forward(params, batch["x"]), batch["y"]).mean()
+
+    kinds = {
+        "sgd": lambda: package.optimizers.sgd(job.lr),
+        "adamw": lambda: package.optimizers.create_optimizer_from_optax(optax.adamw(job.lr, weight_decay=job.decay)),
+    }
+    algorithm = package.algorithms.fed_avg.federated_averaging(
+        jax.grad(loss),
+        kinds[str(job.config.optimizer)](),
+        package.optimizers.sgd(1.0),
+        package.ShuffleRepeatBatchHParams(batch_size=job.batch, num_epochs=1),
+    )
+    clients = []
+    for client in data.clients:
+        x = client.train.x
+        x = x.permute(0, 2, 3, 1) if x.ndim == 4 else x
+        clients.append(Counted({"x": x.contiguous().numpy(), "y": client.train.y.int().numpy()}))
+    state, done = algorithm.init(params), 0
+
+    def run() -> int:
+        nonlocal state, done
+        before = taken
+        chosen = np.random.default_rng(done).choice(len(clients), job.taken, replace=False)
+        keys = jax.random.split(jax.random.PRNGKey(done), job.taken)
+        state, _ = algorithm.apply(state, [(k, clients[k], key) for k, key in zip(chosen, keys, strict=True)])
+        jax.block_until_ready(state.params)
+        done += 1
+        return taken - before
+
+    yield Plain(run, lambda: _from_jax(state.params))
+
+
+def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any]]:
+    """A chain of modules as JAX code on images in JAX's order, [n, H, W, C]: its parameters, and the forward pass."""
+    import jax
+    from jax import lax
+
+    chain = [module for module in model.modules() if not list(module.children())]
+    for module in chain:
+        if not isinstance(module, (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten)):
+            raise UsageError(f"no JAX code for {module}")
+    params = []
+    for module in chain:
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            weight = module.weight.permute(2, 3, 1, 0) if isinstance(module, nn.Conv2d) else module.weight.T
+            params.append(
+                {"w": jax.numpy.array(weight.detach()), "b": jax.numpy.array(module.get_parameter("bias").detach())}
+            )
+
+    def forward(params: list[Any], x: Any) -> Any:
+        own = iter(params)
+        for module in chain:
+            if isinstance(module, nn.Conv2d):
+                layer = next(own)
+                sides = ("NHWC", "HWIO", "NHWC")
+                x = (
+                    lax.conv_general_dilated(x, layer["w"], module.stride, "VALID", dimension_numbers=sides)
+                    + layer["b"]
+                )
+            elif isinstance(module, nn.Linear):
+                layer = next(own)
+                x = x @ layer["w"] + layer["b"]
+            elif isinstance(module, nn.MaxPool2d):
+                window = (1, module.kernel_size, module.kernel_size, 1)
+                x = lax.reduce_window(x, -jax.numpy.inf, lax.max, window, (1, module.stride, module.stride, 1), "VALID")
+            elif isinstance(module, nn.Flatten):  # in PyTorch's order, so that the weights behind it are the same
+                x = (x.transpose(0, 3, 1, 2) if x.ndim == 4 else x).reshape(len(x), -1)
+            else:
+                x = jax.nn.relu(x)
+        return x
+
+    return params, forward
+
+
+def _from_jax(params: list[Any]) -> list[Tensor]:
+    """The parameters of :func:`_to_jax` as the model has them."""
+    found = []
+    for layer in params:
+        weight = torch.from_numpy(np.array(layer["w"]))
+        found += [weight.permute(3, 2, 0, 1) if weight.ndim == 4 else weight.T, torch.from_numpy(np.array(layer["b"]))]
+    return found

@@ -1,0 +1,140 @@
+"""Rounds of S1 to S3 by this package, by the bare loop and by public packages, all in one alternating run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import adapters, training
+from benchmarks.pairs import PAIRS, Measured, alternate, judged
+from benchmarks.sides import Job, Open, Plain, Side, remote
+from fl_core.errors import UsageError
+
+OURS = "fedlayers"
+JOBS = (
+    Job("S1", training.CROSS_DEVICE, 100, 500, (1, 28, 28)),
+    Job("S2", training.CROSS_SILO, 5, 1984, (3, 32, 32), network=training.silo_network),
+    Job("S3", training.TINY, 4, 192, (10,), classes=5, rounds=20),
+)
+"""The standard jobs; S2 and S3 have the largest number of whole batches in their 2,000 and 200 samples."""
+
+
+@contextmanager
+def ours(job: Job, checkout: Path | None) -> Iterator[Side]:
+    """This package's engine, as a run has it, without evaluation and without files."""
+    data = job.data()
+    names = [name for name, _ in job.model(data).named_parameters()]
+    with training.rounds(job.config, data, model=job.network() if job.network else None) as engine:
+
+        def run() -> int:
+            before = engine.pace.steps
+            engine.step()
+            return engine.pace.steps - before
+
+        yield Plain(run, lambda: [engine.server.trees["model"][name] for name in names])
+
+
+@contextmanager
+def bare(job: Job, checkout: Path | None) -> Iterator[Side]:
+    """The same steps as plainly as PyTorch allows."""
+    data = job.data()
+    loop = training.BareLoop(job.model(data), data, job.batch, job.optimizer, job.taken)
+    yield Plain(loop, lambda: list(loop.model.parameters()))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What the rounds are timed beside.
+
+    Attributes:
+        open: prepares it for a job.
+        needs: packages without which it cannot run; their versions are in the table.
+        checkout: whether its sources have to be given as a path.
+        reach: by job, how many times its speed this package is to reach.
+    """
+
+    open: Open
+    needs: tuple[str, ...] = ()
+    checkout: bool = False
+    reach: Mapping[str, float] = field(default_factory=dict)
+
+    def missing(self, checkout: Path | None) -> str:
+        """Why it cannot be measured here, or nothing."""
+        if self.checkout and checkout is None:
+            return "no path to its sources was given"
+        absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return f"not installed: {', '.join(absent)}" if absent else ""
+
+    def versions(self) -> str:
+        """Of the packages that it needs."""
+        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.needs)
+
+
+PEERS = {
+    "bare loop": Peer(bare),
+    "PFLlib": Peer(adapters.pfllib, ("h5py",), checkout=True, reach={"S1": 2.2, "S3": 3.0}),
+    "Flower simulation": Peer(adapters.flower, ("flwr", "ray"), reach={"S1": 2.5}),
+    "fedjax": Peer(adapters.fedjax, ("fedjax", "jax"), reach={"S3": 1.0}),
+}
+
+
+def sources(pflib: Path | None) -> Path | None:
+    """The folder of PFLlib's modules in a checkout of it.
+
+    Raises:
+        UsageError: the path has none.
+    """
+    if pflib is None:
+        return None
+    folder = pflib.resolve() / "system"
+    if not (folder / "flcore" / "servers" / "serveravg.py").is_file():
+        raise UsageError(f"{pflib} is no checkout of PFLlib: it has no system/flcore/servers/serveravg.py")
+    return folder
+
+
+def measure(job: Job, peers: Mapping[str, Peer], pairs: int = PAIRS, checkout: Path | None = None) -> list[Measured]:
+    """One job by this package and by every peer that is here, and a row for each peer, also for those that are not.
+
+    Raises:
+        RunError: a side failed, or took another number of steps than the others.
+    """
+    absent = {name: why for name, peer in peers.items() if (why := peer.missing(checkout))}
+    present = {name: peer.open for name, peer in peers.items() if name not in absent}
+    with remote({OURS: ours, **present}, job, checkout) as sides:
+        seconds = alternate({name: side.turn for name, side in sides.items()}, pairs) / job.rounds
+    how = f"fedavg, {job.config.workers} workers" if job.config.workers else "fedavg, stacked clients"
+    rows = []
+    for name, peer in peers.items():
+        reach = peer.reach.get(job.name)
+        if name in absent:
+            target = f">= {reach:g}" if reach else ""
+            none = (math.nan, math.nan, math.nan)
+            rows.append(Measured(job.name, how, name, *none, target, f"not measured: {absent[name]}", pairs=0))
+            print(f"{job.name}: {name}: not measured: {absent[name]}")
+            continue
+        mine, other = seconds[OURS], seconds[name]
+        label = f"{name} ({peer.versions()})" if peer.needs and not peer.checkout else name
+        rows.append(
+            judged(
+                job.name,
+                how,
+                label,
+                list(other / mine),
+                at_least=reach,
+                seconds=float(mine.median()),
+                baseline_seconds=float(other.median()),
+            )
+        )
+    return rows
+
+
+def peers(pairs: int = PAIRS, pflib: Path | None = None) -> list[Measured]:
+    """S1 to S3 beside public packages: PFLlib, Flower's simulation, fedjax, as far as they are here."""
+    checkout = sources(pflib)
+    training.tuned()
+    return [row for job in JOBS for row in measure(job, PEERS, pairs, checkout)]

@@ -1,0 +1,214 @@
+"""A job done by several sides, each in a process of its own with the same environment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.training import THREADS, federation
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData
+from fl_core.errors import RunError, UsageError, check_known
+from fl_core.task import assemble
+
+PATIENCE = 600.0  # seconds that a side may take to begin
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rounds of FedAvg that every side can run alike.
+
+    Attributes:
+        config: optimiser, batch, share of clients a round, and how this package runs it.
+        clients, samples, shape, classes: random data, the same in every process. ``samples`` of a client are whole
+            batches, since some packages drop a smaller last one.
+        network: builds the model where the configuration does not name it.
+        rounds: a turn; more than one where a round is too short for the clock.
+    """
+
+    name: str
+    config: RunConfig
+    clients: int
+    samples: int
+    shape: tuple[int, ...]
+    classes: int = 10
+    network: Callable[[], nn.Module] | None = None
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what some side would silently do in another way.
+
+        Raises:
+            UsageError: batches that are not whole, several epochs, no learning rate, or an optimiser other than AdamW
+                and SGD without momentum and weight decay.
+        """
+        if self.samples % self.batch:
+            raise UsageError(f"{self.name}: {self.samples} samples are no whole batches of {self.batch}")
+        config = self.config
+        if config.epochs != 1:
+            raise UsageError(f"{self.name}: a round is one epoch here, not {config.epochs}")
+        check_known("optimizer", str(config.optimizer), ("sgd", "adamw"))
+        if not config.lr:
+            raise UsageError(f"{self.name}: no learning rate")
+        if config.momentum or (config.weight_decay and config.optimizer == "sgd"):
+            raise UsageError(f"{self.name}: SGD has neither momentum nor weight decay here")
+
+    @property
+    def batch(self) -> int:
+        """Samples a step."""
+        return int(self.config.batch or 1)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return float(self.config.lr or 0.0)
+
+    @property
+    def decay(self) -> float:
+        """AdamW's weight decay."""
+        return float(self.config.weight_decay or 0.0)
+
+    @property
+    def taken(self) -> int:
+        """Clients a round."""
+        return max(1, int(self.config.participation * self.clients))
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of a round, all clients together."""
+        return self.taken * (self.samples // self.batch)
+
+    def data(self) -> FederatedData:
+        """The clients' samples."""
+        return federation(self.clients, self.samples, self.shape, self.classes)
+
+    def model(self, data: FederatedData) -> nn.Module:
+        """The model that every side begins with."""
+        return assemble(self.config, data=data, model=self.network() if self.network else None).model
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """PyTorch's own, as a plain loop would have it."""
+        if self.config.optimizer == "adamw":
+            return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.decay, fused=True)
+        return torch.optim.SGD(parameters, lr=self.lr)
+
+
+class Side(Protocol):
+    """One way of running a job."""
+
+    def round(self) -> int:
+        """Run a round, without evaluation.
+
+        Returns:
+            Optimiser steps that the side itself counted, all clients together.
+        """
+
+    def weights(self) -> list[Tensor]:
+        """The global model's parameters, shaped and ordered as the PyTorch model's."""
+
+
+@dataclass
+class Plain:
+    """A side made of two functions."""
+
+    round: Callable[[], int]
+    weights: Callable[[], list[Tensor]]
+
+
+Open = Callable[[Job, Path | None], AbstractContextManager[Side]]
+"""Prepares a side for a job; the path is that of a checkout, for those that are not installed as a package."""
+
+
+class Remote:
+    """A side in another process, which times itself: neither the pipe nor another side's threads are in its seconds."""
+
+    def __init__(self, name: str, job: Job, connection: Connection) -> None:
+        self.name, self.job, self.connection = name, job, connection
+
+    def turn(self) -> float:
+        """Seconds of one turn.
+
+        Raises:
+            RunError: the side failed, or took another number of steps than the job has.
+        """
+        seconds, steps = self.ask("turn")
+        wanted = self.job.rounds * self.job.steps
+        if steps != wanted:
+            raise RunError(f"{self.job.name}: a turn has {wanted} steps, {self.name} took {steps}")
+        return float(seconds)
+
+    def weights(self) -> list[Tensor]:
+        """The global model's parameters."""
+        return [torch.from_numpy(array) for array in self.ask("weights")[0]]
+
+    def ask(self, what: str) -> tuple:
+        """An answer of the process; "ready" waits for its first one."""
+        try:
+            if what != "ready":
+                self.connection.send(what)
+            elif not self.connection.poll(PATIENCE):
+                raise RunError(f"{self.job.name}: {self.name} has not begun within {PATIENCE:g} s")
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            raise RunError(f"{self.job.name}: the process of {self.name} has ended") from None
+        if isinstance(answer, str):
+            raise RunError(f"{self.job.name}: {self.name} failed: {answer}")
+        return tuple(answer)
+
+
+@contextmanager
+def remote(sides: Mapping[str, Open], job: Job, checkout: Path | None = None) -> Iterator[dict[str, Remote]]:
+    """All sides, ready; their processes have ended when the block has.
+
+    Raises:
+        RunError: a side could not be prepared; its own error is in the message.
+    """
+    spawn = multiprocessing.get_context("spawn")  # with the environment, but no thread or module, of this process
+    processes, found = [], {}
+    try:
+        for name, start in sides.items():
+            here, there = spawn.Pipe()
+            found[name] = Remote(name, job, here)
+            processes.append(spawn.Process(target=_serve, args=(there, start, job, checkout), name=name))
+            processes[-1].start()
+            there.close()
+            found[name].ask("ready")
+        yield found
+    finally:
+        for side in found.values():
+            side.connection.close()  # which a process takes as the end
+        for process in processes:
+            process.join(60)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(connection: Connection, start: Open, job: Job, checkout: Path | None) -> None:
+    """What a side's process does until the other end of the pipe is closed."""
+    torch.set_num_threads(THREADS)
+    try:
+        with start(job, checkout) as side:
+            connection.send(())
+            while True:
+                try:
+                    what = connection.recv()
+                except EOFError:
+                    return
+                if what == "weights":
+                    connection.send(([tensor.detach().numpy().copy() for tensor in side.weights()],))
+                    continue
+                begun = time.perf_counter()
+                steps = sum(side.round() for _ in range(job.rounds))
+                connection.send((time.perf_counter() - begun, steps))
+    except Exception:
+        connection.send(traceback.format_exc())

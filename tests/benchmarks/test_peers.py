@@ -1,0 +1,216 @@
+"""Sides beside each other: every one takes the job's steps and ends with the same weights; who is absent is named."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks import pairs, peers, training
+from benchmarks.peers import PEERS, Peer
+from benchmarks.sides import Job, Plain, Side, remote
+from fl_core.config import RunConfig
+from fl_core.errors import RunError, UsageError
+
+SGD = RunConfig(dataset="random", model="heart_mlp", epochs=1, batch=8, lr=0.1, optimizer="sgd", loss="cross_entropy")
+ADAMW = replace(SGD, model=None, optimizer="adamw", lr=0.001, weight_decay=0.01)
+
+
+def network() -> nn.Sequential:
+    """Every kind of layer that the standard jobs have."""
+    torch.manual_seed(0)
+    convolution = (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(*convolution, nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))
+
+
+ONE_STEP = (
+    Job("sgd", SGD, 3, 8, (10,), classes=5),
+    Job("adamw", ADAMW, 3, 8, (2, 6, 6), classes=4, network=network),
+)  # a client's samples are one batch, so that no order of samples makes a difference
+SHARED = Job("some", replace(SGD, participation=0.5), 4, 16, (10,), classes=5, rounds=3)
+
+
+@contextmanager
+def fake(job: Job, checkout: Path | None) -> Iterator[Side]:
+    """A peer that takes the job's steps and does nothing."""
+    yield Plain(lambda: job.steps, lambda: [torch.full((2,), float(job.clients))])
+
+
+@contextmanager
+def faulty(job: Job, checkout: Path | None) -> Iterator[Side]:
+    """A peer that leaves a step out, and then fails."""
+    left = [job.steps - 1] + [job.steps] * (job.rounds - 1)
+    yield Plain(lambda: left.pop(), lambda: [torch.full((2,), float(job.clients))])
+
+
+def reference(job: Job) -> list[Tensor]:
+    """Every client's step from the start, and their mean, in float64."""
+    data = job.data()
+    sums: list[Tensor] = []
+    for client in data.clients:
+        model = job.model(data).double()
+        optimizer = job.optimizer(model.parameters())
+        nn.functional.cross_entropy(model(client.train.x.double()), client.train.y).backward()
+        optimizer.step()
+        now = [parameter.detach() for parameter in model.parameters()]
+        sums = [total + each for total, each in zip(sums, now, strict=True)] if sums else now
+    return [total / len(data.clients) for total in sums]
+
+
+@pytest.mark.parametrize("name", [peers.OURS, *PEERS])
+@pytest.mark.parametrize("job", ONE_STEP, ids=lambda job: job.name)
+def test_a_round_of_one_step_is_the_mean_of_the_steps(job: Job, name: str) -> None:
+    """The public packages where they are installed; the sources of PFLlib by the environment's PFLLIB."""
+    checkout = peers.sources(Path(os.environ["PFLLIB"])) if "PFLLIB" in os.environ else None
+    peer = PEERS.get(name, Peer(peers.ours))
+    if why := peer.missing(checkout):
+        pytest.skip(why)
+    with contextlib.ExitStack() as stack:
+        if peer.needs:  # whose threads and settings are to end with it
+            side: Any = stack.enter_context(remote({name: peer.open}, job, checkout))[name]
+            run = side.turn
+        else:
+            side = stack.enter_context(peer.open(job, checkout))
+            run = side.round
+        start = [weight.detach().clone() for weight in side.weights()]
+        run()
+        found = [weight.detach().double() for weight in side.weights()]
+    torch.testing.assert_close(found, reference(job), rtol=0, atol=2e-5)
+    assert max(float((b - a).abs().max()) for a, b in zip(start, found, strict=True)) > 20 * 2e-5
+
+
+def test_this_package_and_the_loop_take_the_jobs_steps() -> None:
+    assert SHARED.steps == 2 * 2
+    for start in (peers.ours, peers.bare):
+        with start(SHARED, None) as side:
+            assert side.round() == SHARED.steps
+            assert side.round() == SHARED.steps
+
+
+def test_standard_jobs() -> None:
+    """Steps of a round, from the sizes that the jobs are known by."""
+    steps = {job.name: job.steps for job in peers.JOBS}
+    assert steps == {"S1": 10 * 50, "S2": 5 * 31, "S3": 4 * 6}
+    assert sum(p.numel() for p in training.silo_network().parameters()) == 122_570
+
+
+def test_every_peer_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = {
+        "fake": Peer(fake, reach={"some": 1e9}),
+        "not there": Peer(fake, needs=("no_such_package",), reach={"some": 2.0}),
+        "not given": Peer(fake, checkout=True),
+    }
+    found = {row.baseline: row for row in peers.measure(SHARED, chosen, 2)}
+    assert list(found) == list(chosen)
+    fast = found["fake"]
+    assert fast.pairs == 2
+    assert fast.holds == "no"
+    assert fast.seconds is not None
+    assert fast.seconds > (fast.baseline_seconds or 0) > 0  # it does nothing
+    assert 0 < fast.ratio < 1
+    printed = capsys.readouterr().out
+    for name, why, target in (
+        ("not there", "not measured: not installed: no_such_package", ">= 2"),
+        ("not given", "not measured: no path to its sources was given", ""),
+    ):
+        assert math.isnan(found[name].ratio)
+        assert (found[name].holds, found[name].target, found[name].pairs) == (why, target, 0)
+        assert f"{name}: {why}" in printed
+
+
+def test_a_side_that_differs_or_fails_stops_the_run() -> None:
+    with remote({"faulty": faulty}, SHARED) as sides:
+        torch.testing.assert_close(sides["faulty"].weights(), [torch.tensor([4.0, 4.0])])
+        with pytest.raises(RunError, match="a turn has 12 steps, faulty took 11"):
+            sides["faulty"].turn()
+        with pytest.raises(RunError, match=r"faulty failed(.|\n)*pop from empty list"):
+            sides["faulty"].turn()
+        with pytest.raises(RunError, match="the process of faulty has ended"):
+            sides["faulty"].turn()
+
+
+def test_tables_and_pictures_take_what_was_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks import picture
+
+    monkeypatch.setattr(pairs, "RESULTS", tmp_path)
+    monkeypatch.setattr(picture, "RESULTS", tmp_path)
+    measured = pairs.judged("S", "a", "b", [2.0, 2.1, 2.2], at_least=1.5)
+    rows = [
+        measured,
+        replace(measured, baseline="c", ratio=math.nan, low=math.nan, high=math.nan, holds="not measured: x"),
+    ]
+    path = pairs.table("peers", rows, "command")
+    frame = pd.read_csv(path, comment="#")
+    assert frame.holds.tolist() == ["yes", "not measured: x"]
+    assert frame.ratio.isna().tolist() == [False, True]
+    assert picture.draw(tmp_path / "all.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"samples": 9}, "whole batches"),
+        ({"config": replace(SGD, optimizer="adam")}, "unknown optimizer 'adam'"),
+        ({"config": replace(SGD, momentum=0.9)}, "neither momentum"),
+        ({"config": replace(SGD, weight_decay=0.1)}, "neither momentum"),
+        ({"config": replace(SGD, epochs=2)}, "one epoch"),
+        ({"config": replace(SGD, lr=None)}, "no learning rate"),
+    ],
+)
+def test_jobs_that_a_side_would_run_otherwise_are_refused(change: dict, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        replace(ONE_STEP[0], **change)
+
+
+def test_a_path_has_to_be_a_checkout(tmp_path: Path) -> None:
+    from benchmarks.__main__ import main  # which imports the other benchmarks
+
+    with pytest.raises(UsageError, match="no checkout of PFLlib"):
+        peers.sources(tmp_path)
+    with pytest.raises(UsageError, match="for the benchmark peers"):
+        main(("j1",), pflib=tmp_path)
+    servers = tmp_path / "system" / "flcore" / "servers"
+    servers.mkdir(parents=True)
+    (servers / "serveravg.py").touch()
+    assert peers.sources(tmp_path) == tmp_path / "system"
+    assert peers.sources(None) is None
+
+
+def test_sides_take_turns_in_opposite_orders() -> None:
+    """One turn of each before the first that counts."""
+    seen: list[str] = []
+    ticks = iter(np.arange(12.0))
+
+    def side(name: str) -> float:
+        seen.append(name)
+        return float(next(ticks))
+
+    frame = pairs.alternate({name: (lambda name=name: side(name)) for name in "abc"}, 3)
+    assert "".join(seen) == "cba" + "abc" + "cba" + "abc"
+    assert frame.to_dict("list") == {"a": [3.0, 8.0, 9.0], "b": [4.0, 7.0, 10.0], "c": [5.0, 6.0, 11.0]}
+
+
+def test_compare_is_two_sides_of_it() -> None:
+    """The ratio, with a factor on the baseline, from a clock that only they move."""
+    now = 0.0
+
+    def spend(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    row = pairs.compare(
+        "x", "a", lambda: spend(2.0), "b", lambda: spend(3.0), at_least=5.0, pairs=4, scale=4.0, clock=lambda: now
+    )
+    assert (row.ratio, row.low, row.high, row.seconds, row.baseline_seconds) == (6.0, 6.0, 6.0, 2.0, 12.0)
+    assert (row.holds, row.pairs) == ("yes", 4)
