@@ -210,5 +210,5 @@ def _serve(connection: Connection, start: Open, job: Job, checkout: Path | None)
                 begun = time.perf_counter()
                 steps = sum(side.round() for _ in range(job.rounds))
                 connection.send((time.perf_counter() - begun, steps))
-    except Exception:
+    except Exception:  # told to the parent, which raises it as a RunError
         connection.send(traceback.format_exc())

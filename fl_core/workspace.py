@@ -66,6 +66,7 @@ def pool_first(model: nn.Module) -> int:
 
     In a chain of modules (see :func:`fl_core.prefix.chain`) without hooks nobody sees what lies between the two, and
     max(relu(x)) = relu(max(x)); so have their gradients, which go to the first largest element if that is above 0.
+    What a module with a forward pass of its own does with its parts is not known, so those stay.
 
     Returns:
         How many pairs changed places.
@@ -73,13 +74,11 @@ def pool_first(model: nn.Module) -> int:
     if chain(model) is None or any(hooked(module) for module in model.modules()):
         return 0
     count = 0
-    for module in model.modules():
-        if isinstance(module, nn.Sequential):
-            for (a, first), (b, second) in pairwise(list(module._modules.items())):
-                if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
-                    module._modules[a], module._modules[b] = second, first
-                    count += 1
-    return count
+    for (a, first), (b, second) in pairwise(list(model._modules.items())):
+        if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
+            model._modules[a], model._modules[b] = second, first
+            count += 1
+    return count + sum(pool_first(part) for part in model.children())
 
 
 class Workspace:

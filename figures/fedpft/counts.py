@@ -126,7 +126,7 @@ def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     values = frame[frame["metric"] == STATE].pivot(index="run", columns="layer", values="value")
     bars = [f"{network}.{name}" for network in NETWORKS for name in ALGORITHMS]
     with style():
-        figure = plt.figure(figsize=(6.4, 2.8), layout="constrained")
+        figure = plt.figure(figsize=(6.4, 3.1), layout="constrained")
         ax = figure.subplots()
         left = np.zeros(len(bars))
         for part in PARTS:

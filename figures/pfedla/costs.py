@@ -95,7 +95,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     names = [f"k = {row.retained}" for row in table.itertuples()]
     place = np.arange(len(table)) + 0.6 * (table["dataset"] != table["dataset"].iloc[0])
     with style():
-        figure = plt.figure(figsize=(7.2, 2.9), layout="constrained")
+        figure = plt.figure(figsize=(7.2, 3.1), layout="constrained")
         counted, moved = figure.subplots(1, 2)
         counted.bar(place, table["counted"], 0.7, color=COLOURS[0], label="the paper's formula")
         counted.plot(place, table["published"], "k_", markersize=15, markeredgewidth=1.6, label="published")

@@ -193,7 +193,7 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = pd.DataFrame(lines)
     wide = table.pivot(index="tensor", columns="dataset", values="parameters").loc[list(known.index), list(DATASETS)]
     with style():
-        figure = plt.figure(figsize=(6.0, 2.7), layout="constrained")
+        figure = plt.figure(figsize=(6.0, 3.1), layout="constrained")
         ax = figure.subplots()
         left = pd.Series(0, index=wide.columns)
         for layer in dict.fromkeys(name.partition(".")[0] for name in wide.index[:-1]):
@@ -295,7 +295,7 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = _totals(header, frame)
     titles = {"naive": "naive count", "flops": "FLOPs, forward and backward", "moved": "bytes sent"}
     with style():
-        figure = plt.figure(figsize=(7.2, 2.9), layout="constrained")
+        figure = plt.figure(figsize=(7.2, 3.1), layout="constrained")
         for ax, (kind, title) in zip(figure.subplots(1, 3, sharey=True), titles.items(), strict=True):
             for k, dataset in enumerate(DATASETS):
                 own = table[table["dataset"] == dataset]

@@ -267,7 +267,7 @@ def test_the_order_stays_where_somebody_may_look() -> None:
     hooked[0][1].register_forward_hook(lambda *_: None)
     other = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2))
     leaky = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LeakyReLU(), nn.MaxPool2d(2))
-    for model in (Looks(), hooked, other, leaky):
+    for model in (Looks(), nn.Sequential(Looks(), nn.ReLU()), hooked, other, leaky):
         assert pool_first(model) == 0
     model = _pooled()
     Workspace(model)
