@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from safetensors.torch import save
 
 from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.items import Drawing, Finding
+from figures.items import Drawing, Finding, View
 from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
 from figures.pieces import Pieces, ran
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
+from fl_core.errors import UsageError, listing
 from fl_core.files import write_atomically
 from fl_core.tree import Tree
 
@@ -158,8 +159,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
         left, right = figure.subplots(1, 2)
         _dots(left, final, compared)
-        _convergence(right, frame[frame["run"].isin(list(SAME))])
-    config = next(iter(header["runs"].values()))["config"]
+        _convergence(right, _curves(frame))
     learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
     start = (
         f" Pretrained on Tiny-ImageNet at 32 pixels (accuracy of 100 classes "
@@ -167,16 +167,43 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         if len(learnt)
         else ""
     )
-    settings = next((r["config"] for name, r in header["runs"].items() if name != PRETRAINING), config)
-    absent = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
-    missing = f" Missing: {', '.join(absent)}." if absent else ""
     caption = (
-        f"PACS, a client a style, transformer of 12 blocks (width {VIT['embed_dim']}), {settings['rounds']} rounds, "
-        f"adapters by {settings['optimizer']} with lr {settings['lr']:g}, at most {header['seeds']} seeds. Depths of "
-        f"the clients {', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar "
-        f"their mean. Right: FedRA when every client trains k random blocks of 12.{start}{missing}"
+        f"{_setting(header)}, at most {header['seeds']} seeds. Depths of the clients "
+        f"{', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar their mean. "
+        f"Right: FedRA when every client trains k random blocks of 12.{start}{_absent(header, RUNS)}"
     )
     return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
+
+
+def _setting(header: Mapping[str, Any]) -> str:
+    config = next((run["config"] for name, run in header["runs"].items() if name != PRETRAINING), PACS.to_json())
+    return (
+        f"PACS, a client a style, transformer of 12 blocks (width {VIT['embed_dim']}), {config['rounds']} rounds, "
+        f"adapters by {config['optimizer']} with lr {config['lr']:g}"
+    )
+
+
+def _absent(header: Mapping[str, Any], runs: Collection[str]) -> str:
+    """A sentence on the runs that are missing, or diverged."""
+    gone = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
+    gone = [each for each in gone if each.partition(" ")[0] in runs]
+    return f" Missing: {', '.join(gone)}." if gone else ""
+
+
+def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    curves = _curves(frame)
+    if curves.empty:
+        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(SAME)}")
+    with style():
+        figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
+        _convergence(figure.subplots(), curves)
+    caption = (
+        f"FedRA when every client trains k random blocks of 12. {_setting(header)}, seed 0; test accuracy of the "
+        f"global model, mean of the styles. The paper: one client with a part of NICO++; it prints no numbers."
+        f"{_absent(header, SAME)}"
+    )
+    table = curves.stack().rename("accuracy").reset_index()
+    return Drawing(figure, table, caption, _learns(curves))
 
 
 def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
@@ -192,11 +219,9 @@ def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
         ax.legend(fontsize=6.5)
 
 
-def _convergence(ax: Axes, frame: pd.DataFrame) -> None:
-    tested = frame[frame["metric"] == "accuracy"]
-    for k, run in enumerate(run for run in SAME if (tested["run"] == run).any()):
-        means = tested[tested["run"] == run].groupby("round")["value"].mean()
-        ax.plot(means.index.astype(float), 100 * means, color=COLOURS[k], marker=MARKERS[k], label=f"k = {SAME[run]}")
+def _convergence(ax: Axes, curves: pd.DataFrame) -> None:
+    for i, (k, curve) in enumerate(curves.iterrows()):
+        ax.plot(curve.index.astype(float), 100 * curve, color=COLOURS[i], marker=MARKERS[i], label=f"k = {k}")
     ax.set(xlabel="round", ylabel="accuracy %, mean of styles")
     if ax.get_legend_handles_labels()[0]:
         ax.legend(title="blocks of 12", fontsize=6.5)
@@ -257,13 +282,21 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             f"{run} {', '.join(f'{n:g}' for n in own)}" for run, own in held_most.groupby("run", sort=False)
         )
         found.append(Finding("no client holds more blocks than its depth", f"at most {listed}", not over))
+    return (*found, *_learns(_curves(frame)))
+
+
+def _curves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean accuracy of the styles where every client trains k random blocks, k x rounds."""
     tested = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
-    if len(tested):
-        curves = tested.groupby(["run", "round"])["value"].mean().unstack("round")
-        gains = curves.iloc[:, -1] - curves.iloc[:, 0]
-        listed = ", ".join(f"{run} {100 * gain:+.1f}" for run, gain in gains.items())
-        found.append(Finding("FedRA learns with every k", f"points gained: {listed}", bool((gains > 0).all())))
-    return tuple(found)
+    return tested.assign(k=tested["run"].map(SAME)).groupby(["k", "round"])["value"].mean().unstack("round")
+
+
+def _learns(curves: pd.DataFrame) -> tuple[Finding, ...]:
+    if curves.empty:
+        return ()
+    gains = curves.iloc[:, -1] - curves.iloc[:, 0]
+    listed = ", ".join(f"k = {k} {100 * gain:+.1f}" for k, gain in gains.items())
+    return (Finding("FedRA learns with every k", f"points gained: {listed}", bool((gains > 0).all())),)
 
 
 def _limit(run: str, client: int) -> int:
@@ -283,3 +316,4 @@ ITEM = items.register(
         begin=_begin,
     )
 )
+FIG4 = items.register(View("fedra.fig4", "Convergence with so many random layers a client, PACS", NAME, _draw_steps))

@@ -1,5 +1,5 @@
-"""pFedLA: weights and classes, and what retaining layers saves."""
+"""pFedLA: weights and classes, weights by layer, and what retaining layers saves."""
 
-from figures.pfedla import costs, overlap
+from figures.pfedla import costs, overlap, weights
 
-__all__ = ["costs", "overlap"]
+__all__ = ["costs", "overlap", "weights"]

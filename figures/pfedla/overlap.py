@@ -112,6 +112,12 @@ def _pairs(shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]
             yield rows.row(OVERLAP, value, client=str(receiver), client_b=str(sender), **named)
 
 
+def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
+    """The stored overlap of seed 0, clients x clients."""
+    own = frame[(frame["metric"] == OVERLAP) & (frame["seed"] == 0)]
+    return own.pivot(index="client", columns="client_b", values="value")
+
+
 def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
     """The pair of different clients that share most classes, and the one that shares fewest."""
     apart = shared.where(~np.eye(len(shared), dtype=bool)).stack()
@@ -139,7 +145,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     kept = frame[frame["run"] == "heurpfedla"]
     final = _final(frame)
     layers = list(shown.loc[shown["metric"] == WEIGHT, "layer"].unique())
-    shared = shown[shown["metric"] == OVERLAP].pivot(index="client", columns="client_b", values="value")
+    shared = shared_classes(shown)
     columns = 4
     deep = -(-(len(layers) + 1) // columns)
     with style():
@@ -166,17 +172,21 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             timeline.remove()
     absent = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
     caption = (
-        f"CIFAR-10, {BASE.clients} clients with {BASE.classes_per_client} classes and {BASE.samples_per_client} images "
-        f"each, {_setting(header)}; at most {header['seeds']} seeds, pictures of seed 0. Receivers are rows, senders "
-        f"columns. HeurpFedLA keeps one layer a client."
+        f"{setting(header)} At most {header['seeds']} seeds, pictures of seed 0. Receivers are rows, senders columns. "
+        f"HeurpFedLA keeps one layer a client."
         + (f" Missing: {', '.join(absent)}." if absent else "")
     )  # fmt: skip
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
 
 
-def _setting(header: Mapping[str, Any]) -> str:
+def setting(header: Mapping[str, Any]) -> str:
+    """A sentence on the runs' sizes."""
     config = next(iter(header["runs"].values()))["config"]
-    return f"{config['rounds']} rounds of {config['epochs']} epochs, batch {config['batch']}, lr {config['lr']:g}"
+    return (
+        f"CIFAR-10, {config['clients']} clients with {config['classes_per_client']} classes and "
+        f"{config['samples_per_client']} images each, {config['rounds']} rounds of {config['epochs']} epochs, batch "
+        f"{config['batch']}, lr {config['lr']:g}."
+    )
 
 
 def _learning(ax: Axes, frame: pd.DataFrame) -> None:

@@ -18,6 +18,7 @@ from figures import items, learning, paired, pieces
 from figures.__main__ import main
 from figures.fedra import depth
 from figures.pfedla import overlap
+from figures.pfedla import weights as weights_by_layer
 from fl_core import models, rows, runner
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.options import configured
@@ -302,6 +303,21 @@ def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     text = page(overlap.NAME, tmp_path)
     assert "open: pFedLA's mixture before local training lies above local" in text
     assert "of pFedLA's" in text
+    for name in ("pfedla.fig5", "pfedla.fig6", "pfedla.fig7"):
+        assert "open: " in page(name, tmp_path)
+        assert "held" not in page(name, tmp_path), f"{name} claims an order from two seeds"
+    pairs = pd.read_csv(tmp_path / "pfedla.fig6.csv")
+    sums = pairs.groupby(["layer", "receiver"])["value"].sum()
+    assert len(sums) == 3 * layers and sums.to_numpy() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [([0, 1, 2, 3], [None, *weights_by_layer.PERIODS]), ([0, 6, 12], [None, *weights_by_layer.PERIODS[1:]])],
+)
+def test_periods(rounds: list[int], expected: list[str | None]) -> None:
+    found = weights_by_layer.periods(pd.Series(rounds))
+    assert [None if pd.isna(each) else each for each in found] == expected
 
 
 # --- depth -----------------------------------------------------------------------------------------------------
@@ -356,6 +372,7 @@ def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.Monk
     assert "open: alllarge lies above fedra" in text
     assert "- held: no client holds more blocks than its depth. Measured: at most fedra 4, 2; inclusivefl 4, 2" in text
     assert "FedRA learns with every k" in text
+    assert "FedRA learns with every k. Measured: points gained: k = 3 " in page("fedra.fig4", tmp_path)
     (folder / depth.WEIGHTS).unlink()  # they are not kept with the rows, and made again when a run needs them
     pieces.train(item, folder, only=["fedra"], seeds=2, progress=False)
     again = weights.read(folder / depth.WEIGHTS)

@@ -1,0 +1,196 @@
+"""pFedLA's weights by layer: of one client through training (Fig. 5), of every pair (Fig. 6), on oneself (Fig. 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, Panel, heat, name_ticks, style
+from diagnostics.pictures.insides import aggregation_weights
+from figures import items
+from figures.items import Drawing, Finding, View
+from figures.paired import FEWEST, LEAST
+from figures.pfedla.overlap import CORRELATION, NAME, SELF, WEIGHT, chosen_pairs, setting, shared_classes
+from fl_core.errors import UsageError
+
+PERIODS = ("first third", "middle third", "last third")
+ITSELF = "itself, mean of clients"
+FULLY_CONNECTED = "fc1"
+"""The layer whose weights are largest in the paper's Fig. 7 on CIFAR-10, as its text says."""
+
+
+def _mixing(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """pFedLA's own rows.
+
+    Raises:
+        UsageError: it was not run with seed 0, whose weights are drawn.
+    """
+    if 0 not in header["had"].get("pfedla", []):
+        raise UsageError(f"{NAME} has no run of pfedla with seed 0, whose weights are drawn")
+    return frame[frame["run"] == "pfedla"]
+
+
+def _selves(own: pd.DataFrame) -> pd.DataFrame:
+    """The clients' mean weight on themselves, (layer, round) x seeds; the mean of all layers is left out."""
+    selves = own[(own["metric"] == SELF) & (own["layer"] != "")]
+    return selves.groupby(["layer", "round", "seed"], sort=False)["value"].mean().unstack("seed")
+
+
+def periods(rounds: pd.Series) -> pd.Series:
+    """In which third of the training each recorded round lies; the start, round 0, in none."""
+    third = np.ceil(len(PERIODS) * rounds.astype(float) / rounds.max()).astype(int)
+    return third.map(dict(enumerate(PERIODS, start=1)))
+
+
+# --- through training (Fig. 5) ---------------------------------------------------------------------------------
+
+
+def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    own = _mixing(header, frame)
+    drawn = own[(own["metric"] == WEIGHT) & (own["seed"] == 0)]
+    shared = shared_classes(own)
+    layers = list(drawn["layer"].unique())
+    parts = {ITSELF: drawn[drawn["client"] == drawn["client_b"]]}
+    for receiver, sender in chosen_pairs(shared):
+        of_pair = drawn[(drawn["client"] == receiver) & (drawn["client_b"] == sender)]
+        parts[f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"] = of_pair
+    means = pd.DataFrame(
+        {
+            name: part.assign(period=periods(part["round"])).groupby(["period", "layer"])["value"].mean()
+            for name, part in parts.items()
+        }
+    )
+    with style():
+        figure = plt.figure(figsize=(7.6, 3.5), layout="constrained")
+        axes = figure.subplots(1, len(PERIODS), sharey=True)
+        for ax, period in zip(axes, PERIODS, strict=True):
+            for k, name in enumerate(parts):
+                look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "label": name}
+                by_period = means[name].unstack("layer").reindex(index=PERIODS, columns=layers)
+                ax.plot(range(len(layers)), by_period.loc[period], **look)
+            ax.axhline(1 / len(shared), color=FAINT, linestyle="--", linewidth=0.9, label="equal weights", zorder=1)
+            ax.set(title=period, ylim=(-0.02, 1.02), ylabel="" if ax is not axes[0] else "mean weight")
+            name_ticks(ax, layers)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=7)
+    selves = _selves(own).unstack("round").swaplevel(axis=1).sort_index(axis=1)
+    last = selves.columns.get_level_values("round").max()
+    gains = (selves[last] - selves[selves.columns.get_level_values("round").min()]).mean()
+    told = ", ".join(f"{gain:+.2f}" for gain in gains)
+    rises = bool((gains > 0).all()) if len(gains) >= LEAST else None
+    most, fewest = (means[name].groupby("layer").mean().reindex(layers) for name in list(parts)[1:])
+    findings = (
+        Finding("the weights on others fall with the training, those on oneself rise", f"on oneself {told}", rises),
+        Finding(
+            "the sender with most classes in common has more weight than the one with fewest, in every layer",
+            f"in {int((most > fewest).sum())} of {len(layers)} layers ({FEWEST})",
+            None,
+        ),
+    )
+    table = means.stack().rename("value").rename_axis(["period", "layer", "weight on"]).reset_index()
+    caption = (
+        f"Weights by layer in three parts of the training: on oneself, and on the senders of the pairs with most and "
+        f"with fewest classes in common. {setting(header)} Seed 0. The paper: 8 clients, one of them with the target's "
+        "four classes, one with three of them; it prints no numbers."
+    )
+    return Drawing(figure, table, caption, findings)
+
+
+# --- every pair (Fig. 6) ---------------------------------------------------------------------------------------
+
+
+def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    own = _mixing(header, frame)
+    shared = shared_classes(own)
+    drawn = own[(own["metric"] == WEIGHT) & (own["seed"] == 0)]
+    drawn = drawn[drawn["round"] == drawn["round"].max()]
+    layers = list(drawn["layer"].unique())
+    columns = 4
+    deep = -(-(len(layers) + 1) // columns)
+    with style():
+        figure = plt.figure(figsize=(8.4, 2.1 * deep), layout="constrained")
+        first, *rest = figure.subplots(deep, columns, squeeze=False).flat
+        for spare in rest[len(layers) :]:
+            spare.remove()
+        heat(Panel(first, False, False), shared, square=True)
+        first.set_title("share of classes in common", fontsize=8)
+        aggregation_weights(drawn, axes=rest[: len(layers)])
+        for ax in (first, *rest[: len(layers)]):
+            ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
+        first.set(xlabel="sender", ylabel="receiver")
+    follows = own[(own["metric"] == CORRELATION) & (own["variant"] == "pearson") & (own["layer"] != "")]
+    follows = follows[follows["round"] == follows["round"].max()].pivot(index="layer", columns="seed", values="value")
+    by_layer = follows.reindex(layers).mean(axis=1)
+    tables = {
+        layer: part.pivot(index="client", columns="client_b", values="value") for layer, part in drawn.groupby("layer")
+    }
+    highest = {layer: int((each.idxmax(axis=1) == each.index).sum()) for layer, each in tables.items()}
+    every = len(shared)
+    enough = follows.shape[1] >= LEAST
+    findings = (
+        Finding(
+            "in every layer the weights on others follow the classes in common (r > 0, mean of the seeds)",
+            ", ".join(f"{layer} {value:+.2f}" for layer, value in by_layer.items()),
+            bool((by_layer > 0).all()) if enough else None,
+        ),
+        Finding(
+            "every client's largest weight is the one on itself",
+            ", ".join(f"{layer} {highest[layer]} of {every}" for layer in layers) + f" (seed 0, {FEWEST})",
+            None,
+        ),
+    )
+    table = drawn[["layer", "client", "client_b", "value"]].rename(columns={"client": "receiver", "client_b": "sender"})
+    caption = (
+        f"Weights of every pair of clients after the last round, by layer, beside the share of the receiver's classes "
+        f"that the sender has. {setting(header)} Seed 0. The paper shows one layer, and 8 clients of whom neighbours "
+        "share three classes; it prints no numbers."
+    )
+    return Drawing(figure, table, caption, findings)
+
+
+# --- on oneself (Fig. 7) ---------------------------------------------------------------------------------------
+
+
+def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    own = _mixing(header, frame)
+    selves = _selves(own)
+    layers = list(selves.index.get_level_values("layer").unique())
+    rounds = selves.index.get_level_values("round")
+    last = selves.xs(rounds.max(), level="round")
+    with style():
+        figure = plt.figure(figsize=(7.6, 3.0), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for k, layer in enumerate(layers):
+            curve = selves.loc[layer].mean(axis=1)
+            left.plot(curve.index.astype(float), curve, color=COLOURS[k % len(COLOURS)], marker=MARKERS[k], label=layer)
+        left.set(xlabel="round", ylabel="weight on oneself", ylim=(-0.02, 1.02))
+        left.legend(fontsize=6.5, ncols=2)
+        for seed in last.columns:
+            right.plot(range(len(layers)), last[seed], linestyle="none", marker="o", color=FAINT, markersize=4)
+        right.plot(
+            range(len(layers)), last.mean(axis=1), linestyle="none", marker="_", color=MEAN, markersize=16, mew=2
+        )
+        right.set(ylabel="after the last round", ylim=(-0.02, 1.02))
+        name_ticks(right, layers)
+    ranked = last.mean(axis=1).sort_values(ascending=False)
+    first = [str(last[seed].idxmax()) for seed in last.columns]
+    finding = Finding(
+        "the first fully connected layer has the largest weight on CIFAR-10",
+        ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items()) + f"; largest by seed: {', '.join(first)}",
+        bool(ranked.index[0] == FULLY_CONNECTED) if last.shape[1] >= LEAST else None,
+    )
+    table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
+    caption = (
+        f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot a seed, a bar their mean. "
+        f"{setting(header)} {last.shape[1]} seeds. The paper: one target client; it prints no numbers."
+    )
+    return Drawing(figure, table, caption, (finding,))
+
+
+FIG5 = items.register(View("pfedla.fig5", "A client's mixing weights by layer, through training", NAME, _draw_periods))
+FIG6 = items.register(View("pfedla.fig6", "Mixing weights of each pair of clients, CIFAR-10", NAME, _draw_pairs))
+FIG7 = items.register(View("pfedla.fig7", "The clients' weight on themselves by layer, CIFAR-10", NAME, _draw_selves))
