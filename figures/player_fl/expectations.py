@@ -66,7 +66,7 @@ def no_cliff(network: Network, what: str, values: pd.DataFrame, known: pd.DataFr
         decided(network, f"{what} grows from each layer to the next", listed(middle), bool((steps > 0).all()), values),
         decided(
             network,
-            f"no single step makes more than half of the rise of {what}",
+            f"{what} makes no more than half of its rise in a single step",
             largest,
             bool(steps.max() <= rise / 2),
             values,

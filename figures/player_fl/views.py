@@ -191,7 +191,7 @@ def _caption(
     datasets: Sequence[str],
 ) -> str:
     """The two definitions, and the sizes behind each panel."""
-    told = [_sizes(header, frame, ways, moments, dataset) for dataset in datasets]
+    told = filter(None, (_sizes(header, frame, ways, moments, dataset) for dataset in datasets))
     runs = {run_of(dataset, moment) for dataset in datasets for moment in moments}
     missing: dict[str, str] = {}
     for run, _, seed in (each.rpartition(" ") for each in header.get("missing", ())):
@@ -200,7 +200,7 @@ def _caption(
     upper, lower = (way.what for way in ways)
     return (
         f"Top: {upper}. Bottom: {lower}, on which the published picture rests. {count(header['seeds'])}. "
-        f"{'; '.join(filter(None, told))}. EMNIST's 62 classes and MIMIC-III cannot be had; beside the airline tweets "
+        f"{'; '.join(told) or 'No rows yet'}. EMNIST's 62 classes and MIMIC-III cannot be had; beside the airline tweets "
         "stand the published ranges of Sent-140, whose network they have."
         + (f" Missing (run and seeds): {', '.join(missing.values())}." if missing else "")
     )
