@@ -74,6 +74,32 @@ def labels(
     return values.astype(np.int64), tuple(names)
 
 
+def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
+    """Class indices and names from text: whole numbers in ascending order, or words in sorted order.
+
+    Classes are words where no cell is a number; spaces around a word do not count.
+
+    Raises:
+        UsageError: as :func:`labels`; an empty cell, or a word among numbers.
+    """
+    if any(_is_number(cell) for cell in cells):
+        return labels(numbers(cells, where, place), where, place=place)
+    words = [cell.strip() for cell in cells]
+    if "" in words:
+        raise UsageError(f"{where}, {place(words.index(''))}: the cell is empty")
+    names = sorted(set(words))
+    code = {name: k for k, name in enumerate(names)}
+    return labels(np.array([code[word] for word in words]), where, names, place)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
 def owners(
     values: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
 ) -> tuple[Integers, tuple[str, ...]]:

@@ -41,9 +41,9 @@ def read(
       channels first; tables are [n, d].
     * a folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files, names sorted, other files passed
       over. All images must have one size; they are gray when every one is, otherwise RGB, scaled to 0..1.
-    * ``.csv`` with a header: a label column of whole numbers, a column that names the client, all others numbers.
-      Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
-      token ids, and what is beside text, label and client is passed over.
+    * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, all others
+      numbers. Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these
+      texts as token ids, and what is beside text, label and client is passed over.
     * ``.jsonl``, texts: an object a line with the keys text, label and, optionally, client.
 
     Raises:

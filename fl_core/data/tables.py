@@ -41,10 +41,11 @@ def read_csv(
 ) -> Source:
     """A source from a table (see :func:`fl_core.data.files.read`).
 
-    Features [n, d] in the order of their columns, or texts.
+    Features [n, d] in the order of their columns, or texts; classes are whole numbers or words.
 
     Raises:
-        UsageError: a missing column, a ragged line, or a cell that is not a finite number, by line and column.
+        UsageError: a missing column, a ragged line, a cell that is not a finite number, or a word among the labels'
+            numbers, by line and column.
     """
     rows = csv_rows(path)
     _, header = next(rows)
@@ -79,8 +80,8 @@ def read_csv(
     if client_column in columns:
         where = f"{path}, column {client_column!r}"
         owner, owner_names = arrays.owners(np.array(columns.pop(client_column), dtype=str), where, place=place)
+    y, classes = arrays.written_labels(columns.pop(label_column), f"{path}, column {label_column!r}", place)
     numbers = {name: arrays.numbers(cells, f"{path}, column {name!r}", place) for name, cells in columns.items()}
-    y, classes = arrays.labels(numbers.pop(label_column), f"{path}, column {label_column!r}", place=place)
     if not numbers:
         raise UsageError(f"{path}: no column of features beside {listing(header)}")
     x = np.concatenate(

@@ -51,7 +51,7 @@ def source(
     """A source from columns of cells; those beside text, label and client are passed over.
 
     Raises:
-        UsageError: a text without any sign, a label that is no whole number, or an empty client.
+        UsageError: a text without any sign, an empty client or label, or a word among labels that are numbers.
     """
     owner = None
     owner_names: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def source(
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(columns[client], dtype=str), where, place=place)
     where = f"{path}, column {label!r}"
-    y, classes = arrays.labels(arrays.numbers(columns[label], where, place), where, place=place)
+    y, classes = arrays.written_labels(columns[label], where, place)
     for row, cell in enumerate(columns[text]):
         if not cell.strip():
             raise UsageError(f"{path}, column {text!r}, {place(row)}: the text is empty")

@@ -434,6 +434,23 @@ def test_a_table_with_clients(tmp_path):
     assert y.tolist() == [k % 3 for k in range(20)]
 
 
+def test_classes_of_a_table_can_be_words(tmp_path):
+    names = ("healthy", "ill ", " mild")
+    lines = [f"{line.rpartition(',')[0]},{names[k % 3]}" for k, line in enumerate(ROWS)]
+    federated = data.load(write(tmp_path / "t.csv", lines))
+    _, y, _ = pooled(federated)
+    assert federated.classes == ("healthy", "ill", "mild")
+    assert y.tolist() == [k % 3 for k in range(20)]
+    lines[3] = lines[3].rpartition(",")[0] + ", "
+    with pytest.raises(UsageError, match="column 'label', line 5: the cell is empty"):
+        data.load(write(tmp_path / "t.csv", lines))
+    lines[3] = lines[3].rpartition(",")[0] + ",1"
+    with pytest.raises(UsageError, match="column 'label', line 2: 'healthy' is not a number"):
+        data.load(write(tmp_path / "t.csv", lines))
+    with pytest.raises(UsageError, match="only one class, 'ill'"):
+        data.load(write(tmp_path / "t.csv", [f"{line.rpartition(',')[0]},ill" for line in ROWS]))
+
+
 def test_columns_can_be_named_and_clients_left_out(tmp_path):
     path = write(tmp_path / "t.csv", ROWS, "ward,a,b,outcome")
     federated = data.load(path, client_column="ward", label_column="outcome")
