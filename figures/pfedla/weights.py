@@ -162,7 +162,7 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     rounds = selves.index.get_level_values("round")
     last = selves.xs(rounds.max(), level="round")
     with style():
-        figure = plt.figure(figsize=(7.6, 3.0), layout="constrained")
+        figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
         left, right = figure.subplots(1, 2)
         for k, layer in enumerate(layers):
             curve = selves.loc[layer].mean(axis=1)
