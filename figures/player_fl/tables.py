@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
@@ -63,6 +64,7 @@ TITLES = {
     FAIRNESS: "variance of test {word} over clients",
     INCENTIVE: "clients that do better by {word} than with Local and with FedAvg",
 }
+DECADE = 10.0
 MARK: dict[str, Any] = {"linestyle": "none", "markersize": 4}
 PAPER = MARK | {"color": COLOURS[1], "marker": "D", "markerfacecolor": "white"}
 OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2))
@@ -108,13 +110,15 @@ def _scores(ax: Axes, found: Cells, dataset: str) -> None:
     ax.plot(printed, y + 0.17, **PAPER)
     ax.hlines(y - 0.17, own["low"], own["high"], color=OURS["color"], linewidth=1.4)
     ax.plot(own["value"], y - 0.17, **OURS)
-    if table.kind == FAIRNESS and (own["value"].dropna() > 0).all() and (printed > 0).all():
+    shown = pd.concat([own["low"], own["high"], printed]).dropna()
+    if table.kind == FAIRNESS and shown.min() > 0 and shown.max() > 2 * DECADE * shown.min():
         ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
     ax.tick_params(axis="x", labelsize=6.5)
     ax.set_ylim(len(y) - 0.4, -0.6)
     ax.set_title(CASES[dataset].title, fontsize=8)
-    ax.set_xlabel(table.label, fontsize=6.5)
+    ax.set_xlabel("% of clients" if table.kind == INCENTIVE else table.label, fontsize=6.5)
 
 
 def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str = "mean rank") -> None:
