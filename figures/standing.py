@@ -84,12 +84,14 @@ def diagram(ax: Axes, found: Standing, names: Mapping[str, str]) -> None:
         return
     ranks = found.ranks.rename(index=names)
     pairs = found.nemenyi.p_values.rename(index=names, columns=names)
-    scikit_posthocs.critical_difference_diagram(
+    drawn = scikit_posthocs.critical_difference_diagram(
         ranks, pairs, alpha=ALPHA, ax=ax, text_h_margin=0.15, label_fmt_left="{label} ({rank:.1f})",
         label_fmt_right="({rank:.1f}) {label}", label_props={"fontsize": 7.5},
         elbow_props={"color": "0.3", "linewidth": 0.9, "marker": ""},
         marker_props={"color": MEAN, "s": 14}, crossbar_props={"color": COLOURS[0], "linewidth": 3, "marker": ""},
     )  # fmt: skip
+    for bar in drawn["crossbars"]:  # which are sets: in another order in every process
+        bar[0].set_xdata(sorted(bar[0].get_xdata()))
     low, high = 1.0, float(len(ranks))
     ax.set_xlim(low - 0.2, high + 0.2)
     ax.set_xticks(range(1, len(ranks) + 1))

@@ -149,7 +149,10 @@ def made_up(
             for k in range(4):
                 made.append(rows.row("accuracy", own + 0.01 * k, client=f"c{k}", n_train=20 + k, **named))
     runs = {run: {"config": STUDY.runs[run].to_json()} for run in STUDY.runs}
-    header = {"item": scheduling.NAME, "runs": runs, "missing": [], "failed": {}, "command": "typed", "seconds": 1.0}
+    header = {
+        "item": scheduling.NAME, "runs": runs, "seeds": 3, "missing": [], "failed": {}, "command": "typed",
+        "seconds": 1.0,
+    }  # fmt: skip
     return header, rows.frame(made)
 
 
