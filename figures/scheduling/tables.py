@@ -226,7 +226,7 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 )
             )
     with style():
-        figure = plt.figure(figsize=(6.4, 2.9), layout="constrained")
+        figure = plt.figure(figsize=(6.4, 3.2), layout="constrained")
         for ax, (dataset, part) in zip(figure.subplots(1, 2), table.groupby("dataset", sort=False), strict=True):
             names = [f"{row.method}, {row.unfreeze}" for row in part.itertuples()]
             _dots(ax, part, names)
