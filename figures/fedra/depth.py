@@ -199,7 +199,8 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         _convergence(figure.subplots(), curves)
     caption = (
         f"FedRA when every client trains k random blocks of 12. {_setting(header)}, the first of "
-        f"{header['seeds']} seeds; test accuracy of the global model, mean of the styles. The paper: one client with a part of NICO++; it prints no numbers."
+        f"{header['seeds']} seeds; test accuracy of the global model, mean of the styles. "
+        f"The paper: one client with a part of NICO++; it prints no numbers."
         f"{_absent(header, SAME)}"
     )
     table = curves.stack().rename("accuracy").reset_index()
