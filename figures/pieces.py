@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,13 @@ class Pieces(items.Item):
 def piece(folder: Path, run: str, seed: int) -> Path:
     """The file of one run."""
     return folder / f"{run}-{seed}.jsonl"
+
+
+def absent(header: Mapping[str, Any], runs: Collection[str] | None = None) -> str:
+    """A sentence on the runs that are missing or diverged, of all or of the named ones; empty where none is."""
+    gone = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
+    gone = [each for each in gone if runs is None or each.partition(" ")[0] in runs]
+    return f" Missing: {', '.join(gone)}." if gone else ""
 
 
 def train(

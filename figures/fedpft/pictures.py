@@ -31,6 +31,7 @@ from figures.fedpft.insides import (
 from figures.items import Drawing, Finding, View
 from figures.learning import scores
 from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
+from figures.pieces import absent
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.errors import UsageError, listing
 from fl_core.models.prompted import PROMPTS
@@ -68,10 +69,9 @@ def _setting(header: Mapping[str, Any]) -> str:
 
 def _last_words(header: Mapping[str, Any]) -> str:
     """How far the runs go: what is missing or diverged, and that few seeds decide no order."""
-    absent = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
     seeds = header["seeds"]
     said = f" {seeds} seed{'s' * (seeds != 1)}" + (": no order is claimed." if seeds < LEAST else ".")
-    return said + (f" Missing: {', '.join(absent)}." if absent else "")
+    return said + absent(header)
 
 
 def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
-from figures.pieces import Pieces, ran
+from figures.pieces import Pieces, absent, ran
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
@@ -170,7 +170,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{_setting(header)}, at most {header['seeds']} seeds. Depths of the clients "
         f"{', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar their mean. "
-        f"Right: FedRA when every client trains k random blocks of 12.{start}{_absent(header, RUNS)}"
+        f"Right: FedRA when every client trains k random blocks of 12.{start}{absent(header)}"
     )
     return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
 
@@ -181,13 +181,6 @@ def _setting(header: Mapping[str, Any]) -> str:
         f"PACS, a client a style, transformer of 12 blocks (width {VIT['embed_dim']}), {config['rounds']} rounds, "
         f"adapters by {config['optimizer']} with lr {config['lr']:g}"
     )
-
-
-def _absent(header: Mapping[str, Any], runs: Collection[str]) -> str:
-    """A sentence on the runs that are missing, or diverged."""
-    gone = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
-    gone = [each for each in gone if each.partition(" ")[0] in runs]
-    return f" Missing: {', '.join(gone)}." if gone else ""
 
 
 def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -201,7 +194,7 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"FedRA when every client trains k random blocks of 12. {_setting(header)}, the first of "
         f"{header['seeds']} seeds; test accuracy of the global model, mean of the styles. "
         f"The paper: one client with a part of NICO++; it prints no numbers."
-        f"{_absent(header, SAME)}"
+        f"{absent(header, SAME)}"
     )
     table = curves.stack().rename("accuracy").reset_index()
     return Drawing(figure, table, caption, _learns(curves))

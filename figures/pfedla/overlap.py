@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from diagnostics.pictures.insides import aggregation_history, aggregation_weight
 from figures import items
 from figures.items import Drawing, Finding
 from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
-from figures.pieces import Pieces, ran
+from figures.pieces import Pieces, absent, ran
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 
@@ -27,6 +27,8 @@ OVERLAP, CORRELATION = "class_overlap", "overlap_correlation"
 WEIGHT, SELF, RETAINED = "aggregation_weight", "self_weight", "retained"
 TRUSTED = {"conv2", "fc1", "fc3"}
 """What pFedLA's Table 3 retains on CIFAR-10 with three layers, by the arithmetic of its costs."""
+
+ACROSS = 4  # panels beside each other
 
 BASE = RunConfig(
     dataset="cifar10",
@@ -146,21 +148,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     final = _final(frame)
     layers = list(shown.loc[shown["metric"] == WEIGHT, "layer"].unique())
     shared = shared_classes(shown)
-    columns = 4
-    deep = -(-(len(layers) + 1) // columns)
+    deep = depth_of(layers)
     with style():
         figure = plt.figure(figsize=(8.4, 2.0 * deep + 5.0), layout="constrained")
         parts: Any = figure.subfigures(3, 1, height_ratios=[2.0 * deep, 2.3, 2.5])
         top, middle, bottom = parts
-        grid = list(top.subplots(deep, columns, squeeze=False).flat)
-        for spare in grid[len(layers) + 1 :]:
-            spare.remove()
         if len(shared):
-            heat(Panel(grid[0], False, False), shared, square=True)
-            grid[0].set_title("share of classes in common", fontsize=8)
-            aggregation_weights(shown, axes=grid[1 : len(layers) + 1])
-            for ax in grid[1 : len(layers) + 1]:
-                ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
+            heat_maps(top, shared, shown)
             top.axes[-1].set_ylabel("aggregation weight", fontsize=8)
             aggregation_history(shown, chosen_pairs(shared), axes=list(middle.subplots(1, 3)))
         learnt, following, timeline = bottom.subplots(1, 3)
@@ -170,13 +164,30 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             unfreezing(kept, timeline, RETAINED)
         else:
             timeline.remove()
-    absent = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
     caption = (
         f"{setting(header)} At most {header['seeds']} seeds, pictures of seed 0. Receivers are rows, senders columns. "
-        f"HeurpFedLA keeps one layer a client."
-        + (f" Missing: {', '.join(absent)}." if absent else "")
-    )  # fmt: skip
+        f"HeurpFedLA keeps one layer a client.{absent(header)}"
+    )
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
+
+
+def depth_of(layers: Sequence[str]) -> int:
+    """Rows of panels that :func:`heat_maps` needs."""
+    return -(-(len(layers) + 1) // ACROSS)
+
+
+def heat_maps(figure: Any, shared: pd.DataFrame, weights: pd.DataFrame) -> None:
+    """Fill a figure or a part of one: classes in common, and beside them the last weights of every layer."""
+    layers = list(weights.loc[weights["metric"] == WEIGHT, "layer"].unique())
+    first, *rest = figure.subplots(depth_of(layers), ACROSS, squeeze=False).flat
+    for spare in rest[len(layers) :]:
+        spare.remove()
+    heat(Panel(first, False, False), shared, square=True)
+    first.set_title("share of classes in common", fontsize=8)
+    aggregation_weights(weights, axes=rest[: len(layers)])
+    for ax in rest[: len(layers)]:
+        ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
+    first.set(xlabel="sender", ylabel="receiver")
 
 
 def setting(header: Mapping[str, Any]) -> str:

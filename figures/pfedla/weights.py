@@ -9,12 +9,21 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, Panel, heat, name_ticks, style
-from diagnostics.pictures.insides import aggregation_weights
+from diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.paired import FEWEST, LEAST
-from figures.pfedla.overlap import CORRELATION, NAME, SELF, WEIGHT, chosen_pairs, setting, shared_classes
+from figures.pfedla.overlap import (
+    CORRELATION,
+    NAME,
+    SELF,
+    WEIGHT,
+    chosen_pairs,
+    depth_of,
+    heat_maps,
+    setting,
+    shared_classes,
+)
 from fl_core.errors import UsageError
 
 PERIODS = ("first third", "middle third", "last third")
@@ -58,31 +67,29 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     for receiver, sender in chosen_pairs(shared):
         of_pair = drawn[(drawn["client"] == receiver) & (drawn["client_b"] == sender)]
         parts[f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"] = of_pair
-    means = pd.DataFrame(
-        {
-            name: part.assign(period=periods(part["round"])).groupby(["period", "layer"])["value"].mean()
-            for name, part in parts.items()
-        }
-    )
+    means = {
+        name: part.assign(period=periods(part["round"])).pivot_table(values="value", index="period", columns="layer")
+        for name, part in parts.items()
+    }
+    means = {name: each.reindex(index=list(PERIODS), columns=layers) for name, each in means.items()}
     with style():
         figure = plt.figure(figsize=(7.6, 3.5), layout="constrained")
         axes = figure.subplots(1, len(PERIODS), sharey=True)
         for ax, period in zip(axes, PERIODS, strict=True):
             for k, name in enumerate(parts):
                 look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "label": name}
-                by_period = means[name].unstack("layer").reindex(index=PERIODS, columns=layers)
-                ax.plot(range(len(layers)), by_period.loc[period], **look)
+                ax.plot(range(len(layers)), means[name].loc[period], **look)
             ax.axhline(1 / len(shared), color=FAINT, linestyle="--", linewidth=0.9, label="equal weights", zorder=1)
             ax.set(title=period, ylim=(-0.02, 1.02), ylabel="" if ax is not axes[0] else "mean weight")
             name_ticks(ax, layers)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=7)
-    selves = _selves(own).unstack("round").swaplevel(axis=1).sort_index(axis=1)
-    last = selves.columns.get_level_values("round").max()
-    gains = (selves[last] - selves[selves.columns.get_level_values("round").min()]).mean()
+    selves = _selves(own)
+    rounds = selves.index.get_level_values("round")
+    gains = (selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")).mean()
     told = ", ".join(f"{gain:+.2f}" for gain in gains)
     rises = bool((gains > 0).all()) if len(gains) >= LEAST else None
-    most, fewest = (means[name].groupby("layer").mean().reindex(layers) for name in list(parts)[1:])
+    most, fewest = (means[name].mean() for name in list(parts)[1:])
     findings = (
         Finding("the weights on others fall with the training, those on oneself rise", f"on oneself {told}", rises),
         Finding(
@@ -91,7 +98,8 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             None,
         ),
     )
-    table = means.stack().rename("value").rename_axis(["period", "layer", "weight on"]).reset_index()
+    stacked = pd.DataFrame({name: each.stack() for name, each in means.items()}).stack()
+    table = stacked.rename("value").rename_axis(["period", "layer", "weight on"]).reset_index()
     caption = (
         f"Weights by layer in three parts of the training: on oneself, and on the senders of the pairs with most and "
         f"with fewest classes in common. {setting(header)} Seed 0. The paper: 8 clients, one of them with the target's "
@@ -109,19 +117,9 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     drawn = own[(own["metric"] == WEIGHT) & (own["seed"] == 0)]
     drawn = drawn[drawn["round"] == drawn["round"].max()]
     layers = list(drawn["layer"].unique())
-    columns = 4
-    deep = -(-(len(layers) + 1) // columns)
     with style():
-        figure = plt.figure(figsize=(8.4, 2.1 * deep), layout="constrained")
-        first, *rest = figure.subplots(deep, columns, squeeze=False).flat
-        for spare in rest[len(layers) :]:
-            spare.remove()
-        heat(Panel(first, False, False), shared, square=True)
-        first.set_title("share of classes in common", fontsize=8)
-        aggregation_weights(drawn, axes=rest[: len(layers)])
-        for ax in (first, *rest[: len(layers)]):
-            ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
-        first.set(xlabel="sender", ylabel="receiver")
+        figure = plt.figure(figsize=(8.4, 2.1 * depth_of(layers)), layout="constrained")
+        heat_maps(figure, shared, drawn)
     follows = own[(own["metric"] == CORRELATION) & (own["variant"] == "pearson") & (own["layer"] != "")]
     follows = follows[follows["round"] == follows["round"].max()].pivot(index="layer", columns="seed", values="value")
     by_layer = follows.reindex(layers).mean(axis=1)

@@ -64,7 +64,8 @@ TITLES = {
     FAIRNESS: "variance of test {word} over clients",
     INCENTIVE: "clients that do better by {word} than with Local and with FedAvg",
 }
-DECADE = 10.0
+WIDE = 20.0
+"""Variances that spread by more than this factor are drawn on a logarithmic axis; over less it has too few ticks."""
 MARK: dict[str, Any] = {"linestyle": "none", "markersize": 4}
 PAPER = MARK | {"color": COLOURS[1], "marker": "D", "markerfacecolor": "white"}
 OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2))
@@ -111,7 +112,7 @@ def _scores(ax: Axes, found: Cells, dataset: str) -> None:
     ax.hlines(y - 0.17, own["low"], own["high"], color=OURS["color"], linewidth=1.4)
     ax.plot(own["value"], y - 0.17, **OURS)
     shown = pd.concat([own["low"], own["high"], printed]).dropna()
-    if table.kind == FAIRNESS and shown.min() > 0 and shown.max() > 2 * DECADE * shown.min():
+    if table.kind == FAIRNESS and shown.min() > 0 and shown.max() > WIDE * shown.min():
         ax.set_xscale("log")
         ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)

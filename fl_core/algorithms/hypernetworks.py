@@ -145,8 +145,8 @@ class PFedHN(Algorithm):
             grads = pull_back(generated, net, update.message.trees["delta"])
             scale = min(1.0, self.config.clip / (tree.dot(grads, grads) ** 0.5 + 1e-6))
             for name, tensor in net.items():
-                step = grads[name].mul_(scale).add_(tensor, alpha=self.config.weight_decay)
-                speed[name].mul_(self.config.momentum).add_(step)
+                speed[name].mul_(self.config.momentum).add_(grads[name], alpha=scale)
+                speed[name].add_(tensor, alpha=self.config.weight_decay)
                 tensor.sub_(speed[name], alpha=self.config.lr)
         server.trees |= {PURPOSE: net, "momentum": speed}
 

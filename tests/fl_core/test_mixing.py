@@ -477,8 +477,13 @@ def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip: float) -> None:
             gain.backward()  # type: ignore[union-attr]
             torch.nn.utils.clip_grad_norm_(list(leaves.values()), clip)
             optimizer.step()
-        replies = [Update(c, 1, Message({"delta": delta})) for c, delta in deltas.items()]
+        replies = [Update(c, 1, Message({"delta": tree.clone(delta)})) for c, delta in deltas.items()]
+        held = dict(server.trees["hypernetwork"])
+        before = tree.clone(held)
         algorithm.aggregate(server, replies, Round(index))
+        for reply, delta in zip(replies, deltas.values(), strict=True):  # steps are in place, on copies
+            assert all(torch.equal(reply.message.trees["delta"][n], delta[n]) for n in delta)
+        assert all(torch.equal(held[n], before[n]) for n in before)
     for name, wanted in leaves.items():
         torch.testing.assert_close(server.trees["hypernetwork"][name], wanted.detach(), rtol=0, atol=1e-10)
 
