@@ -26,6 +26,10 @@ from fl_core.config import RunConfig
 NAME = "algorithms.learning_check"
 FAR = 0.05
 """A method that lies this far below Local, although its paper puts it above, needs an explanation."""
+DEAR = 1.5
+"""A method with more than so many times FedAvg's FLOPs is named."""
+COUNTED = STEPS, WORK, TUNING = ("steps", ""), ("flops", ""), ("steps", "finish")
+"""Metric and variant of a client's steps and FLOPs a round, and of its steps after the last one."""
 DEPTH = ("fedra", "inclusivefl", "depthfl", "alllarge", "allsmall")
 """What needs a model of residual blocks is compared elsewhere."""
 PROMPTED = ("fedpft", "two_stage")
@@ -58,6 +62,7 @@ OWN: dict[str, dict[str, Any]] = {
     "fedrep": _TWICE,
     "ditto": _TWICE,
     "pfedpt": {**_TWICE, "options": {"prompt_epochs": 1}},
+    "local_adaptation": _TUNED,
     "fedbabu": _TUNED,
     "vanilla": _TUNED,
     "anti": _TUNED,
@@ -75,6 +80,8 @@ CITED = {
     "PLayer-FL, Table A.7": ("player_fl", ["Table A.7"], "fashion_mnist", ""),
 }
 """Columns of the papers' tables: paper, places, dataset, setting. The first one with a method speaks for it."""
+RETRAINED = "PLayer-FL, Table A.7"
+"""Every model of this column, FedAvg's too, trained another epoch on its client before the test: no global model."""
 
 
 def recipes() -> dict[str, RunConfig]:
@@ -90,16 +97,17 @@ def recipes() -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Each client's accuracy after the last round, and the steps that a client takes a round."""
+    """Each client's accuracy after the last round, and a client's steps and FLOPs a round and steps of fine-tuning."""
     _, frame = ran(task)
     final = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test") & (frame["round"] == task.config.rounds)]
     own = final[final["model"].isin(["global", "personal"])]
-    steps = frame[(frame["metric"] == "steps") & (frame["variant"] == "")]["value"].mean()
-    count = rows.row(
-        "steps", steps, algorithm=task.config.algorithm, seed=task.config.seed, split="train",
-        estimator="mean over rounds and clients",
-    )  # fmt: skip
-    return pd.concat([own, rows.frame([count])], ignore_index=True)
+    about: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed, "split": "train"}
+    about["estimator"] = "mean over rounds and clients"
+    counts = []
+    for metric, variant in COUNTED:
+        counted = frame[(frame["metric"] == metric) & (frame["variant"] == variant)]["value"]
+        counts.append(rows.row(metric, counted.mean() if len(counted) else 0.0, variant=variant, **about))
+    return pd.concat([own, rows.frame(counts)], ignore_index=True)
 
 
 # --- the table -------------------------------------------------------------------------------------------------
@@ -126,6 +134,8 @@ def cited() -> pd.DataFrame:
         known = known[(known["dataset"] == dataset) & (known["setting"] == setting)].drop_duplicates("method")
         column = known.set_index("method")[["value", "spread"]]
         beside = {name: column["value"].get(name, math.nan) for name in ("local", "fedavg")}
+        if where == RETRAINED:
+            beside["fedavg"] = math.nan
         columns.append(column.assign(place=where, **beside))
     table = pd.concat(columns).drop(index="fedavg")
     return table[~table.index.duplicated()]
@@ -135,7 +145,7 @@ def claim(value: float, spread: float, reference: float) -> str:
     """What a paper's numbers say: above or below a reference by more than the value's own spread, else level."""
     if math.isnan(value) or math.isnan(reference):
         return ""
-    gap, spread = value - reference, 0.0 if math.isnan(spread) else spread
+    gap, spread = round(value - reference, 6), 0.0 if math.isnan(spread) else spread  # 89.8 - 89.1 is 0.7
     return "above" if gap > spread else "below" if gap < -spread else "level"
 
 
@@ -149,27 +159,32 @@ def came_out(expected: str, found: str) -> str:
 def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A line a run: accuracy, differences to the references on the same network, and what the papers say."""
     best, shared = scores(frame), scores(frame, "global")
-    known = cited()
-    steps = frame[frame["metric"] == "steps"].groupby("run")["value"].mean()
+    known, personal = cited(), set(frame.loc[frame["model"] == "personal", "run"])
+    counted = frame[frame["metric"].isin(["steps", "flops"])]
+    counted = counted.pivot_table(values="value", index="run", columns=["metric", "variant"])
     lines = []
     for run in best.index:
         config = header["runs"][run]["config"]
         name, mark = config["algorithm"], MODELS.get(config["model"], "")
         own = best.loc[run].dropna()
         mean, low, high = statistics.mean_interval(own)
-        line = {"run": run, "algorithm": name, "model": config["model"], "seeds": len(own), "steps": steps[run]}
+        line = {"run": run, "algorithm": name, "model": config["model"], "seeds": len(own)}
+        line |= {"steps": counted.loc[run, STEPS], "tuning_steps": counted.loc[run, TUNING]}
+        line["work"] = counted.loc[run, WORK] / counted[WORK].get(f"fedavg{mark}", math.nan)
         line |= {"accuracy": mean, "low": low, "high": high}
         line["global"] = shared.loc[run].mean() if run in shared.index else math.nan
+        place = known["place"].get(name, "")
+        claims = place and (place != RETRAINED or run in personal)
         for reference in ("local", "fedavg"):
             gap, pairs = against(best, run, f"{reference}{mark}")
             itself = name == reference
             line |= {f"{reference}_{end}": value for end, value in zip(("gap", "low", "high"), gap, strict=True)}
             line[f"found_{reference}"] = "" if itself else outcome(gap, pairs)
             line[f"paper_{reference}"] = (
-                claim(*known.loc[name, ["value", "spread", reference]]) if name in known.index and not itself else ""
+                claim(*known.loc[name, ["value", "spread", reference]]) if claims and not itself else ""
             )
             line[f"came_out_{reference}"] = came_out(line[f"paper_{reference}"], line[f"found_{reference}"])
-        line["place"] = known["place"].get(name, "")
+        line["place"] = place if claims else ""
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -187,6 +202,8 @@ def _page(table: pd.DataFrame) -> str:
             "run": list(table["run"]),
             "seeds": list(table["seeds"]),
             "steps a round": [f"{value:.0f}" for value in table["steps"]],
+            "FLOPs / FedAvg's": [f"{value:.2f}" for value in table["work"]],
+            "steps at the end": [f"{value:.0f}" for value in table["tuning_steps"]],
             "personalised %": [percent(*each) for each in table[["accuracy", "low", "high"]].to_numpy(float)],
             "global %": [percent(value, math.nan, math.nan) for value in table["global"]],
             "− Local": side("local"),
@@ -225,10 +242,13 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
         bool(far.empty) if enough else None,
     )
     others = table[(table["steps"] - table["steps"].median()).abs() > 0.5]
+    dear = table[table["work"] > DEAR].sort_values("work", ascending=False)
+    told = ", ".join(f"{run} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
     budget = Finding(
-        "every algorithm takes as many steps of SGD a round",
+        "every algorithm takes as many steps of SGD a round, a batch each",
         f"{table['steps'].median():g} steps"
-        + "".join(f", {each.run} {each.steps:g}" for each in others.itertuples(index=False)),
+        + "".join(f", {each.run} {each.steps:g}" for each in others.itertuples(index=False))
+        + (f"; with larger batches or several gradients a step, times FedAvg's FLOPs: {told}" if told else ""),
         bool(others.empty),
     )
     return above, below, budget

@@ -116,7 +116,9 @@ class FedLP(Algorithm):
 class FedRep(Partial):
     """First the head with the body frozen, then the body with the head frozen (Collins et al. 2021).
 
-    With everything shared and no head epochs it is FedAvg.
+    Of a round's epochs the head takes ``head_epochs``, by default all but one, and the body those that are left; each
+    takes at least one, so that a round of one epoch has two. With everything shared it is FedAvg, with
+    ``head_epochs=0`` FedAvg with a head that never moves.
     """
 
     name = "fedrep"
@@ -125,13 +127,14 @@ class FedRep(Partial):
 
     @dataclass(frozen=True)
     class Config:
-        head_epochs: int = 1
+        head_epochs: int | None = None
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (
-            Phase("head", self.head, self.config.head_epochs, stream="head"),
-            Phase("body", self.body, self.problem.epochs),
-        )
+        epochs = self.problem.epochs
+        least = min(1, epochs)
+        head = max(least, epochs - 1) if self.config.head_epochs is None else self.config.head_epochs
+        body = max(least, epochs - head) if self.head else epochs
+        return Phase("head", self.head, head, stream="head"), Phase("body", self.body, body)
 
 
 @register

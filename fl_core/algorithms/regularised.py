@@ -19,7 +19,8 @@ class Ditto(Algorithm):
     """A global model as FedAvg's, and beside it a personal model pulled to the received global one (Li et al. 2021).
 
     Personal objective: loss(v) + (lam / 2) ||v - w_received||^2. The global copies are averaged, never the personal
-    ones. The global stream is FedAvg's bit for bit; with lam = 0 the personal stream is Local's.
+    ones. The global stream is FedAvg's bit for bit; with lam = 0 the personal stream is Local's. ``lam`` is 0.1 by
+    default, as PLayer-FL has it; the authors' own code has 1 and searches from 0.05 to 2.
     """
 
     name = "ditto"

@@ -96,8 +96,10 @@ def test_stored_rows_are_small_and_resolve_to_the_run(check: pieces.Pieces, tmp_
     fresh = runner.frame(engine)
     fresh = fresh[(fresh["metric"] == "accuracy") & (fresh["split"] == "test") & (fresh["model"] == "personal")]
     assert final["value"].tolist() == fresh[fresh["round"] == 1]["value"].tolist()
-    steps = frame.loc[frame["metric"] == "steps", "value"].item()
-    assert steps == np.mean([math.ceil(n / 16) for n in final["n_train"]])
+    counted = frame[frame["model"] == ""].set_index(["metric", "variant"])["value"]
+    assert counted[learning.STEPS] == np.mean([math.ceil(n / 16) for n in final["n_train"]])
+    assert counted[learning.WORK] == runner.frame(engine).query("metric == 'flops' and variant == ''")["value"].mean()
+    assert counted[learning.TUNING] == 0
 
 
 def test_budget_stops_between_runs(check: pieces.Pieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +214,11 @@ def accuracies(values: dict[str, list[float]]) -> tuple[dict[str, object], pd.Da
     for run, seeds in values.items():
         for seed, value in enumerate(seeds):
             for client, each in (("a", value - 0.1), ("b", value + 0.1)):
-                model = "global" if run == "fedavg" else "personal"
+                model = "global" if run in ("fedavg", "fedprox") else "personal"
                 lines.append(rows.row("accuracy", each, run=run, seed=seed, client=client, model=model))
-            lines.append(rows.row("steps", 30, run=run, seed=seed))
+            work = 5 if run == "pfedme" else 1
+            for (metric, variant), count in zip(learning.COUNTED, (30, 1e6 * work, 0), strict=True):
+                lines.append(rows.row(metric, count, variant=variant, run=run, seed=seed))
     runs = {run: {"config": {"algorithm": run, "model": "scheduling_cnn"}} for run in values}
     return {"runs": runs, "missing": [], "failed": {}, "seeds": 3}, rows.frame(lines)
 
@@ -227,6 +231,8 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
             "fedper": [0.6, 0.7, 0.8],
             "ditto": [0.52, 0.59, 0.7],
             "pfedgate": [0.3, 0.4],
+            "pfedme": [0.5, 0.6, 0.7],
+            "fedprox": [0.3, 0.4, 0.5],
         }
     )
     table = learning.summary(header, frame).set_index("run")
@@ -238,16 +244,25 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
     assert table.loc["pfedgate", ["paper_local", "found_local", "came_out_local"]].tolist() == ["above", "", "open"]
     assert math.isnan(table.loc["local", "global"])
     assert table.loc["fedavg", "global"] == table.loc["fedavg", "accuracy"]
+    assert table.loc["pfedme", "work"] == 5
+    assert table.loc["fedprox", ["paper_local", "place"]].tolist() == ["", ""], (
+        "its paper's number is no global model's"
+    )
+    assert table.loc["ditto", ["paper_fedavg", "place"]].tolist() == ["", learning.RETRAINED]
     above, below, budget = learning._findings(table.reset_index(), frame)
     assert above.held is None
     assert below.held is None
     assert budget.held
+    assert "pfedme 5.0" in budget.measured
     assert "pfedgate -20.0" in below.measured
 
 
 @pytest.mark.parametrize(
     ("value", "spread", "reference", "expected"),
-    [(2, 1, 0, "above"), (-2, 1, 0, "below"), (1, 1, 0, "level"), (1, math.nan, 0, "above"), (1, 1, math.nan, "")],
+    [
+        *((2, 1, 0, "above"), (-2, 1, 0, "below"), (1, 1, 0, "level"), (89.8, 0.7, 89.1, "level")),
+        *((1, math.nan, 0, "above"), (1, 1, math.nan, "")),
+    ],
 )
 def test_claim(value: float, spread: float, reference: float, expected: str) -> None:
     assert learning.claim(value, spread, reference) == expected

@@ -205,12 +205,16 @@ def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
         assert phase.train or not phase.epochs
 
 
-def test_fedrep_trains_the_head_then_the_body() -> None:
+@pytest.mark.parametrize(
+    ("epochs", "given", "head", "body"),
+    [(5, None, 4, 1), (1, None, 1, 1), (0, None, 0, 0), (3, 2, 2, 1), (3, 1, 1, 2), (3, 0, 0, 3), (1, 3, 3, 1)],
+)
+def test_fedrep_trains_the_head_then_the_body(epochs: int, given: int | None, head: int, body: int) -> None:
     plan = prefix(2, "norm")
-    phases = find("fedrep")(problem("norm", epochs=3), plan, {"head_epochs": 2}).phases(Round(0), 0)
+    phases = find("fedrep")(problem("norm", epochs=epochs), plan, {"head_epochs": given}).phases(Round(0), 0)
     assert phases == (
-        Phase("head", plan.head_tensors, 2, stream="head"),
-        Phase("body", plan.body_tensors, 3),
+        Phase("head", plan.head_tensors, head, stream="head"),
+        Phase("body", plan.body_tensors, body),
     )
 
 

@@ -164,7 +164,7 @@ def test_fedper() -> None:
 
 def test_fedrep() -> None:
     options = {"head_epochs": EPOCHS}
-    server, clients = one_round("fedrep", Training(EPOCHS, BATCH, LR, momentum=0.9), plan_cut=2, options=options)
+    server, clients = one_round("fedrep", Training(2 * EPOCHS, BATCH, LR, momentum=0.9), plan_cut=2, options=options)
     head = {"fc3.weight", "fc3.bias"}
     trained = []
     for c, state in enumerate(clients):
