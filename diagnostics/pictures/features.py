@@ -106,26 +106,30 @@ def _cloud(
 
 
 def _keys(ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool) -> None:
-    """A legend for classes and clients right of the picture."""
+    """A legend for classes and clients right of the picture, of many a column each."""
     plain: dict[str, Any] = {"linestyle": "none", "color": "0.35"}
     blank = Line2D([], [], linestyle="none")
     shown = list(colours.items())[:SHOWN]
-    keys: list[tuple[Line2D, str]] = [(blank, "class")]
-    keys += [(Line2D([], [], linestyle="none", marker="s", color=colour), str(name)) for name, colour in shown]
+    classes: list[tuple[Line2D, str]] = [(blank, "class")]
+    classes += [(Line2D([], [], linestyle="none", marker="s", color=colour), str(name)) for name, colour in shown]
     if len(colours) > SHOWN:
-        keys.append((blank, f"and {len(colours) - SHOWN} more"))
-    keys.append((blank, "client"))
+        classes.append((blank, f"and {len(colours) - SHOWN} more"))
+    clients: list[tuple[Line2D, str]] = [(blank, "client")]
     if len(markers) <= MOST:
-        keys += [(Line2D([], [], marker=marker, **plain), str(name)) for name, marker in markers.items()]
+        clients += [(Line2D([], [], marker=marker, **plain), str(name)) for name, marker in markers.items()]
     else:
-        keys.append((Line2D([], [], marker="o", **plain), f"{len(markers)}, drawn alike"))
+        clients.append((Line2D([], [], marker="o", **plain), f"{len(markers)}, drawn alike"))
     if centres:
         large = {**plain, "color": "white", "markeredgecolor": "black", "markersize": 8}
-        keys.append((Line2D([], [], marker="o", **large), "centre of client\nand class"))
-    handles, names = zip(*keys, strict=True)
+        clients.append((Line2D([], [], marker="o", **large), "centre of client\nand class"))
+    columns = 1 + (len(classes) + len(clients) > 18)
+    if columns == 2:  # filled one after the other, in equal parts
+        longest = max(len(classes), len(clients))
+        classes, clients = ([*each, *[(blank, "")] * (longest - len(each))] for each in (classes, clients))
+    handles, names = zip(*classes, *clients, strict=True)
     legend = ax.legend(
         handles, names, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left",
-        ncols=1 + (len(keys) > 18), labelspacing=0.3,
+        ncols=columns, labelspacing=0.3,
     )  # fmt: skip
     for text in legend.get_texts():
         if text.get_text() in ("class", "client"):

@@ -181,7 +181,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     own = frame[frame["run"] == FEDPFT]
     planes = {title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()}
     with style():
-        figure = plt.figure(figsize=(7.6, 3.7), layout="constrained")
+        figure = plt.figure(figsize=(7.6, 3.3), layout="constrained")
         for ax in tsne_panels(planes, figure):
             ax.set_xlabel("")
     distances = own[own["metric"] == SIMILAR]
