@@ -61,6 +61,8 @@ RUNS = {
     MILD: replace(BASE, algorithm="fedpft", alpha=1.0),
 }
 """Figure 2's seven methods in its order, and FedPFT where clients are alike."""
+QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
+"""The paper's, of which few hundred images a client fill little."""
 TITLES = {
     "fedavg": "FedAvg",
     "fedper": "FedPer",
@@ -72,7 +74,15 @@ TITLES = {
     MILD: "FedPFT, α = 1",
 }
 PAPER = {
-    name: replace(config, samples_per_client=1000, rounds=1000, batch=100, eval_every=50, checkpoint_every=50)
+    name: replace(
+        config,
+        samples_per_client=1000,
+        rounds=1000,
+        batch=100,
+        eval_every=50,
+        checkpoint_every=50,
+        options={**config.options, **(QUEUE if config.algorithm == FEDPFT and name != "no_contrast" else {})},
+    )
     for name, config in RUNS.items()
 }
 """With the partition's 200 test images a client for the paper's 500."""

@@ -167,9 +167,9 @@ def _page(table: pd.DataFrame) -> str:
         }
     )
     return (
-        f"{cells}\n\nPublished: Table 7, other federations than these. Silhouettes (-1 to 1, higher = further apart) "
-        "and purities (share of the 10 nearest that are of the same class or client) are of the features themselves, "
-        "not of the plane."
+        f"{cells}\n\nPublished: Table 7, other federations than these, and the best round; here it is the last. "
+        "Silhouettes (-1 to 1, higher = further apart) and purities (share of the 10 nearest that are of the same "
+        "class or client) are of the features themselves, not of the plane."
     )
 
 

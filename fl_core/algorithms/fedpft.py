@@ -238,7 +238,7 @@ class TwoStage(FedPFT):
     extractor's features as they are, and only these two travel. Then FedPFT without its second task goes on, phi being
     what the first stage gave: all is trained jointly, or with ``alternate`` by turns; phi, tau and h travel. The paper
     says no more of the second stage than its task. With ``watch`` that stage also evaluates the contrastive loss,
-    which takes as long again.
+    with the projection as each client left it, which takes as long again.
 
     Raises:
         UsageError: as of fedpft; no number of rounds for the first stage.

@@ -1,7 +1,7 @@
 """Personal models that a network on the server gives: their weights themselves, or how the clients' are mixed.
 
-No graph lives between sending and receiving: what was sent is computed again from the state when the replies are in,
-which gives the same bits and needs nothing that a run directory does not hold.
+No graph lives between sending and receiving: what a client got is computed again from the state when its reply is in,
+which needs nothing that a run directory does not hold.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class PFedHN(Algorithm):
     linear head for each parameter tensor. The client trains what it received and replies with its change,
     delta = before - after; the server takes one step of SGD on (embeddings, hypernetwork) with the gradient
     J^T delta, its norm cut at ``clip``, client after client. ``lr``, ``momentum`` and ``weight_decay`` are the
-    server's; the clients' are the run's (the authors: 0.005, 0.9 and 5e-5).
+    server's; the clients' are the run's (the authors: 0.005, 0.9 and 5e-5, and a cut at 50 there too). From the second
+    client of a round on, J is that of the hypernetwork as the clients before have moved it.
 
     Buffers never travel, whatever ``bn`` says: the hypernetwork gives parameters, and running statistics stay with
     their client. ``begins``: ``drawn`` (default, the original) starts from random heads, so from other models than

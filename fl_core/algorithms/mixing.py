@@ -120,12 +120,15 @@ class FedAMP(Keeping):
 
     Client i minimises loss(w) + lam / (2 alpha_k) ||w - u_i||^2 with u_i = sum_j xi_ij w_j and, for j other than i,
     xi_ij = (alpha_k / sigma) exp(-||w_i - w_j||^2 / sigma), the derivative of A(d) = 1 - exp(-d / sigma) at the
-    squared distance of the parameters; xi_ii is the rest to 1. Where the others' weights exceed 1 together they are
-    scaled down to it, so that no weight is negative. alpha_k = alpha * decay^(k // decay_every) in round k from 0.
+    squared distance of the parameters; xi_ii is the rest to 1. In round k from 0 alpha_k is
+    alpha * decay^(k // decay_every), but at most sigma / (N - 1) with N clients: no weight can be negative then. Public
+    code that limits the weights alone leaves a pull of lam / 10^4, which is no federation.
 
     ``start``: ``own`` (default, as in most public code) trains from the client's last model, ``cloud`` from u_i. The
     evaluated model is w_i after local training. The penalty is the squared norm with a gradient: a penalty
-    on detached weights, met in public code, is training without federation.
+    on detached weights, met in public code, is training without federation. The pull grows as alpha_k falls, and
+    gradient steps diverge once lr lam / alpha_k is above 2: with lr 0.1 and these defaults from round 180 on;
+    ``decay=1`` leaves alpha_k as it is.
 
     Raises:
         UsageError: alpha, decay or sigma is 0, decay_every is 0, or an unknown start.
@@ -158,7 +161,6 @@ class FedAMP(Keeping):
                 if other != client:
                     gap = tree.distance(own, self._parameters(server, other)) ** 2
                     row[other] = self._alpha(rnd.index) / self.config.sigma * math.exp(-gap / self.config.sigma)
-            row /= max(1.0, float(row.sum()))
             row[client] = max(0.0, 1 - float(row.sum()))
         return row[None]
 
@@ -170,6 +172,9 @@ class FedAMP(Keeping):
         return super().loss(params, batch, ctx) + half_pull(self.config.lam / self._alpha(ctx.round), params, ctx)
 
     def _alpha(self, index: int) -> float:
+        return min(self._planned(index), self.config.sigma / max(1, len(self.problem.n_train) - 1))
+
+    def _planned(self, index: int) -> float:
         return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
 
     def _parameters(self, server: State, client: int) -> Tree:
@@ -182,7 +187,8 @@ class HeurFedAMP(FedAMP):
 
     xi_ii = ``self_weight`` (default one part in the number of clients), the rest is spread over the others as the
     softmax of sigma cos(w_i, w_j). Distances of deep networks are far beyond FedAMP's sigma, which leaves everyone
-    alone there; directions are comparable.
+    alone there; directions are comparable. alpha_k has no limit here, and ``start`` is ``cloud`` by default, as in the
+    public code that these values come from: under so small a pull a client that starts from its own model is alone.
 
     Raises:
         UsageError: as :class:`FedAMP`, or self_weight above 1.
@@ -193,12 +199,16 @@ class HeurFedAMP(FedAMP):
     @dataclass(frozen=True)
     class Config(FedAMP.Config):
         sigma: float = 25.0
+        start: str = "cloud"
         self_weight: float | None = None
 
     def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(problem, plan, config)
         if self.config.self_weight is not None and self.config.self_weight > 1:
             raise UsageError(f"{self.name}: self_weight must be at most 1, not {self.config.self_weight}")
+
+    def _alpha(self, index: int) -> float:
+        return self._planned(index)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         count = len(self.problem.n_train)

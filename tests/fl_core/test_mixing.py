@@ -110,9 +110,8 @@ def test_fedamps_weights_by_its_formula(alpha: float, index: int) -> None:
     vectors = [flat(uploads.get(c, server.trees["model"])) for c in range(N)]
     for i in range(N):
         others = np.array([0.0 if j == i else ((vectors[i] - vectors[j]) ** 2).sum() for j in range(N)])
-        wanted = alpha * decay ** (index // 30) / sigma * np.exp(-others / sigma)
+        wanted = min(alpha * decay ** (index // 30), sigma / (N - 1)) / sigma * np.exp(-others / sigma)
         wanted[i] = 0
-        wanted /= max(1, wanted.sum())
         wanted[i] = 1 - wanted.sum()
         found = algorithm.weights(server, i, Round(index))
         np.testing.assert_allclose(found.numpy()[0], wanted, rtol=1e-9, atol=1e-12)

@@ -58,8 +58,8 @@ def test_fedamp_is_the_papers(name: str, start: str) -> None:
             others = np.array([j != i for j in EVERYONE])
             if name == "fedamp":
                 gaps = np.array([((vectors[i] - v) ** 2).sum() for v in vectors])
+                strength = min(strength, sigma / (N - 1))
                 row = others * strength / sigma * np.exp(-gaps / sigma)
-                row /= max(1, row.sum())
             else:
                 cosines = [v @ vectors[i] / np.linalg.norm(v) / np.linalg.norm(vectors[i]) for v in vectors]
                 row = others * np.exp(sigma * np.array(cosines))
