@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
-from fl_core.algorithms.base import Algorithm, Inside, Problem, Round, State, Update, register
+from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, Update, register
 from fl_core.blocks import inside, paths_of_blocks, with_optional_blocks
 from fl_core.errors import UsageError, check_known
 from fl_core.local import Context, Phase
@@ -29,6 +29,7 @@ from fl_core.tree import Tree
 
 HELD = "held"  # the metric of the rows that say which layers a client had
 LATEST = "latest"
+CHANGE = "change/"
 
 
 class Blockwise(Algorithm):
@@ -234,11 +235,13 @@ class InclusiveFL(Limited):
         (1 - beta) D_s + beta mean of D'_r over the blocks from that one to the last of r, both included.
 
     Then each tensor is averaged over the groups that have it, weighted as their clients. Without a deeper group the
-    round before, or without momentum, it is the mean over the holders. The last layer is common to all groups, as in
-    FedRA's comparison.
+    round before, or without momentum, it is the mean over the holders.
+
+    The last layer is common to all groups, as in FedRA's comparison; with ``own_heads`` every depth has its own, as in
+    the paper, averaged over its clients alone. The global model is then the deepest clients'.
 
     Raises:
-        UsageError: momentum between blocks that are not alike.
+        UsageError: momentum between blocks that are not alike; own heads of a model that ends in a block.
     """
 
     name = "inclusivefl"
@@ -248,6 +251,7 @@ class InclusiveFL(Limited):
     class Config(Limited.Config):
         momentum: bool = True
         beta: float = 0.2
+        own_heads: bool = False
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -264,23 +268,51 @@ class InclusiveFL(Limited):
                 tree.check_same(here, there, first, other)
         return built
 
+    def __init__(
+        self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(problem, plan, config)
+        last = problem.layers[-1]
+        self.heads = frozenset(last.tensors) if self.config.own_heads else frozenset[str]()
+        if not self.heads <= self.always:
+            raise UsageError(f"inclusivefl: own_heads needs a last layer behind all blocks; {last.name!r} is in one")
+        depths = range(1, len(problem.blocks) + 1) if self.config.random_depths else self.fixed
+        self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
+
+    def open(self, initial: Tree) -> State:
+        server = super().open(initial)
+        if self.heads:
+            server.trees |= {_head(depth): tree.clone(tree.pick(initial, self.heads)) for depth in self.shallower}
+        return server
+
+    def send(self, server: State, client: int, rnd: Round) -> Message:
+        own = server.trees.get(_head(self.depth(rnd, client)), {})
+        return Message({"model": {**super().send(server, client, rnd).trees["model"], **own}})
+
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        if not self.config.momentum:
-            return super().mix(server, updates, rnd)
+        if not (self.config.momentum or self.heads):
+            super().mix(server, updates, rnd)
+            return
         groups: dict[int, tree.Mean] = {}
         weights: dict[int, int] = {}
         for update in updates:
             depth = self.depth(rnd, update.client)
             groups.setdefault(depth, tree.Mean()).add(update.message.trees["model"], update.weight)
             weights[depth] = weights.get(depth, 0) + update.weight
-        mean, changes = tree.Mean(), {}
+        mean = tree.Mean()
+        kept = {name: each for name, each in server.trees.items() if not name.startswith(CHANGE)}
         for depth in sorted(groups):
             found = groups[depth].result()
-            changes[depth] = tree.sub(found, tree.pick(server.trees["model"], found))
-            mean.add({**found, **self._distilled(server, depth, found, changes[depth])}, weights[depth])
-        server.trees["model"].update(mean.result())
-        server.trees = {"model": server.trees["model"]} | {_slot(depth): change for depth, change in changes.items()}
-        return None
+            common = {name: tensor for name, tensor in found.items() if name not in self.heads}
+            if self.heads:
+                kept["model" if depth == self.deepest else _head(depth)].update(tree.pick(found, self.heads))
+            if self.config.momentum:
+                change = tree.sub(common, tree.pick(server.trees["model"], common))
+                kept[_slot(depth)] = change
+                common |= self._distilled(server, depth, common, change)
+            mean.add(common, weights[depth])
+        kept["model"].update(mean.result())
+        server.trees = kept
 
     def _distilled(self, server: State, depth: int, found: Tree, change: Tree) -> Tree:
         """A group's last block, moved towards where the deeper clients' blocks went in the round before."""
@@ -299,7 +331,11 @@ class InclusiveFL(Limited):
 
 
 def _slot(depth: int) -> str:
-    return f"change/{depth}"
+    return f"{CHANGE}{depth}"
+
+
+def _head(depth: int) -> str:
+    return f"head/{depth}"
 
 
 @register

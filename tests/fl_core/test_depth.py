@@ -439,6 +439,67 @@ def test_momentum_moves_nothing_but_the_last_blocks_and_not_in_the_first_round()
     assert not any(gap > 1e-5 for name, gap in gaps.items() if name.startswith("blocks.2."))
 
 
+@pytest.mark.parametrize("momentum", [True, False])
+def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: bool) -> None:
+    """What is not a head moves as without them, and the global model has the deepest clients' head."""
+    depths = (3, 2, 1, 1)
+    ours, common = (
+        made("inclusivefl", depths=depths, momentum=momentum, own_heads=own, lora_targets="none")
+        for own in (True, False)
+    )
+    start = tree.of(task("inclusivefl", lora_targets="none").model)
+    server, beside = ours.open(tree.clone(start)), common.open(tree.clone(start))
+    heads = {depth: tree.pick(start, ours.heads) for depth in depths}
+    draws = torch.Generator().manual_seed(1)
+    for index, clients in enumerate([(0, 1, 2, 3), (1, 3), (0, 2, 3)]):
+        rnd = Round(index, sampled=clients)
+        for client in range(len(depths)):
+            sent = ours.send(server, client, rnd).trees["model"]
+            assert sent.keys() == ours.shared(rnd, client)
+            assert all(torch.allclose(sent[n], heads[depths[client]][n], atol=1e-6) for n in ours.heads)
+        updates = replies(ours, server.trees["model"], rnd, draws)
+        ours.aggregate(server, updates, rnd)
+        common.aggregate(beside, updates, rnd)
+        for depth in {depths[client] for client in clients}:
+            own = [update for update in updates if depths[update.client] == depth]
+            total = sum(update.weight for update in own)
+            heads[depth] = {
+                n: sum(u.weight * u.message.trees["model"][n].double() for u in own).float() / total  # type: ignore[union-attr]
+                for n in ours.heads
+            }
+        for n, tensor in server.trees["model"].items():
+            wanted = heads[3][n] if n in ours.heads else beside.trees["model"][n]
+            assert torch.allclose(tensor, wanted, atol=1e-6), n
+        for depth in (1, 2):
+            assert all(torch.allclose(server.trees[f"head/{depth}"][n], heads[depth][n], atol=1e-6) for n in ours.heads)
+    assert len({float(heads[depth]["head.weight"].sum()) for depth in (1, 2, 3)}) == 3
+
+
+def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
+    whole = made("inclusivefl").problem
+    short = replace(whole, layers=whole.layers[:-2])
+    with pytest.raises(UsageError, match=r"own_heads needs a last layer behind all blocks; 'blocks"):
+        find("inclusivefl")(short, None, {"own_heads": True})
+
+
+def test_own_heads_of_clients_alike_are_one_and_of_others_make_another_model() -> None:
+    alike, unlike = (
+        [play(algorithm="inclusivefl", rounds=2, options={"depths": depths, "own_heads": own}) for own in (True, False)]
+        for depths in ((2,), (3, 2, 1, 1))
+    )
+    ours, common = (run.checkpoints[-1].server.trees["model"] for run in alike)
+    assert all(torch.allclose(ours[name], common[name], atol=1e-6) for name in common)
+    ours, common = (run.checkpoints[-1].server.trees["model"] for run in unlike)
+    assert not torch.allclose(ours["head.weight"], common["head.weight"], atol=1e-4)
+    assert unlike[0].values("bytes_down") == unlike[1].values("bytes_down")
+
+
+def test_own_heads_with_depths_drawn_anew_are_there_for_every_depth() -> None:
+    found = made("inclusivefl", random_depths=True, own_heads=True)
+    server = found.open(tree.of(task("inclusivefl").model))
+    assert server.trees.keys() == {"model", "head/1", "head/2"}
+
+
 # --- DepthFL ---------------------------------------------------------------------------------------------------
 
 
