@@ -24,6 +24,7 @@ from fl_core.algorithms import registry
 from fl_core.config import RunConfig
 
 NAME = "algorithms.learning_check"
+TITLES = {"fashion_mnist": "Fashion-MNIST"}
 FAR = 0.05
 """A method that lies this far below Local, although its paper puts it above, needs an explanation."""
 NOTE = (
@@ -298,10 +299,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     left_out = (
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
     )
+    seeds = header["seeds"]
     caption = (
-        f"{_federation(header, frame)}, at most {header['seeds']} seeds; mean over clients after the last round "
-        f"(personal models, otherwise the global one) with 95 % interval over seeds, and difference to Local paired by "
-        f"seed; dashed: Local (orange) and FedAvg (green); {order}.{left_out}"
+        f"{_federation(header, frame)}, {seeds} seed{'s' * (seeds != 1)} at most; mean over clients after the last "
+        f"round (personal models, otherwise the global one) with 95 % interval over seeds, and difference to Local "
+        f"paired by seed; dashed: Local (orange) and FedAvg (green); {order}.{left_out}"
     )
     text = [_page(table)]
     text += [f"± is half the 95 % interval over seeds. With {FEWEST}. {NOTE}"]
@@ -320,10 +322,9 @@ def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
     sizes = frame["n_train"].dropna()
     each = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
     skew = "" if config["alpha"] is None else f", Dirichlet({config['alpha']:g})"
-    return (
-        f"{config['dataset'].replace('_', ' ')}, {frame.loc[frame['client'] != '', 'client'].nunique()} clients with "
-        f"{each} training samples{skew}, {config['rounds']} rounds"
-    )
+    clients = frame.loc[frame["client"] != "", "client"].nunique()
+    dataset = TITLES.get(config["dataset"], config["dataset"])
+    return f"{dataset}, {clients} clients with {each} training samples{skew}, {config['rounds']} rounds"
 
 
 def _gaps(ax: Axes, part: pd.DataFrame) -> None:
