@@ -317,7 +317,8 @@ register(
         loss_options={"gamma": 1.0, "alpha": [0.87868852, 0.88131148, 0.82793443, 0.41206557]},
         mean=(0.585, 0.500, 0.486),
         std=(0.229, 0.224, 0.225),
-        note=f"{_PAPER}; the official folds, images as stored, and cifar_cnn for its network",
+        model="isic_cnn",
+        note=f"{_PAPER}; the official folds, images as stored",
     ),
 )(_packed("fed_isic", lambda source: only_classes(source, ISIC_CLASSES)))
 

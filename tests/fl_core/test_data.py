@@ -138,6 +138,7 @@ def test_published_pools_and_weights():
         20,
         60,
     ]
+    assert (datasets["fed_isic"].model, datasets["cifar10"].model) == ("isic_cnn", "cifar_cnn")
     losses.build(datasets["heart"].loss, n_classes=5, **datasets["heart"].loss_options)
     losses.build(datasets["fed_isic"].loss, n_classes=4, **datasets["fed_isic"].loss_options)
 
