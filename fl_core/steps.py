@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from fl_core import seeds
 from fl_core.errors import NonFiniteError
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from fl_core.workspace import Workspace
 
 Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
+
+
+def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Gradients scaled down together where their Euclidean norm is above ``most``."""
+    if not grads:
+        return {}
+    scale = (most / (get_total_norm(list(grads.values())) + 1e-6)).clamp(max=1.0)
+    return {name: grad * scale for name, grad in grads.items()}
 
 
 class Steps:

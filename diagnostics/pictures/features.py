@@ -106,7 +106,7 @@ def _cloud(
 
 
 def _keys(ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool) -> None:
-    """A legend for classes and clients right of the picture, of many a column each."""
+    """A legend right of the picture; where there are many classes and clients, they have a column each."""
     plain: dict[str, Any] = {"linestyle": "none", "color": "0.35"}
     blank = Line2D([], [], linestyle="none")
     shown = list(colours.items())[:SHOWN]
@@ -123,8 +123,8 @@ def _keys(ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], cent
         large = {**plain, "color": "white", "markeredgecolor": "black", "markersize": 8}
         clients.append((Line2D([], [], marker="o", **large), "centre of client\nand class"))
     columns = 1 + (len(classes) + len(clients) > 18)
-    if columns == 2:  # filled one after the other, in equal parts
-        longest = max(len(classes), len(clients))
+    longest = max(len(classes), len(clients))
+    if columns == 2 and longest <= 18:  # filled one after the other, in equal parts
         classes, clients = ([*each, *[(blank, "")] * (longest - len(each))] for each in (classes, clients))
     handles, names = zip(*classes, *clients, strict=True)
     legend = ax.legend(

@@ -62,7 +62,14 @@ RUNS = {
 }
 """Figure 2's seven methods in its order, and FedPFT where clients are alike."""
 QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
-"""The paper's, of which few hundred images a client fill little."""
+"""The paper's, of which a few hundred images a client fill little."""
+
+
+def compares(config: RunConfig) -> bool:
+    """Whether a run has FedPFT's second task."""
+    return config.algorithm == "fedpft" and bool(config.options.get("contrast", True))
+
+
 TITLES = {
     "fedavg": "FedAvg",
     "fedper": "FedPer",
@@ -81,7 +88,7 @@ PAPER = {
         batch=100,
         eval_every=50,
         checkpoint_every=50,
-        options={**config.options, **(QUEUE if config.algorithm == FEDPFT and name != "no_contrast" else {})},
+        options={**config.options, **(QUEUE if compares(config) else {})},
     )
     for name, config in RUNS.items()
 }

@@ -71,8 +71,8 @@ PACS = RunConfig(
 def recipes() -> dict[str, RunConfig]:
     """The pretraining, the algorithms at unequal depth, and FedRA with equally many blocks for everyone.
 
-    InclusiveFL and DepthFL run as their own papers have them and, ``plain``, as FedRA's released code compares them:
-    without momentum distillation; by the last head alone, with clients weighted by samples.
+    InclusiveFL and DepthFL also run ``plain``, nearer to what FedRA compares with: without momentum distillation; by
+    the last head alone, with clients weighted by samples.
     """
     limited = {"depths": DEPTHS}
 
@@ -97,11 +97,11 @@ RUNS = recipes()
 SAME = {f"fedra_{k}": k for k in STEPS}
 NOTE = """± is half the 95 % interval over seeds. Published: FedRA, Table 1, ViT, mean of six domains.
 
-InclusiveFL and DepthFL run as their own papers have them: the first with momentum distillation; the second with the
-mean of its heads as the prediction, clients that count alike, and distillation between heads, which 30 rounds of its
-ramp of 300 hardly begin. `plain` is nearer to FedRA's comparison: no momentum; the last head, clients weighted by
-samples. Images are normalised by ImageNet's statistics, those of the pretraining by Tiny-ImageNet's, whose deviations
-are a fifth larger."""
+InclusiveFL has its momentum distillation; DepthFL predicts by the mean of its heads, counts clients alike and distils
+between heads, which 30 rounds of its ramp of 300 hardly begin. Both have one last layer for clients of all depths, as
+in FedRA. `plain` is nearer to FedRA's comparison: no momentum (its released code); the last head (its code) and clients
+weighted by samples (its text). Images are normalised by ImageNet's statistics, those of the pretraining by
+Tiny-ImageNet's, whose deviations are a fifth larger."""
 TITLES = {"domainnet": "DomainNet", "nico++": "NICO++"}
 
 

@@ -28,7 +28,8 @@ WEIGHT, SELF, RETAINED = "aggregation_weight", "self_weight", "retained"
 TRUSTED = {"conv2", "fc1", "fc3"}
 """What pFedLA's Table 3 retains on CIFAR-10 with three layers, by the arithmetic of its costs."""
 
-ACROSS = 4  # panels beside each other
+ACROSS = 4
+"""Panels beside each other."""
 
 BASE = RunConfig(
     dataset="cifar10",
@@ -148,7 +149,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     final = _final(frame)
     layers = list(shown.loc[shown["metric"] == WEIGHT, "layer"].unique())
     shared = shared_classes(shown)
-    deep = depth_of(layers)
+    deep = panel_rows(layers)
     with style():
         figure = plt.figure(figsize=(8.4, 2.0 * deep + 5.0), layout="constrained")
         parts: Any = figure.subfigures(3, 1, height_ratios=[2.0 * deep, 2.3, 2.5])
@@ -171,7 +172,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
 
 
-def depth_of(layers: Sequence[str]) -> int:
+def panel_rows(layers: Sequence[str]) -> int:
     """Rows of panels that :func:`heat_maps` needs."""
     return -(-(len(layers) + 1) // ACROSS)
 
@@ -179,7 +180,7 @@ def depth_of(layers: Sequence[str]) -> int:
 def heat_maps(figure: Any, shared: pd.DataFrame, weights: pd.DataFrame) -> None:
     """Fill a figure or a part of one: classes in common, and beside them the last weights of every layer."""
     layers = list(weights.loc[weights["metric"] == WEIGHT, "layer"].unique())
-    first, *rest = figure.subplots(depth_of(layers), ACROSS, squeeze=False).flat
+    first, *rest = figure.subplots(panel_rows(layers), ACROSS, squeeze=False).flat
     for spare in rest[len(layers) :]:
         spare.remove()
     heat(Panel(first, False, False), shared, square=True)

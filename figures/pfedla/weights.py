@@ -19,8 +19,8 @@ from figures.pfedla.overlap import (
     SELF,
     WEIGHT,
     chosen_pairs,
-    depth_of,
     heat_maps,
+    panel_rows,
     setting,
     shared_classes,
 )
@@ -68,10 +68,11 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         of_pair = drawn[(drawn["client"] == receiver) & (drawn["client_b"] == sender)]
         parts[f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"] = of_pair
     means = {
-        name: part.assign(period=periods(part["round"])).pivot_table(values="value", index="period", columns="layer")
+        name: part.assign(period=periods(part["round"]))
+        .pivot_table(values="value", index="period", columns="layer")
+        .reindex(index=list(PERIODS), columns=layers)
         for name, part in parts.items()
     }
-    means = {name: each.reindex(index=list(PERIODS), columns=layers) for name, each in means.items()}
     with style():
         figure = plt.figure(figsize=(7.6, 3.5), layout="constrained")
         axes = figure.subplots(1, len(PERIODS), sharey=True)
@@ -118,7 +119,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     drawn = drawn[drawn["round"] == drawn["round"].max()]
     layers = list(drawn["layer"].unique())
     with style():
-        figure = plt.figure(figsize=(8.4, 2.1 * depth_of(layers)), layout="constrained")
+        figure = plt.figure(figsize=(8.4, 2.1 * panel_rows(layers)), layout="constrained")
         heat_maps(figure, shared, drawn)
     follows = own[(own["metric"] == CORRELATION) & (own["variant"] == "pearson") & (own["layer"] != "")]
     follows = follows[follows["round"] == follows["round"].max()].pivot(index="layer", columns="seed", values="value")

@@ -114,7 +114,7 @@ CASES = {
 ABSENT = {"emnist": "EMNIST", "mimic": "MIMIC-III"}
 """Datasets of the published tables that are not at hand."""
 NETWORKS = {"fed_isic": "isic_cnn"}
-"""The paper's network, where it is not the dataset's default here."""
+"""The paper's network, named in the runs and so in their rows."""
 STAND_IN = {"airline_tweets": "Sent-140"}
 """Whose published numbers stand beside a dataset that the paper does not have."""
 

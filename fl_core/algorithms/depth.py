@@ -20,7 +20,7 @@ from fl_core import models, tree
 from fl_core.algorithms import allocation
 from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, Update, register
 from fl_core.blocks import inside, paths_of_blocks, with_optional_blocks
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.local import Context, Phase
 from fl_core.models.adapters import LAST, adapt
 from fl_core.models.exits import Exits
@@ -238,7 +238,8 @@ class InclusiveFL(Limited):
     round before, or without momentum, it is the mean over the holders.
 
     The last layer is common to all groups, as in FedRA's comparison; with ``own_heads`` every depth has its own, as in
-    the paper, averaged over its clients alone. The global model is then the deepest clients'.
+    the paper, averaged over its clients alone. The global model, with all blocks, then has the deepest group's (with
+    ``random_depths`` that of all blocks); the other groups' stay on the server.
 
     Raises:
         UsageError: momentum between blocks that are not alike; own heads of a model that ends in a block.
@@ -272,10 +273,13 @@ class InclusiveFL(Limited):
         self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(problem, plan, config)
-        last = problem.layers[-1]
-        self.heads = frozenset(last.tensors) if self.config.own_heads else frozenset[str]()
+        last = LayerPlan.last(problem.layers)
+        own = last.body_tensors - problem.frozen - problem.local_only
+        self.heads = own if self.config.own_heads else frozenset[str]()
         if not self.heads <= self.always:
-            raise UsageError(f"inclusivefl: own_heads needs a last layer behind all blocks; {last.name!r} is in one")
+            raise UsageError(
+                f"inclusivefl: own_heads needs a last layer behind all blocks; {listing(last.shared)} is in one"
+            )
         depths = range(1, len(problem.blocks) + 1) if self.config.random_depths else self.fixed
         self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
 

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
+from torch import nn
 
 from fl_core.algorithms.base import Algorithm, Round, register
 from fl_core.errors import UsageError
 from fl_core.local import Context, Group, Phase
 from fl_core.models.gated import Gated
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.steps import Batch, Steps
+from fl_core.steps import Batch, Steps, clipped
 from fl_core.tokens import TokenShape
 
 
@@ -70,15 +68,7 @@ class PFedGate(Algorithm):
         parts = [own, {name: grad for name, grad in grads.items() if name not in own}]
         if self.config.bi_level:
             parts = [parts[steps.taken % 2]]
-        found: dict[str, Tensor] = {}
-        for part in parts:
-            scale = (
-                (self.config.clip / (get_total_norm(list(part.values())) + 1e-6)).clamp(max=1.0)
-                if part
-                else torch.ones(())
-            )
-            found |= {name: grad * scale for name, grad in part.items()}
-        steps.descend(found)
+        steps.descend({name: grad for part in parts for name, grad in clipped(part, self.config.clip).items()})
 
 
 def _of_gate(name: str) -> bool:

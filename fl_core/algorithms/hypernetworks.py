@@ -1,7 +1,7 @@
 """Personal models that a network on the server gives: their weights themselves, or how the clients' are mixed.
 
-No graph lives between sending and receiving: what a client got is computed again from the state when its reply is in,
-which needs nothing that a run directory does not hold.
+No graph lives between sending and receiving: gradients are taken anew from the state when the replies are in, which
+needs nothing that a run directory does not hold.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, 
 from fl_core.algorithms.mixing import Mixing
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.local import Context
+from fl_core.local import Context, Phase
 from fl_core.plan import LayerPlan
+from fl_core.steps import Batch, Steps, clipped
 from fl_core.tree import Tree
 
 PURPOSE = "hypernetwork"  # of its seeded streams, and the name of its tree
@@ -63,15 +64,15 @@ class PFedHN(Algorithm):
     linear head for each parameter tensor. The client trains what it received and replies with its change,
     delta = before - after; the server takes one step of SGD on (embeddings, hypernetwork) with the gradient
     J^T delta, its norm cut at ``clip``, client after client. ``lr``, ``momentum`` and ``weight_decay`` are the
-    server's; the clients' are the run's (the authors: 0.005, 0.9 and 5e-5, and a cut at 50 there too). From the second
-    client of a round on, J is that of the hypernetwork as the clients before have moved it.
+    server's; the clients' are the run's (the authors: 0.005, 0.9 and 5e-5), their gradients cut at ``local_clip``. From
+    the second client of a round on, J is that of the hypernetwork as the clients before have moved it.
 
     Buffers never travel, whatever ``bn`` says: the hypernetwork gives parameters, and running statistics stay with
     their client. ``begins``: ``drawn`` (default, the original) starts from random heads, so from other models than
     every other algorithm; ``common`` from heads that give the common initial model to every client.
 
     Raises:
-        UsageError: hidden or lr is 0, or an unknown ``begins``.
+        UsageError: hidden, lr or a clip is 0, or an unknown ``begins``.
     """
 
     name = "pfedhn"
@@ -85,13 +86,14 @@ class PFedHN(Algorithm):
         momentum: float = 0.9
         weight_decay: float = 1e-3
         clip: float = 50.0
+        local_clip: float = 50.0
         hidden: int = 100
         begins: str = "drawn"
 
     def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(problem, plan, config)
         check_known(f"start of {self.name}", self.config.begins, ("drawn", "common"))
-        for key in ("lr", "clip", "hidden"):
+        for key in ("lr", "clip", "local_clip", "hidden"):
             if not getattr(self.config, key) > 0:
                 raise UsageError(f"{self.name}: {key} must be above 0")
         self.parameters = frozenset(name for layer in problem.layers for name in layer.parameters)
@@ -126,6 +128,13 @@ class PFedHN(Algorithm):
     def send(self, server: State, client: int, rnd: Round) -> Message:
         with tree.one_thread(), torch.no_grad():
             return Message({"model": self.generated(server.trees[PURPOSE], server.trees["model"], client)})
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("train", self.problem.tensors, self.problem.epochs, step="clipped_step"),)
+
+    def clipped_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """The usual step, along no longer a gradient than ``local_clip``."""
+        steps.descend(clipped(steps.gradients(batch), self.config.local_clip))
 
     def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         message = super().reply(state, trained, ctx, rnd, client)

@@ -122,7 +122,7 @@ class FedAMP(Keeping):
     xi_ij = (alpha_k / sigma) exp(-||w_i - w_j||^2 / sigma), the derivative of A(d) = 1 - exp(-d / sigma) at the
     squared distance of the parameters; xi_ii is the rest to 1. In round k from 0 alpha_k is
     alpha * decay^(k // decay_every), but at most sigma / (N - 1) with N clients: no weight can be negative then. Public
-    code that limits the weights alone leaves a pull of lam / 10^4, which is no federation.
+    code has no limit; its pull starts at lam / 10^4, which is no federation.
 
     ``start``: ``own`` (default, as in most public code) trains from the client's last model, ``cloud`` from u_i. The
     evaluated model is w_i after local training. The penalty is the squared norm with a gradient: a penalty
@@ -172,9 +172,11 @@ class FedAMP(Keeping):
         return super().loss(params, batch, ctx) + half_pull(self.config.lam / self._alpha(ctx.round), params, ctx)
 
     def _alpha(self, index: int) -> float:
+        """alpha_k: as planned, within the limit."""
         return min(self._planned(index), self.config.sigma / max(1, len(self.problem.n_train) - 1))
 
     def _planned(self, index: int) -> float:
+        """alpha_k without a limit."""
         return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
 
     def _parameters(self, server: State, client: int) -> Tree:

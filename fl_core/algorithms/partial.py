@@ -116,9 +116,9 @@ class FedLP(Algorithm):
 class FedRep(Partial):
     """First the head with the body frozen, then the body with the head frozen (Collins et al. 2021).
 
-    Of a round's epochs the head takes ``head_epochs``, by default all but one, and the body those that are left; each
-    takes at least one, so that a round of one epoch has two. With everything shared it is FedAvg, with
-    ``head_epochs=0`` FedAvg with a head that never moves.
+    The head trains ``head_epochs`` epochs, by default the authors' all but one of the round's and at least one; the
+    body trains the rest, at least one too, so that a round can be longer than the run's epochs. With everything shared
+    it is FedAvg.
     """
 
     name = "fedrep"

@@ -76,7 +76,7 @@ def test_alpha_is_shown_only_where_it_is_used():
 
 def test_algorithms_show_their_keys_and_whether_they_obey_a_plan():
     text = listings.algorithms()
-    assert entry(text, "fedrep").endswith("| plan --set head_epochs=1")
+    assert entry(text, "fedrep").endswith("| plan --set head_epochs=None")
     assert entry(text, "fedprox").endswith("| cost: 2P --set mu=0.1")
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn import functional as F
 
@@ -478,7 +479,7 @@ def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: 
 def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
     whole = made("inclusivefl").problem
     short = replace(whole, layers=whole.layers[:-2])
-    with pytest.raises(UsageError, match=r"own_heads needs a last layer behind all blocks; 'blocks"):
+    with pytest.raises(UsageError, match=r"own_heads needs a last layer behind all blocks; blocks.1 is in one"):
         find("inclusivefl")(short, None, {"own_heads": True})
 
 
@@ -494,10 +495,26 @@ def test_own_heads_of_clients_alike_are_one_and_of_others_make_another_model() -
     assert unlike[0].values("bytes_down") == unlike[1].values("bytes_down")
 
 
-def test_own_heads_with_depths_drawn_anew_are_there_for_every_depth() -> None:
-    found = made("inclusivefl", random_depths=True, own_heads=True)
-    server = found.open(tree.of(task("inclusivefl").model))
-    assert server.trees.keys() == {"model", "head/1", "head/2"}
+def test_own_heads_with_depths_drawn_anew_are_there_for_every_depth(tmp_path: Path) -> None:
+    """And a run that stopped in between goes on with all of them."""
+    options = {"random_depths": True, "own_heads": True}
+    given: dict[str, Any] = {"data": TOY, "model": network("vit"), "progress": False}
+    config = replace(CONFIG, algorithm="inclusivefl", options=options, rounds=3)
+    whole = runner.run(config, tmp_path / "run", **given)
+    assert {name for name in whole.server.trees if name.startswith("head/")} == {"head/1", "head/2"}
+    for done in (2, 3):
+        (tmp_path / "run" / "checkpoints" / f"{done:06d}.json").unlink()
+    resumed = runner.resume(tmp_path / "run", **given)
+    for name in whole.server.trees:
+        assert tree.digest(resumed.server.trees[name]) == tree.digest(whole.server.trees[name]), name
+
+
+def test_own_heads_are_what_trains_of_a_classifier_behind_average_pooling() -> None:
+    """Its normalisation is frozen and in the same layer; it never comes back and is common."""
+    shape: dict[str, Any] = {"img_size": 6, "patch_size": 3, "in_chans": 1, "num_classes": 3}
+    model = VisionTransformer(**shape, embed_dim=8, depth=3, num_heads=2, global_pool="avg")
+    played = play(algorithm="inclusivefl", model=model, rounds=2, options=SEVERAL | {"own_heads": True})
+    assert played.engine.server.trees["head/1"].keys() == {"head.weight", "head.bias"}
 
 
 # --- DepthFL ---------------------------------------------------------------------------------------------------

@@ -500,6 +500,22 @@ def test_pfedhns_clients_reply_with_before_minus_after() -> None:
     assert tree.digest(server.trees["hypernetwork"]) == tree.digest(played.engine.server.trees["hypernetwork"])
 
 
+def test_pfedhns_clients_cut_their_gradients() -> None:
+    """No step of plain SGD is longer than the rate x the cut, and with so small a cut each is as long."""
+    cut, lr = 1e-3, 0.05
+    options: dict[str, Any] = {"lr": lr, "momentum": 0, "weight_decay": 0, "optimizer": "sgd"}
+    played = play(algorithm="pfedhn", rounds=1, options={"local_clip": cut}, **options)
+    initial = played.engine.algorithm.open(tree.of(network("plain")))
+    for client, name in enumerate(CLIENTS):
+        sent = played.engine.algorithm.send(initial, client, Round(0)).trees["model"]
+        way = tree.distance(sent, played.checkpoints[0].models["local"][name])
+        steps = played.values("steps", variant="")[1, name]
+        assert 0 < way <= cut * lr * steps * 1.001
+    free = play(algorithm="pfedhn", rounds=1, **options)
+    assert free.checkpoints[0].models["local"].keys() == played.checkpoints[0].models["local"].keys()
+    assert free.evaluated() != played.evaluated()
+
+
 def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model() -> None:
     initial = tree.of(network("norm"))
     for begins in ("drawn", "common"):
@@ -599,6 +615,7 @@ def test_weights_on_others_follow_the_overlap_of_classes() -> None:
         ("fedfomo", {"downloads": 0}, "downloads must be at least 1"),
         ("pfedhn", {"hidden": 0}, "pfedhn: hidden must be above 0"),
         ("pfedhn", {"clip": 0}, "pfedhn: clip must be above 0"),
+        ("pfedhn", {"local_clip": 0}, "pfedhn: local_clip must be above 0"),
         ("pfedhn", {"begins": "x"}, "unknown start of pfedhn 'x'"),
         ("pfedla", {"norm": "max"}, "unknown norm of pfedla 'max'"),
         ("pfedla", {"weights": "sample"}, "did you mean 'samples'"),
