@@ -312,12 +312,23 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     text += [f"± is half the 95 % interval over seeds. With {FEWEST}. {NOTE}"]
     text += [f"{name} did not come to its end: {reason}." for name, reason in header["failed"].items()]
     if missing:
-        text.append(f"Missing (run and seed): {', '.join(missing)}.")
+        text.append(_missing(header))
     return Drawing(figure, table, caption, _findings(table, frame), "\n\n".join(text))
 
 
 def _count(header: Mapping[str, Any]) -> int:
     return sum(map(len, header["had"].values()))
+
+
+def _missing(header: Mapping[str, Any]) -> str:
+    """The missing runs by seed, or just that none of a seed is there."""
+    names = [name.rpartition(" ")[::2] for name in header["missing"]]
+    every = {*header["runs"], *(run for run, _ in names)}
+    said = []
+    for seed in dict.fromkeys(seed for _, seed in names):
+        runs = [run for run, its in names if its == seed]
+        said.append(f"of seed {seed} {'all' if len(runs) == len(every) else ', '.join(runs)}")
+    return f"Missing: {'; '.join(said)}."
 
 
 def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
