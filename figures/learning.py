@@ -357,7 +357,7 @@ ITEM = items.register(
         title="Every algorithm on Fashion-MNIST beside Local and FedAvg",
         runs=recipes(),
         seeds=3,
-        budget="about 10 hours of one core, 5 of two; a run takes 3 minutes, on ResNet-8 or with pFedHN 15 to 35",
+        budget="about 9 hours of one core, 4.5 of two; a run takes 2 to 4 minutes, pFedMe's and on ResNet-8 12 to 30",
         measure=_measure,
         draw=_draw,
     )
