@@ -223,7 +223,7 @@ def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
     ax.set_yticks(range(len(runs)), runs)
     ax.set(ylim=(len(runs) - 0.5, -0.5), xlabel="accuracy %")
     if runs:
-        ax.legend(fontsize=6.5)
+        ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(styles), columnspacing=0.8)
 
 
 def _convergence(ax: Axes, curves: pd.DataFrame) -> None:
@@ -271,7 +271,9 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             gap, pairs = against(means, better, worse)
             verdict = outcome(gap, pairs)
             held = None if verdict in ("", "level") else verdict == "above"
-            said = f"{percent(*gap, sign='+')} points over {pairs} seeds" + ("" if verdict else f" ({FEWEST})")
+            said = f"{percent(*gap, sign='+')} points over {pairs} seed{'s' * (pairs != 1)}" + (
+                "" if verdict else f" ({FEWEST})"
+            )
             found.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", said, held))
     if {"fedra", "fedra_cover"} <= set(means.index):
         gap, pairs = against(means, "fedra", "fedra_cover")

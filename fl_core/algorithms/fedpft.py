@@ -183,7 +183,7 @@ class FedPFT(Contrasting):
     def phase(self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any) -> Phase:
         """A phase in which tau has its own rate, with or without views."""
         own = self.config.transform_lr
-        rate = (0.01 if self.both else 0.05) if own is None else own
+        rate = (0.01 if self.compares(self.config) else 0.05) if own is None else own
         groups = (Group(self.part_of("transform"), lr=rate),)
         step = "contrast_step" if self.looks else ""
         return Phase(name, train, epochs, loss=loss, groups=groups, step=step, **options)
@@ -236,9 +236,9 @@ class TwoStage(FedPFT):
 
     For the first ``stage_rounds`` rounds, by default half of the run, phi and g learn the contrastive task on the
     extractor's features as they are, and only these two travel. Then FedPFT without its second task goes on, phi being
-    what the first stage gave: all is trained jointly, or with ``alternate`` by turns; phi, tau and h travel. The paper
-    says no more of the second stage than its task. With ``watch`` that stage also evaluates the contrastive loss,
-    with the projection as each client left it, which takes as long again.
+    what the first stage gave: all is trained jointly, or with ``alternate`` by turns; phi, tau and h travel, and tau's
+    rate is FedPFT's. The paper says no more of the second stage than its task. With ``watch`` that stage also evaluates
+    the contrastive loss, with the projection as each client left it, which takes as long again.
 
     Raises:
         UsageError: as of fedpft; no number of rounds for the first stage.

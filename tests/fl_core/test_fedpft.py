@@ -132,6 +132,12 @@ def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: flo
         assert phase.lr is None
 
 
+def test_the_second_stages_attention_learns_at_fedpfts_rate() -> None:
+    algorithm = find("two_stage")(site("two_stage").algorithm.problem, None, {"stage_rounds": 1})  # type: ignore[union-attr]
+    (phase,) = algorithm.phases(Round(1), 0)
+    assert [group.lr for group in phase.groups] == [0.01]
+
+
 # --- contrastive learning ---------------------------------------------------------------------------------------
 
 
