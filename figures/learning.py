@@ -17,7 +17,7 @@ from diagnostics.pictures.drawing import COLOURS, style
 from diagnostics.pictures.runs import comparison
 from figures import items
 from figures.items import Drawing, Finding
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
+from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
 from figures.pieces import Pieces, ran
 from figures.player_fl.runs import CASES
 from fl_core import rows, runner, statistics
@@ -302,9 +302,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     left_out = (
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
     )
-    seeds = header["seeds"]
     caption = (
-        f"{_federation(header, frame)}, {seeds} seed{'s' * (seeds != 1)} at most; mean over clients after the last "
+        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])} at most; mean over clients after the last "
         f"round (personal models, otherwise the global one) with 95 % interval over seeds, and difference to Local "
         f"paired by seed; dashed: Local (orange) and FedAvg (green); {order}.{left_out}"
     )

@@ -42,6 +42,11 @@ def percent(mean: float, low: float, high: float, sign: str = "") -> str:
     return f"{100 * mean:{sign}.1f}{half}"
 
 
+def seeds_in_words(count: int) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{count} seed{'s' * (count != 1)}"
+
+
 def markdown(columns: Mapping[str, Sequence[Any]]) -> str:
     """A Markdown table."""
     lines = [" | ".join(columns), " | ".join("---" for _ in columns)]

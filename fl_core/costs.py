@@ -24,8 +24,8 @@ def training_flops(
 
     Counted by PyTorch's own counter (matrix products, convolutions and attention; a multiply-add is two) on a batch
     of two, halved. Freezing early layers saves their weight gradients and everything below them; freezing late ones
-    saves their weight gradients only; blocks that are not ``held`` cost nothing. What an algorithm
-    computes beside the model's own pass (views and keys of a second task, a teacher) is not counted.
+    saves their weight gradients only; blocks that are not ``held`` cost nothing. What an algorithm computes beside the
+    model's own pass (views and keys of a second task, a teacher) is not counted.
     """
     workspace.hold(held)
     x = models.example(shape).to(workspace.device)

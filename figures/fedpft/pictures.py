@@ -30,7 +30,7 @@ from figures.fedpft.insides import (
 )
 from figures.items import Drawing, Finding, View
 from figures.learning import scores
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
+from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
 from figures.pieces import absent
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.errors import UsageError, listing
@@ -70,7 +70,7 @@ def _setting(header: Mapping[str, Any]) -> str:
 def _last_words(header: Mapping[str, Any]) -> str:
     """How far the runs go: what is missing or diverged, and that few seeds decide no order."""
     seeds = header["seeds"]
-    said = f" {seeds} seed{'s' * (seeds != 1)}" + (": no order is claimed." if seeds < LEAST else ".")
+    said = f" {seeds_in_words(seeds)}" + (": no order is claimed." if seeds < LEAST else ".")
     return said + absent(header)
 
 

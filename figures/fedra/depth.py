@@ -16,7 +16,7 @@ from safetensors.torch import save
 from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.items import Drawing, Finding, View
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
+from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
 from figures.pieces import Pieces, absent, ran
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
@@ -271,7 +271,7 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             gap, pairs = against(means, better, worse)
             verdict = outcome(gap, pairs)
             held = None if verdict in ("", "level") else verdict == "above"
-            said = f"{percent(*gap, sign='+')} points over {pairs} seed{'s' * (pairs != 1)}" + (
+            said = f"{percent(*gap, sign='+')} points over {seeds_in_words(pairs)}" + (
                 "" if verdict else f" ({FEWEST})"
             )
             found.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", said, held))

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from figures import items
-from figures.paired import FEWEST, against, outcome
+from figures.paired import FEWEST, against, outcome, seeds_in_words
 from figures.pieces import Pieces, ran
 from fl_core import rows, runner
 from fl_core.config import RunConfig
@@ -189,10 +189,9 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
     config = header["runs"][run]["config"]
     taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
     epochs = FINETUNE["paper" if at_paper(header) else "quick"]
-    seeds = header["seeds"]
     common = (
         f"{config['clients']} clients, {taking_part} a round, Dirichlet({config['alpha']:g}), batches of "
-        f"{config['batch']}, lr {config['lr']:g}, {epochs} epochs of fine-tuning, {seeds} seed{'s' * (seeds != 1)}"
+        f"{config['batch']}, lr {config['lr']:g}, {epochs} epochs of fine-tuning, {seeds_in_words(header['seeds'])}"
     )
     papers = "" if at_paper(header) else f" (paper: {FULL.clients} clients, 10 a round, lr {FULL.lr:g})"
     return f"{'; '.join(told)}. {common}{papers}."

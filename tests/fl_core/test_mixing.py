@@ -501,7 +501,7 @@ def test_pfedhns_clients_reply_with_before_minus_after() -> None:
 
 
 def test_pfedhns_clients_cut_their_gradients() -> None:
-    """No step of plain SGD is longer than the rate x the cut, and with so small a cut each is as long."""
+    """No step of plain SGD is longer than the rate x the cut."""
     cut, lr = 1e-3, 0.05
     options: dict[str, Any] = {"lr": lr, "momentum": 0, "weight_decay": 0, "optimizer": "sgd"}
     played = play(algorithm="pfedhn", rounds=1, options={"local_clip": cut}, **options)
