@@ -21,6 +21,9 @@ from fl_core.workspace import FORMATS
 
 BN = ("global", "local", "drop")
 AUTO = "auto"
+READING = ("samples", "client_column", "label_column", "text_column")
+DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance")
+"""Keys that say what of a dataset is read, and how that is dealt to clients."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class RunConfig:
     loss: str | None = None
     """cross_entropy, focal or player_focal."""
     loss_options: Annotated[dict[str, Any] | None, tyro.conf.Suppress] = None
-    """Of the loss."""
+    """Of the loss; what is not given is the dataset's own, if the loss is."""
     bn: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
     by: str = "block"
@@ -148,10 +151,11 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         given: data that take the place of the configuration's dataset: their name, and their recipe or the general one.
 
     Raises:
-        UsageError: names the key and what it may be.
+        UsageError: names the key and what it may be; with ``given``, a key that says how data are read or dealt.
     """
     _check_types(config)
     if given is not None:
+        _check_undealt(config, given.name)
         recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
     else:
         recipe = data.recipe(config.dataset, client_column=config.client_column, text_column=config.text_column)
@@ -159,6 +163,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     own_model = recipe.model_options if config.model in (None, recipe.model) else {}
     loss = config.loss or recipe.loss
+    own_loss = recipe.loss_options if loss == recipe.loss else {}
     rounds = recipe.rounds if config.rounds is None else config.rounds
     check_known("value of bn", config.bn, BN)
     check_known("way of grouping layers", config.by, WAYS)
@@ -198,7 +203,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         weight_decay=or_else(config.weight_decay, own.get("weight_decay", 0.0)),
         amsgrad=or_else(config.amsgrad, own.get("amsgrad", False)),
         loss=loss,
-        loss_options=or_else(config.loss_options, recipe.loss_options if loss == recipe.loss else {}),
+        loss_options={**own_loss, **(config.loss_options or {})},
         eval_every=or_else(config.eval_every, evaluation_interval(rounds, config.participation, epochs)),
         checkpoint_every=or_else(config.checkpoint_every, default),
         data_root=None if root is None else str(Path(root).absolute()),
@@ -210,12 +215,12 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
 
 
 def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
-    """Rounds between evaluations by default, counted so that evaluating takes less than a tenth of the time.
+    """Rounds between evaluations by default: a twentieth, or what makes evaluating a tenth of the time, if that is more.
 
     To score everyone's validation and test samples costs about a quarter of a local epoch of everyone: a forward pass
     takes a third of a training step's time, and the two splits have half as many samples as training. The round's
-    locally trained models are scored as well. There are at least three evaluations and at most twenty, beside the one
-    before the first round.
+    locally trained models are scored as well. However dear it is, the interval is at most a third of the rounds, rounded
+    up.
     """
     cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
     count = min(20, max(3, rounds // max(1, math.ceil(10 * cost))))
@@ -224,6 +229,16 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 def _located(dataset: str) -> str:
     return dataset if dataset in data.datasets() else str(Path(dataset).absolute())
+
+
+def _check_undealt(config: RunConfig, name: str) -> None:
+    """Data that were given are dealt already."""
+    for key in (*READING, *DEALING):
+        if getattr(config, key) != getattr(RunConfig, key):
+            raise UsageError(
+                f"{key}={getattr(config, key)!r} says how a dataset is read and dealt to clients, and {name!r} was "
+                f"given as it is: leave {key} out"
+            )
 
 
 def _check_types(config: RunConfig) -> None:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, check_known
-from fl_core.local import Workspace
+from fl_core.local import Workspace, batch_slices
 
 
 def training_flops(
@@ -112,11 +112,11 @@ def round_costs(
             held = algorithm.held(rnd, client)
             moved += n_bytes(algorithm.shared(rnd, client)) + n_bytes(algorithm.up(rnd, client))
             for phase in algorithm.phases(rnd, client):
-                each = math.ceil(n / batch)
-                taken = phase.epochs * each if phase.steps is None else min(phase.steps, phase.epochs * each)
-                passes, rest = divmod(taken, each)
+                each = batch_slices(n, batch, workspace.couples)
+                taken = phase.epochs * len(each) if phase.steps is None else min(phase.steps, phase.epochs * len(each))
+                passes, rest = divmod(taken, len(each))
                 steps[phase.train] += taken
-                samples[phase.train, held] += passes * n + min(rest * batch, n)
+                samples[phase.train, held] += passes * n + sum(part.stop - part.start for part in each[:rest])
         return TrainingCost(
             naive=sum(numel(train) * count for train, count in steps.items()),
             flops=math.fsum(flops(*case) * count for case, count in samples.items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -373,7 +374,7 @@ class Engine:
     def _row(self, metric: str, value: float, done: int, client: int | None, **columns: Any) -> None:
         if client is not None:
             columns |= {"client": self.names[client], "n_train": self.problem.n_train[client]}
-        columns["round"] = done
+        columns |= {"round": done, "status": "ok" if math.isfinite(value) else "not finite"}
         self.rows.append(row(metric, value, unit=UNITS.get(metric, ""), **self.columns, **columns))
         if len(self.rows) >= BUFFER:
             self._flush()

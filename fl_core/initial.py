@@ -40,16 +40,18 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
         CorruptError: the run's bytes are damaged.
     """
     path = Path(path)
-    stored, known = _of_run(path) if path.is_dir() else (weights.read(path), None)
+    stored, known, kept = _of_run(path) if path.is_dir() else (weights.read(path), None, False)
     own = {name: tensor.detach() for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     notes = _match_words(model, stored, own, words, known, path)
     notes += _keep_classifier(model, stored, own, example, path)
     weights.put(model, stored, str(path))
+    if kept and _keeps_statistics(model):
+        notes.append(f"running statistics are those that {path} started with: its clients kept their own (bn=local)")
     return notes
 
 
-def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None]:
-    """The global model of a run after its last checkpoint, and its vocabulary."""
+def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
+    """The global model of a run after its last checkpoint, its vocabulary, and whether its clients kept running statistics."""
     run = store.Run(path)
     config = run.config
     if find(config["algorithm"]).under(config["options"]).evaluates != "global":
@@ -57,7 +59,14 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None]:
             f"{path} is a run of {config['algorithm']}, whose models are the clients' own: start from a run with a "
             f"global model, such as one of fedavg"
         )
-    return dict(run.checkpoint("last", lazy=True).server.trees["model"]), config.get("words")
+    found = dict(run.checkpoint("last", lazy=True).server.trees["model"])
+    return found, config.get("words"), config["bn"] == "local"
+
+
+def _keeps_statistics(model: nn.Module) -> bool:
+    return any(
+        isinstance(each, nn.modules.batchnorm._NormBase) and each.track_running_stats for each in model.modules()
+    )
 
 
 def _keep_classifier(model: nn.Module, stored: Tree, own: Tree, example: Tensor, path: Path) -> list[str]:

@@ -89,14 +89,18 @@ def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
     write_atomically(Path(path), ("\n".join(lines) + "\n").encode())
 
 
-def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+def read(path: Path, complete: int | None = None) -> tuple[dict[str, Any], pd.DataFrame]:
     """Header and frame of a rows file.
+
+    Args:
+        complete: of a file that is being appended to, the bytes that must be sound; an unfinished last line after
+            them is not read.
 
     Raises:
         UsageError: there is no such file, or it is not a rows file.
         CorruptError: a line in it is damaged.
     """
-    header, lines = _opened(Path(path))
+    header, lines = _opened(Path(path), complete)
     return header, frame(lines)
 
 
@@ -105,10 +109,10 @@ def read_header(path: Path) -> dict[str, Any]:
     return _opened(Path(path))[0]
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+def _opened(path: Path, complete: int | None = None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
         raise UsageError(f"no rows file at {path}")
-    lines = _lines(path)
+    lines = _lines(path, complete)
     header = next(lines, None)
     if not isinstance(header, dict) or "schema" not in header:
         raise UsageError(f"{path} is not a rows file: its first line has no schema")
@@ -117,9 +121,13 @@ def _opened(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     return header, lines
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, complete: int | None) -> Iterator[dict[str, Any]]:
+    end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            end += len(line)
+            if complete is not None and end > complete and not line.endswith(b"\n"):
+                return
             try:
                 record = json.loads(line.decode("utf-8"))
             except (json.JSONDecodeError, UnicodeDecodeError) as error:

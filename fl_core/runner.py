@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import models, rows, store, tree
+from fl_core import files, models, rows, store, tree
 from fl_core.algorithms.base import Round, find
 from fl_core.algorithms.partial import Scout
 from fl_core.config import AUTO, RunConfig
@@ -77,9 +77,18 @@ def run(
         "command": command,
         "own": [kind for kind, given in (("data", data), ("model", model)) if given is not None],
     }
+    _check_storable(stored)
     with store.create(out, stored) as writer:
         _begin(task, writer, command)
         return _execute(task, instruments, writer, progress)
+
+
+def _check_storable(stored: Mapping[str, Any]) -> None:
+    for key, value in stored.items():
+        try:
+            files.json_bytes(value)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{key} cannot be stored with the run: {error}; give plain numbers and text") from error
 
 
 def resume(

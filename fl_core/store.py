@@ -126,8 +126,12 @@ class Run:
         return sorted(int(p.stem) for p in (self.path / "checkpoints").glob("*.json") if p.stem.isdigit())
 
     def rows(self) -> tuple[dict[str, Any], Any]:
-        """Header and tidy frame of the rows."""
-        return rows.read(self.path / "rows.jsonl")
+        """Header and tidy frame of the rows.
+
+        Raises:
+            CorruptError: a line is damaged. One that was begun after the last checkpoint and not finished is left out.
+        """
+        return rows.read(self.path / "rows.jsonl", self._last_rows()["bytes"] if self.begun else None)
 
     def partition(self) -> dict[str, Tensor]:
         """The stored partition, as :meth:`fl_core.data.Partition.from_tree` takes it.

@@ -15,7 +15,7 @@ from fl_core.algorithms.base import Algorithm, Problem, find, registry
 from fl_core.algorithms.options import configured
 from fl_core.blocks import paths_of_blocks
 from fl_core.built import Built, Plain
-from fl_core.config import AUTO, RunConfig, resolved
+from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved
 from fl_core.data import FederatedData, Partition
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, listing
@@ -83,7 +83,8 @@ def assemble(
     """Build everything a run needs, and refuse what does not fit together before any work starts.
 
     Args:
-        data, model: your own objects in place of those that the configuration names.
+        data, model: your own objects in place of those that the configuration names; the configuration then says
+            nothing of how data are read or dealt.
         loaded: the configuration's own data, if they are at hand already.
         partition: a stored partition, used in place of a new draw.
         plan: a plan in place of the file that the configuration names.
@@ -101,10 +102,8 @@ def assemble(
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
     data = data or loaded
     if data is None:
-        kept = ("samples", "data_root", "download", "client_column", "label_column", "text_column")
-        dealt = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance", "seed")
-        drawn = dealt if partition is None else ()
-        chosen: dict[str, Any] = {name: getattr(config, name) for name in (*kept, *drawn)}
+        drawn = (*DEALING, "seed") if partition is None else ()
+        chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(config.dataset, indices=partition, **chosen)
     if model is None:
         model = models.build(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ IMAGES = (".png", ".jpg", ".jpeg")
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
+_DAMAGED = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _Listing = dict[str, dict[str, list[Path]]]
 
@@ -68,9 +71,9 @@ def glance(
     """
     if path.is_dir():
         found = _list_folder(path)
-        first = next(file for classes in found.values() for files in classes.values() for file in files)
-        size, mode = _image_header(first)
-        return (1 if mode in ("1", "L") else 3, size[1], size[0]), "" not in found
+        images = [file for classes in found.values() for files in classes.values() for file in files]
+        width, height = _image_header(images[0])[0]
+        return (1 if _gray(map(_image_header, images)) else 3, height, width), "" not in found
     if path.suffix.lower() == ".npz":
         with _open_npz(path) as file:
             key = "x" if "x" in file.files else "x_train"
@@ -100,7 +103,7 @@ def read_npz(path: Path) -> Source:
             check_known(f"array in {path}", key, known)
         try:
             data: dict[str, Array] = {key: file[key] for key in file.files}
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
+        except _DAMAGED as error:
             raise UsageError(f"{path}: {error}; store plain numbers and text, not Python objects") from error
     split = "x_train" in data
     for key in _SPLIT_FORM if split else _ONE_FORM:
@@ -178,7 +181,7 @@ def read_folder(path: Path) -> Source:
             raise UsageError(
                 f"{file} is {other[0]}x{other[1]}; {files[0][0]} is {size[0]}x{size[1]}: one size is needed"
             )
-    mode = "L" if all(mode in ("1", "L") for _, mode in headers) else "RGB"
+    mode = "L" if _gray(headers) else "RGB"
     x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
     for row, (file, _, _) in enumerate(files):
         try:
@@ -236,6 +239,11 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
     return size, mode
 
 
+def _gray(headers: Iterable[tuple[tuple[int, int], str]]) -> bool:
+    """Whether every image is."""
+    return all(mode in ("1", "L") for _, mode in headers)
+
+
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[2] if len(shape) > 2 else 1, *shape[:2])
 
@@ -243,7 +251,7 @@ def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
     try:
         file = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise UsageError(f"{path} is not a readable .npz file: {error}") from error
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise UsageError(f"{path} holds a single array; an .npz file of named arrays is needed")
@@ -252,10 +260,14 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
 
 def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of one array of an .npz file, without reading it."""
-    with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(file)
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
+            first = np.lib.format.read_magic(file) == (1, 0)
+            shape, _, dtype = (np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0)(
+                file
+            )
+    except _DAMAGED as error:
+        raise UsageError(f"{path}, array {key!r} is not readable: {error}") from error
     return shape, dtype
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,11 +39,14 @@ def of_silos(
     """
     if not silos:
         raise UsageError("a federation needs at least one silo")
+    names, twice = tuple(map(str, silos)), [name for name, times in Counter(map(str, silos)).items() if times > 1]
+    if twice:
+        raise UsageError(f"two silos are called {twice[0]!r}; names are told apart as text")
     parts: list[tuple[Array, Array]] = []
     for silo, pair in silos.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UsageError(f"silo {silo!r}: give a pair (x, y), not {type(pair).__name__}")
-        x, y = (each.detach().cpu().numpy() if isinstance(each, Tensor) else np.asarray(each) for each in pair)
+        x, y = (_array(each, f"silo {silo!r}, {part}") for each, part in zip(pair, "xy", strict=True))
         x, y = arrays.features(x, f"silo {silo!r}, x"), arrays.whole_numbers(y, f"silo {silo!r}, y")
         if len(x) != len(y):
             raise UsageError(f"silo {silo!r}: {len(x)} samples and {len(y)} labels")
@@ -51,7 +55,14 @@ def of_silos(
             found, wanted = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
             raise UsageError(f"silo {silo!r} has {found}, and {next(iter(silos))!r} has {wanted}")
         parts.append((x, y))
-    y, names = arrays.labels(np.concatenate([y for _, y in parts]), "labels of all silos", classes)
+    y, labels = arrays.labels(np.concatenate([y for _, y in parts]), "labels of all silos", classes)
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    source = Source(name, np.concatenate([x for x, _ in parts]), y, names, owner, tuple(map(str, silos)))
+    source = Source(name, np.concatenate([x for x, _ in parts]), y, labels, owner, names)
     return gather(source, partitions.make(source, "natural", seed=seed, splits=splits))
+
+
+def _array(values: Any, where: str) -> Array:
+    try:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{where}: {error}") from error

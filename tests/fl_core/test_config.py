@@ -15,6 +15,7 @@ from fl_core.config import RunConfig, resolved
 from fl_core.data.named import ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.local import Training
+from tests.conftest import TOY
 
 DATASETS = sorted(data.datasets())
 
@@ -151,6 +152,19 @@ def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
     assert (found.weight_decay, found.amsgrad) == (0.0, False)
     assert data.recipe("heart").loss_options
     assert resolved(RunConfig(dataset="heart", loss="focal")).loss_options == {}
+
+
+def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> None:
+    own = data.recipe("heart").loss_options
+    assert resolved(RunConfig(dataset="heart", loss_options={"gamma": 1.5})).loss_options == {**own, "gamma": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("clients", 2), ("partition", "iid"), ("alpha", 3.0), ("samples", 17), ("label_column", "y")]
+)
+def test_data_that_are_given_are_not_dealt_again(key: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{key}=.* says how a dataset is read and dealt .* leave {key} out"):
+        resolved(RunConfig(**{key: value}), TOY)
 
 
 def test_a_registered_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,12 +231,24 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
     assert len(each) == config.rounds
     rounds = range(1, len(each) + 1)
     flops, down, up = (played.values(metric, variant="") for metric in ("flops", "bytes_down", "bytes_up"))
+    steps = played.values("steps", variant="")
     for k, cost in zip(rounds, each, strict=True):
+        if name == "fedavg":
+            assert cost.naive == sum(SIZES.values()) * sum(steps[k, client] for client in CLIENTS)
         assert cost.flops == pytest.approx(sum(flops[k, client] for client in CLIENTS), rel=1e-12)
         assert cost.moved == sum(down[k, client] + up[k, client] for client in CLIENTS)
     total = training_cost(made, played.engine.site.workspace, TOY.shape, int(config.batch or 1))
     assert (total.naive, total.moved) == (sum(c.naive for c in each), sum(c.moved for c in each))
     assert total.flops == pytest.approx(sum(c.flops for c in each), rel=1e-12)
+
+
+def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> None:
+    played = play(algorithm="fedavg", model="norm", rounds=1, batch=9)
+    assert any(n % 9 == 1 for n in TOY.weights)
+    (cost,) = round_costs(played.engine.algorithm, played.engine.site.workspace, TOY.shape, 9)
+    trained = sum(parameter.numel() for parameter in network("norm").parameters())
+    assert cost.naive == trained * sum(played.values("steps", variant="").values())
+    assert cost.flops == pytest.approx(sum(played.values("flops", variant="").values()), rel=1e-12)
 
 
 def test_naive_costs_of_rounds_by_hand() -> None:

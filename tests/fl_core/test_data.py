@@ -407,6 +407,10 @@ def test_files_that_are_not_what_they_seem(tmp_path):
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(UsageError, match=r"text\.npz is not a readable \.npz"):
         data.load(tmp_path / "text.npz")
+    (tmp_path / "empty.npz").touch()
+    for read in (data.load, data.recipe):
+        with pytest.raises(UsageError, match=r"empty\.npz is not a readable \.npz"):
+            read(tmp_path / "empty.npz")
     np.save(tmp_path / "one.npy", np.zeros(3))
     (tmp_path / "one.npy").rename(tmp_path / "one.npz")
     with pytest.raises(UsageError, match="single array"):
@@ -414,6 +418,25 @@ def test_files_that_are_not_what_they_seem(tmp_path):
     (tmp_path / "table.xlsx").write_text("")
     with pytest.raises(UsageError, match=r"cannot read .*table\.xlsx"):
         data.load(tmp_path / "table.xlsx")
+
+
+def test_a_damaged_archive_is_refused_by_name(tmp_path):
+    """Every byte turned over in its turn: refused, or the same samples."""
+    np.savez_compressed(tmp_path / "whole.npz", x=images(30), y=labels(30))
+    whole, refused = (tmp_path / "whole.npz").read_bytes(), 0
+    wanted = data.load(tmp_path / "whole.npz", clients=2, partition="iid").digest
+    path = tmp_path / "bad.npz"
+    for place in range(0, len(whole), max(1, len(whole) // 150)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        for read in (data.recipe, lambda path: data.load(path, clients=2, partition="iid")):
+            try:
+                found = read(path)
+            except UsageError as error:
+                assert "bad.npz" in str(error)
+                refused += 1
+            else:
+                assert found == data.recipe(tmp_path / "whole.npz") if read is data.recipe else found.digest == wanted
+    assert refused > 150
 
 
 # --- .csv --------------------------------------------------------------------------------------------------------
@@ -574,7 +597,9 @@ def test_one_class_folder_is_refused(tmp_path):
 # --- recipes by path ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["images", "gray", "split", "table", "csv", "bare csv", "folder", "gray folder"])
+@pytest.mark.parametrize(
+    "kind", ["images", "gray", "split", "table", "csv", "bare csv", "folder", "gray folder", "mixed folder"]
+)
 def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
     n, owner = 90, np.arange(90) % 3
     if kind == "images":
@@ -593,6 +618,8 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
         path = tmp_path
         for part in ("a", "b") if kind == "gray folder" else ("p/a", "p/b", "q/b"):
             draw(tmp_path / part, 60, mode="L" if kind == "gray folder" else "RGB")
+        if kind == "mixed folder":
+            draw(tmp_path / "p" / "a", 1, mode="L")
     recipe, federated = data.recipe(path), data.load(path)
     assert recipe.partition == federated.partition.kind
     assert recipe == data.recipes.general(federated.shape, federated.partition.kind == "natural")
@@ -601,6 +628,7 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
         "gray": "fmnist_cnn",
         "split": "cifar_cnn",
         "folder": "cifar_cnn",
+        "mixed folder": "cifar_cnn",
         "gray folder": "fmnist_cnn",
     }.get(kind, "mlp")
 

@@ -115,6 +115,9 @@ def test_a_class_that_runs_out_leaves_the_rest_to_the_others():
 def test_a_seed_is_a_draw_and_clients_do_not_depend_on_their_number(kind):
     digests = [made(kind, seed=seed)[1].digest for seed in (0, 0, 1)]
     assert digests[0] == digests[1] != digests[2]
+    few, many = (list(made(kind, clients=clients)[1].indices.values()) for clients in (12, 20))
+    for ours, theirs in zip(few, many[:12], strict=True):
+        assert all(np.array_equal(ours[split], theirs[split]) for split in ours)
 
 
 @pytest.mark.parametrize(

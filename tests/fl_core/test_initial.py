@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ def test_a_run_starts_with_the_global_model_of_another(trained: Path) -> None:
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not task.said
+
+
+def test_running_statistics_that_clients_kept_are_told(tmp_path: Path) -> None:
+    options = {"model_options": {"norm": True}, **SHORT, "batch": 32}
+    for bn in ("local", "global"):
+        config = RunConfig(dataset="large_digits", model="pfedla_cnn", clients=2, partition="iid", bn=bn, **options)
+        runner.run(replace(config, samples=200), tmp_path / bn, progress=False)
+    assert not assemble(replace(config, samples=200, init=str(tmp_path / "global"))).said
+    (note,) = assemble(replace(config, samples=200, init=str(tmp_path / "local"))).said
+    assert note.startswith("running statistics are those that")
+    assert str(tmp_path / "local") in note
 
 
 def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained: Path, threes: Path) -> None:

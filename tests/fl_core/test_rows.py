@@ -116,6 +116,18 @@ def test_damaged_files_are_refused(tmp_path, content, error, what):
     assert str(path) in str(caught.value)
 
 
+def test_an_unfinished_line_is_left_out_only_after_what_must_be_complete(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    sound = f'{{"schema": 1}}\n{GOOD}\n'
+    path.write_text(sound + GOOD[:40])
+    assert len(rows.read(path, complete=len(sound))[1]) == 1
+    with pytest.raises(CorruptError, match="line 3"):
+        rows.read(path, complete=len(sound) + 41)
+    path.write_text(f"{sound}oops\n{GOOD[:40]}")
+    with pytest.raises(CorruptError, match="line 3"):
+        rows.read(path, complete=len(sound))
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows.write(path, {}, [rows.row("loss", 1.0)])

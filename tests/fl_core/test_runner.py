@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -80,6 +81,7 @@ def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> 
         (RunConfig(loss="focal", loss_options={"alpha": [1.0, 2.0]}), "alpha has 2 weights for 5 classes"),
         (RunConfig(algorithm="fedprox", options={"nu": 1}), "unknown configuration key of fedprox 'nu'"),
         (RunConfig(clients=3), "clients"),
+        (RunConfig(algorithm="fedprox", options={"mu": np.float32(0.1)}), "options cannot be stored .* plain numbers"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_written(config: RunConfig, message: str, tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def with_hole() -> dict[str, Any]:
     [
         ({}, {}, "at least one silo"),
         ({"a": torch.zeros(3, 2)}, {}, "silo 'a': give a pair"),
+        ({1: silos()["north"], "1": silos()["south"]}, {}, "two silos are called '1'"),
+        ({"a": ([[1, 2], [3]], [0, 1])}, {}, "silo 'a', x: .*inhomogeneous"),
         ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "silo 'a': 3 samples and 4 labels"),
         ({**silos(), "c": (torch.zeros(9, 3), torch.zeros(9))}, {}, r"'c' has float32 samples of shape \[3\]"),
         (with_hole(), {}, r"silo 'south', x, row 7 .*position \[1, 2\]: nan"),

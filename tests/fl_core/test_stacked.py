@@ -19,6 +19,7 @@ from fl_core.executors import Serial, Workers, executor
 from fl_core.local import Context
 from fl_core.site import FinishJob, Result, ScoreJob, Site, TrainJob
 from fl_core.stacked import Stacked, stacks
+from fl_core.store import Checkpoint
 from tests.conftest import CONFIG, TOY, network, play, site_of
 
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -114,10 +115,24 @@ def test_every_algorithm_gives_the_same(name: str) -> None:
     task = runner.assemble(config, data=TOY, model=network("plain"))
     found = play(algorithm=name, executor=Stacked(site_of(task)), **least)
     for ours, theirs in zip(found.checkpoints, serial.checkpoints, strict=True):
-        assert tree.distance(ours.server.trees["model"], theirs.server.trees["model"]) < 1e-4
+        held, wanted = everything(ours), everything(theirs)
+        assert held.keys() == wanted.keys()
+        assert {key: tree.distance(each, wanted[key]) for key, each in held.items()} == pytest.approx(
+            dict.fromkeys(wanted, 0.0), abs=1e-4
+        )
     assert [(r["metric"], r["client"], r["round"]) for r in found.rows] == [
         (r["metric"], r["client"], r["round"]) for r in serial.rows
     ]
+    assert [r["value"] for r in found.rows] == pytest.approx([r["value"] for r in serial.rows], rel=1e-4, abs=1e-5)
+
+
+def everything(checkpoint: Checkpoint) -> dict[tuple[str, ...], tree.Tree]:
+    """All trees of a checkpoint: the server's, every client's, and every model that was kept."""
+    found = {("server", name): each for name, each in checkpoint.server.trees.items()}
+    found |= {
+        (client, name): each for client, state in checkpoint.clients.items() for name, each in state.trees.items()
+    }
+    return found | {(kind, client): each for kind, kept in checkpoint.models.items() for client, each in kept.items()}
 
 
 @pytest.mark.parametrize("loss", ["focal", "player_focal"])

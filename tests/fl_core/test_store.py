@@ -231,6 +231,7 @@ class TestRows:
         begun.add_rows([a_row(2)])
         with (begun.path / "rows.jsonl").open("ab") as file:
             file.write(b'{"run":"r","torn')
+        assert begun.run.rows()[1]["round"].tolist() == [1, 2], "readable while a line is being written"
         with store_again(begun) as writer:
             assert writer.rewind() == 1
             assert (begun.path / "rows.jsonl").read_bytes() == whole
