@@ -215,12 +215,12 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
 
 
 def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
-    """Rounds between evaluations by default: a twentieth, or what makes evaluating a tenth of the time, if that is more.
+    """Rounds between evaluations by default: a twentieth, or more where evaluating would take over a tenth of the time.
 
     To score everyone's validation and test samples costs about a quarter of a local epoch of everyone: a forward pass
     takes a third of a training step's time, and the two splits have half as many samples as training. The round's
-    locally trained models are scored as well. However dear it is, the interval is at most a third of the rounds, rounded
-    up.
+    locally trained models are scored as well. However dear that is, the interval is at most a third of the rounds,
+    rounded up.
     """
     cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
     count = min(20, max(3, rounds // max(1, math.ceil(10 * cost))))

@@ -51,7 +51,7 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
 
 
 def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
-    """The global model of a run after its last checkpoint, its vocabulary, and whether its clients kept running statistics."""
+    """A run's global model after its last checkpoint, its vocabulary, and whether clients kept running statistics."""
     run = store.Run(path)
     config = run.config
     if find(config["algorithm"]).under(config["options"]).evaluates != "global":
@@ -64,9 +64,8 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
 
 
 def _keeps_statistics(model: nn.Module) -> bool:
-    return any(
-        isinstance(each, nn.modules.batchnorm._NormBase) and each.track_running_stats for each in model.modules()
-    )
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+    return any(norm.track_running_stats for norm in norms)
 
 
 def _keep_classifier(model: nn.Module, stored: Tree, own: Tree, example: Tensor, path: Path) -> list[str]:

@@ -67,27 +67,31 @@ class Training:
         lr: float | None = None,
         momentum: float | None = None,
         weight_decay: float | None = None,
+        optimizer: str | None = None,
     ) -> torch.optim.Optimizer:
         """A new optimiser over these tensors, or groups of them; a tensor that does not train is in no optimiser.
 
         Args:
-            lr, momentum, weight_decay: in place of this training's; adam and adamw know no momentum and ignore one.
+            lr, momentum, weight_decay, optimizer: in place of this training's; adam and adamw know no momentum and
+                ignore one.
         """
+        name = self.optimizer if optimizer is None else optimizer
         rate = self.lr if lr is None else lr
         decay = self.weight_decay if weight_decay is None else weight_decay
-        if self.optimizer == "sgd":
+        if name == "sgd":
             speed = self.momentum if momentum is None else momentum
             return torch.optim.SGD(parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True)
-        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
         return kind(parameters, lr=rate, weight_decay=decay, amsgrad=self.amsgrad, fused=True)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of a phase with rates of their own; what is None is the phase's."""
+    """Tensors of a phase with rates of their own; what is None is the phase's, ``lr`` divided by ``slower``."""
 
     train: frozenset[str]
     lr: float | None = None
+    slower: float = 1.0
     momentum: float | None = None
     weight_decay: float | None = None
 
@@ -104,8 +108,8 @@ class Phase:
         tree: which of the client's trees is trained.
         loss: name of the algorithm's method that gives the objective.
         stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
-        observe: names of observers that see every step's parameters and gradients.
-        lr, momentum, weight_decay: if not the run's.
+        observe: names of observers that see parameters and gradients of every step of the first pass.
+        lr, momentum, weight_decay, optimizer: if not the run's.
         groups: tensors among those that train with rates of their own; no tensor is in two groups.
         steps: stop after so many batches, if ``epochs`` passes have more.
         step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
@@ -122,9 +126,15 @@ class Phase:
     lr: float | None = None
     momentum: float | None = None
     weight_decay: float | None = None
+    optimizer: str | None = None
     groups: tuple[Group, ...] = ()
     steps: int | None = None
     step: str = ""
+
+    @property
+    def rates(self) -> tuple[float | None, float | None, float | None, str | None]:
+        """What :meth:`Training.build` takes."""
+        return self.lr, self.momentum, self.weight_decay, self.optimizer
 
 
 class Observer(Protocol):
@@ -218,13 +228,12 @@ def train(
         params: list[Tensor] = [workspace.params[name] for name in names]
         if params and phase.epochs and slices:
             by_name = dict(zip(names, params, strict=True))
-            rates = (phase.lr, phase.momentum, phase.weight_decay)
-            optimizer = training.build(_grouped(phase, by_name), *rates)
+            optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
             _restore(optimizer, names, params, phase, kept or {})
-            own = None
+            own, seen = None, list(watching.values())
             if phase.step:
                 explain = partial(_explain, workspace, algorithm, phase, ctx, names)
-                seen, data = list(watching.values()), (x, y)
+                data = (x, y)
                 own = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, explain)
                 step = getattr(algorithm, phase.step)
             frozen = workspace.frozen(ctx.client, split.x, x)
@@ -242,7 +251,7 @@ def train(
                     value = loss.item()
                     if not math.isfinite(value):
                         raise NonFiniteError(_explain(workspace, algorithm, phase, ctx, names, grads, value, steps))
-                    for observer in watching.values():
+                    for observer in seen:
                         observer.update(workspace.params, _named(names, grads))
                     optimizer.step()
                     for param in params:
@@ -251,6 +260,7 @@ def train(
                     size = len(batch[1])
                     total, samples, steps = total + value * size, samples + size, steps + 1
                 left = max(0, left - len(slices))
+                seen.clear()
             if own is not None:
                 total, samples, steps = own.loss, own.samples, own.taken
             state = _kept(optimizer, names, params, phase) if training.keep_optimizer else {}
@@ -286,13 +296,15 @@ def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
     return lambda part: ordered[part]
 
 
-def _grouped(phase: Phase, params: Mapping[str, Tensor]) -> list[Tensor] | list[dict[str, Any]]:
+def _grouped(phase: Phase, params: Mapping[str, Tensor], training: Training) -> list[Tensor] | list[dict[str, Any]]:
     """What the optimiser moves: the parameters, in groups where the phase has any."""
     if not phase.groups:
         return list(params.values())
     rest, found = dict(params), []
+    usual = training.lr if phase.lr is None else phase.lr
     for group in phase.groups:
-        rates = {"lr": group.lr, "momentum": group.momentum, "weight_decay": group.weight_decay}
+        lr = usual / group.slower if group.lr is None else group.lr
+        rates = {"lr": lr, "momentum": group.momentum, "weight_decay": group.weight_decay}
         own: dict[str, Any] = {key: value for key, value in rates.items() if value is not None}
         found.append(own | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]})
     return [group for group in (*found, {"params": list(rest.values())}) if group["params"]]

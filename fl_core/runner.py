@@ -268,10 +268,9 @@ def site_of(task: Task, observers: Mapping[str, Any]) -> Site:
 
 
 def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
-    """Every client's model after the first round's local training, and what the observers saw of it.
+    """Every client's model after the first round's local training, and what the observers saw of its first epoch.
 
-    It is the training in which PLayer-FL measures, one epoch unless the configuration has more: the same batches, the
-    same bits.
+    It is the training in which PLayer-FL measures: the same batches, the same bits.
 
     Returns:
         The models by client, and each client's measurement by client.

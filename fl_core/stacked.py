@@ -103,8 +103,7 @@ class Stacked:
         for k, part in parts.items():
             if self._allows(part):
                 phase = part.phase
-                rates = (phase.lr, phase.momentum, phase.weight_decay)
-                groups.setdefault((phase.train, phase.epochs, *rates), []).append(k)
+                groups.setdefault((phase.train, phase.epochs, *phase.rates), []).append(k)
         found: dict[int, tuple[Tree, Tree]] = {}
         for members in groups.values():
             if len(members) > 1:
@@ -235,7 +234,7 @@ def _descend(
         end = batches.steps[left - 1]
         now = {name: value[:left].clone() for name, value in values.items()}
         params = [now[name].requires_grad_() for name in names]
-        optimizer = training.build(params, phase.lr, phase.momentum, phase.weight_decay)
+        optimizer = training.build(params, *phase.rates)
         for name, param in zip(names, params, strict=True):
             if name in state:
                 optimizer.state[param].update({key: _first(value, left) for key, value in state[name].items()})

@@ -105,6 +105,9 @@ def assemble(
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(config.dataset, indices=partition, **chosen)
+    empty = [client.name for client in data.clients if not len(client.train)]
+    if empty:
+        raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
     if model is None:
         model = models.build(
             str(config.model),

@@ -354,7 +354,7 @@ class DepthFL(Limited):
     of the others it holds those after its earlier blocks. ``exits``: after which blocks they are (FedRA's text: 3,6,9
     of 12; its code: 4,7,10); default: after each quarter of the model. ``ensemble``: predict by the mean of all
     classifiers' logits (the paper), or by the last one (FedRA's code). Every tensor is averaged over its holders, all
-    of the same weight.
+    of the same weight. The terms of FedDyn that the authors' experiments add are not there.
     """
 
     name = "depthfl"

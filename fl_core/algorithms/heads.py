@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -45,8 +46,9 @@ class FedRoD(Algorithm):
         x, y = batch
         generic, personal = ctx.forward(params, x, both=True)
         counts = torch.bincount(ctx.labels, minlength=generic.shape[-1]).to(generic.dtype)
-        # log 0 would be exact, but losses other than cross-entropy have no derivative there
-        prior = self.config.gamma * counts.clamp(min=torch.finfo(generic.dtype).tiny).log()
+        prior = self.config.gamma * counts.clamp(min=1).log()
+        if self.config.gamma:  # minus infinity is exact, but losses other than cross-entropy have no derivative there
+            prior[counts == 0] = math.log(torch.finfo(generic.dtype).tiny)
         return ctx.criterion(generic + prior, y) + ctx.criterion(personal, y)
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:

@@ -27,8 +27,9 @@ class FedLAMA(Algorithm):
     chosen anew (:func:`long_layers`). The last round of a run averages all layers.
 
     A layer that is not due stays with its client, which goes on training it from where it stands, also where other
-    clients have been averaged since: local work is never thrown away. So what a client sends is what is due, and what
-    it receives is what it has not trained since it last sent it. With phi = 1 and tau = 1 it is FedAvg.
+    clients have been averaged since: local work is never thrown away, and where not all clients take part, what one
+    sends may rest on an average from rounds before. So what a client sends is what is due, and what it receives is what
+    it has not trained since it last sent it. With phi = 1 and tau = 1 it is FedAvg.
 
     ``crossing``: whether the layer at which the two curves cross is long too, as in the authors' released code
     (default: in a model with one dominant layer no other can be long). The released code looks at kernels only; here
@@ -86,8 +87,11 @@ class FedLAMA(Algorithm):
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         due, replies = self.due(server, rnd), list(updates)
         super().aggregate(server, replies, rnd)
-        waiting = [layer.name for layer in self.problem.layers if layer.name not in due]
-        pending = {**server.meta.get(PENDING, {}), **{str(update.client): waiting for update in replies}}
+        waiting = [layer for layer in self.problem.layers if layer.name not in due]
+        pending = dict(server.meta.get(PENDING, {}))
+        for update in replies:  # of the layers that wait, a client keeps those that it was given
+            travelling = self.shared(rnd, update.client)
+            pending[str(update.client)] = [each.name for each in waiting if not travelling.isdisjoint(each.tensors)]
         server.meta[PENDING] = {client: names for client, names in pending.items() if names}
         self._note(server, due, [update.message.trees["model"] for update in replies])
         if (rnd.index + 1) % (self.config.phi * self.config.tau) == 0:

@@ -24,8 +24,9 @@ class PerFedAvg(Algorithm):
 
     The objective is F(w) = f(w - alpha grad f(w)). For each batch D2 of the usual pass, with D1 and D3 drawn
     independently of it: w' = w - alpha grad f(w; D1), v = grad f(w'; D2), and then a step of the run's optimiser, with
-    rate beta, along v (``fo``, first-order, the default), or along v - alpha H v (``hf``, Hessian-free), where
-    H v = (grad f(w + delta v; D3) - grad f(w - delta v; D3)) / (2 delta). With alpha = 0 both are FedAvg of rate beta.
+    rate beta (chosen for SGD, as the paper's), along v (``fo``, first-order, the default), or along v - alpha H v
+    (``hf``, Hessian-free), where H v = (grad f(w + delta v; D3) - grad f(w - delta v; D3)) / (2 delta). With alpha = 0
+    both are FedAvg of rate beta.
 
     The personal model is the global one after ``adapt_steps`` steps of plain descent with rate alpha on the client's
     training samples; every client makes it anew whenever it is evaluated.
@@ -91,7 +92,7 @@ class PFedMe(Algorithm):
     In a round theta starts at the received model and goes on from batch to batch, as in the authors' released code,
     where ``decay`` is 0.001; the paper has none. The server then keeps (1 - beta) w + beta mean(w_i).
 
-    The personal model is theta, the global one w. With lam = 0 the global model stays at its start.
+    The personal model is theta, the global one w. With lam = 0 and no weight decay the global model stays at its start.
 
     Raises:
         UsageError: inner_steps or personal_lr is 0: theta would be w, and nothing would ever move.

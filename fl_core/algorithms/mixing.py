@@ -235,9 +235,9 @@ class FedFomo(Keeping):
 
     with the mean loss L_i on its validation split (in evaluation mode) and its own last model theta_i. The positive
     weights, divided by their sum, give theta_i + sum_j w_j (theta_j - theta_i); with none it stays at theta_i. Then it
-    trains as usual. The weights travel back, and the server adds them, over the sum of their absolute values, to the
-    client's affinities. It serves the models of highest affinity, ties at random, but fills each place at random with
-    probability ``epsilon``, lowered by ``epsilon_step`` a round.
+    trains as usual. The weights travel back, and the server adds them, over the sum of their absolute values (their sum
+    itself can be near 0), to the client's affinities. It serves the models of highest affinity, ties at random, but
+    fills each place at random with probability ``epsilon``, lowered by ``epsilon_step`` a round.
 
     Down: ``downloads`` models, at most those of the other clients that have replied, so none in the first round. Up:
     the model, and a number for every weight.

@@ -90,7 +90,7 @@ class FedLP(Algorithm):
 
     One draw for each layer, client and round; a layer's weight and bias go together. Each layer is averaged over the
     clients that sent it, weighted by training samples; one that nobody sent stays as it was. With keep = 1 it is
-    FedAvg.
+    FedAvg. The paper's other form, clients with the first layers only, is not there.
     """
 
     name = "fedlp"
@@ -159,10 +159,9 @@ class PLayerFL(FedPer):
     """FedPer whose plan is decided in the first round from the gradients of its own training (PLayer-FL, Alg. 1-3).
 
     The first round has two exchanges. In ``stats`` every client trains all layers from the common start and replies
-    with its federation sensitivities only; the server combines them and decides. In ``upload`` nothing is trained
-    again: the clients upload the chosen layers, so the first aggregation is already partial. Given a plan, it obeys
-    that and is FedPer.
-    """
+    with its federation sensitivities over the first epoch only; the server combines them and decides. In ``upload``
+    nothing is trained again: the clients upload the chosen layers, so the first aggregation is already partial. Given a
+    plan, it obeys that and is FedPer."""
 
     name = "playerfl"
     paper = "PLayer-FL (2025)"

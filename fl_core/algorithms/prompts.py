@@ -62,9 +62,9 @@ class PFedPT(Algorithm):
     """A personal frame of pixels on every image, under a model that is everybody's (pFedPT; Li et al. 2023).
 
     The frame is ``pad`` pixels wide, 720 numbers for 3 x 32 x 32 and pad = 2, and starts as standard normal noise,
-    drawn for each client. In a round it is trained for ``prompt_epochs`` with the model frozen, by an optimiser of its
-    own rates, then the model for the run's epochs with the frame frozen. While the frame trains, normalisations use
-    the received statistics; in the authors' released code they go on moving.
+    drawn for each client. In a round it is trained for ``prompt_epochs`` with the model frozen, by SGD of its own rates
+    whatever the run's optimiser is, then the model for the run's epochs with the frame frozen. While the frame trains,
+    normalisations use the received statistics; in the authors' released code they go on moving.
 
     Raises:
         UsageError: samples that are no images, or images too small for the frame.
@@ -110,6 +110,7 @@ class PFedPT(Algorithm):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         own = self.config
         rates: dict[str, Any] = {"lr": own.prompt_lr, "momentum": own.prompt_momentum, "weight_decay": 0.0}
+        rates["optimizer"] = "sgd"
         return (
             Phase("prompt", self.frame, own.prompt_epochs, stream="prompt", **rates),
             Phase("train", self.problem.tensors - self.frame, self.problem.epochs),

@@ -263,9 +263,8 @@ def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
     try:
         with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
             first = np.lib.format.read_magic(file) == (1, 0)
-            shape, _, dtype = (np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0)(
-                file
-            )
+            read_header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read_header(file)
     except _DAMAGED as error:
         raise UsageError(f"{path}, array {key!r} is not readable: {error}") from error
     return shape, dtype

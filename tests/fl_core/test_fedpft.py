@@ -120,14 +120,17 @@ def test_epochs_are_divided_between_the_phases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "rate"), [({}, 0.01), ({"contrast": False}, 0.05), ({"transform_lr": 0.3}, 0.3)], ids=str
+    ("options", "rate", "slower"),
+    [({}, None, 10), ({"contrast": False}, None, 2), ({"transform_lr": 0.3}, 0.3, 10)],
+    ids=str,
 )
-def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: float) -> None:
+def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: float | None, slower: float) -> None:
+    """The paper's 0.01 and 0.05 beside 0.1 for all else."""
     algorithm = site(**options).algorithm
     assert algorithm is not None
     for phase in algorithm.phases(Round(0), 0):
         (group,) = phase.groups
-        assert group.lr == rate
+        assert (group.lr, group.slower) == (rate, slower)
         assert {name.partition(".")[0] for name in group.train} == {"transform"}
         assert phase.lr is None
 
@@ -135,7 +138,7 @@ def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: flo
 def test_the_second_stages_attention_learns_at_fedpfts_rate() -> None:
     algorithm = find("two_stage")(site("two_stage").algorithm.problem, None, {"stage_rounds": 1})  # type: ignore[union-attr]
     (phase,) = algorithm.phases(Round(1), 0)
-    assert [group.lr for group in phase.groups] == [0.01]
+    assert [(group.lr, group.slower) for group in phase.groups] == [(None, 10)]
 
 
 # --- contrastive learning ---------------------------------------------------------------------------------------

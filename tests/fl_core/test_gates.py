@@ -280,6 +280,16 @@ def test_frames_are_trained_first_and_stay_with_their_clients() -> None:
             assert all(torch.equal(own[side], kept[side]) for side in prompt.train)
 
 
+def test_the_frame_is_trained_by_sgd_whatever_the_run_trains_with() -> None:
+    """A frame's rate of 1 is of plain descent: with AdamW every pixel would move by 1 a step."""
+    start = play(algorithm="pfedpt", rounds=1, epochs=0).checkpoints[0].clients
+    played = play(algorithm="pfedpt", rounds=1, optimizer="adamw", lr=1e-3, options={"prompt_epochs": 1})
+    for name, state in played.checkpoints[0].clients.items():
+        frame = {key: value for key, value in state.trees["model"].items() if key.startswith("border.")}
+        moved = max(float((value - start[name].trees["model"][key]).abs().max()) for key, value in frame.items())
+        assert 0 < moved < 0.5
+
+
 @pytest.mark.parametrize(
     ("shape", "pad", "message"),
     [

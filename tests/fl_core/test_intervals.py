@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_core import tree
-from fl_core.algorithms import Round, State
-from fl_core.algorithms.intervals import DISCREPANCY, INTERVALS, FedLAMA, long_layers
+from fl_core.algorithms import Message, Round, State, Update
+from fl_core.algorithms.intervals import DISCREPANCY, INTERVALS, PENDING, FedLAMA, long_layers
 from fl_core.errors import UsageError
 from fl_core.tree import Tree
 from tests.conftest import TOY, Played, network, play
@@ -209,3 +209,29 @@ def test_without_training_no_layer_becomes_long() -> None:
     run = play(algorithm="fedlama", epochs=0, rounds=4)
     assert run.checkpoints[1].server.meta[INTERVALS] == {layer.name: 1 for layer in run.engine.problem.layers}
     assert torch.equal(run.checkpoints[-1].server.trees["model"]["fc1.bias"], tree.of(network("plain"))["fc1.bias"])
+
+
+def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it() -> None:
+    """fc2 thaws in the second round, in which it is due; a client that joins in the third starts with the server's."""
+    options = {"over": "fedlama", "unfreeze": "0,1", "tau": 2, "phi": 1}
+    made = play(algorithm="vanilla", rounds=4, participation=0.5, options=options).engine.algorithm
+    server = made.open(tree.of(network("plain")))
+    for index in range(2):
+        rnd = Round(index, "train", (0, 1))
+        replies = []
+        for client in rnd.sampled:
+            names = made.shared(rnd, client) & made.of_layers(made.due(server, rnd))
+            moved = {name: server.trees["model"][name] + 1 for name in names}
+            replies.append(Update(client, 1, Message({"model": moved})))
+        made.aggregate(server, replies, rnd)
+    fc2 = {"fc2.weight", "fc2.bias"}
+    assert server.meta.get(PENDING, {}) == {}
+    assert fc2 <= made.send(server, 2, Round(2)).trees["model"].keys()
+
+
+def test_clients_wait_with_what_they_were_given_only() -> None:
+    options = {"over": "fedlama", "unfreeze": "0,2", "tau": 2, "phi": 1}
+    made = play(algorithm="vanilla", rounds=4, options=options).engine.algorithm
+    server = made.open(tree.of(network("plain")))
+    made.aggregate(server, [Update(0, 1, Message({"model": {}}))], Round(0))
+    assert server.meta[PENDING] == {"0": ["fc1", "fc3"]}, "fc2 is frozen until round 3"

@@ -20,6 +20,7 @@ from diagnostics.measure import instruments
 from fl_core import rows, runner, store, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.config import RunConfig
+from fl_core.data import Split
 from fl_core.engine import Engine, Instruments
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.layers import layers_of
@@ -104,6 +105,13 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(config: RunConfig, 
 def test_your_own_model_must_fit_the_data(model: nn.Module, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         runner.assemble(CONFIG, data=TOY, model=model)
+
+
+def test_a_client_without_training_samples_is_refused_by_name() -> None:
+    first, *rest = TOY.clients
+    empty = replace(first, train=Split(first.train.x[:0], first.train.y[:0]))
+    with pytest.raises(UsageError, match="toy: no training samples for a"):
+        runner.assemble(CONFIG, data=replace(TOY, clients=(empty, *rest)), model=network("plain"))
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])

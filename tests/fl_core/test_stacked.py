@@ -129,9 +129,8 @@ def test_every_algorithm_gives_the_same(name: str) -> None:
 def everything(checkpoint: Checkpoint) -> dict[tuple[str, ...], tree.Tree]:
     """All trees of a checkpoint: the server's, every client's, and every model that was kept."""
     found = {("server", name): each for name, each in checkpoint.server.trees.items()}
-    found |= {
-        (client, name): each for client, state in checkpoint.clients.items() for name, each in state.trees.items()
-    }
+    for client, state in checkpoint.clients.items():
+        found |= {(client, name): each for name, each in state.trees.items()}
     return found | {(kind, client): each for kind, kept in checkpoint.models.items() for client, each in kept.items()}
 
 

@@ -97,6 +97,21 @@ def test_a_group_trains_at_its_own_rates() -> None:
     assert not any(torch.equal(both[name], plain[name]) for name in HEAD)
 
 
+@pytest.mark.parametrize("lr", [None, 0.6])
+def test_a_slower_group_has_a_part_of_the_phases_rate(lr: float | None) -> None:
+    usual = HARD.lr if lr is None else lr
+    found = model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, slower=10),)))
+    assert same(found, model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, lr=usual / 10),))))
+    assert not same(found, model(Phase("train", ALL, 2, lr=lr)))
+
+
+@pytest.mark.parametrize("run", ["adam", "adamw"])
+def test_a_phase_may_have_another_optimiser_than_the_run(run: str) -> None:
+    other = replace(HARD, optimizer=run, momentum=0.0)
+    found = model(Phase("train", ALL, 2, optimizer="sgd", momentum=0.5), training=other)
+    assert same(found, model(Phase("train", ALL, 2), training=replace(HARD, momentum=0.5)))
+
+
 def test_groups_that_say_nothing_change_nothing() -> None:
     groups = (Group(HEAD), Group(frozenset(LAYERS[0].tensors)))
     assert same(model(Phase("train", ALL, 2, groups=groups)), model(Phase("train", ALL, 2)))

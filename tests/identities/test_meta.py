@@ -244,7 +244,7 @@ def rod(seed: int = 0) -> TwoHeads:
     return model
 
 
-def losses(model: TwoHeads, gamma: float, labels: Tensor) -> tuple[Tensor, Any]:
+def losses(model: TwoHeads, gamma: float, labels: Tensor, y: Tensor | None = None) -> tuple[Tensor, Any]:
     """The sum that is trained on the first client's batch, and the algorithm's task."""
     task = runner.assemble(
         replace(CONFIG, algorithm="fedrod", options={"gamma": gamma}), data=TOY, model=network("plain")
@@ -254,7 +254,7 @@ def losses(model: TwoHeads, gamma: float, labels: Tensor) -> tuple[Tensor, Any]:
     tree.load(site.workspace.model, tree.of(model))
     ctx = site._context(algorithm, 0, 0, {})
     ctx.labels = labels
-    x, y = TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8]
+    x, y = TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8] if y is None else y
     return algorithm.loss(site.workspace.params, (x, y), ctx), site.workspace.params
 
 
@@ -279,6 +279,20 @@ def test_fedrods_objective_and_its_gradients(gamma: float) -> None:
     wanted |= dict(zip(own, torch.autograd.grad(personal, [leaves[n] for n in own]), strict=True))
     for name in names:
         torch.testing.assert_close(mine[name], wanted[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(gamma: float) -> None:
+    model, (x, y) = rod(), (TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8])
+    held = sorted(set(y.tolist()))
+    absent = next(k for k in range(3) if k not in held[:2])
+    y = torch.where(y == absent, held[0], y)
+    found, _ = losses(model, gamma, y, y)
+    z, kept = model.body(x), [k for k in range(3) if k != absent]
+    prior = gamma * torch.tensor([float((y == k).sum()) for k in kept]).log()
+    generic = model.generic(z)
+    balanced = F.cross_entropy(generic[:, kept] + prior, torch.searchsorted(torch.tensor(kept), y))
+    torch.testing.assert_close(found, balanced + F.cross_entropy(generic + model.personal(z), y))
 
 
 def test_the_personal_loss_has_no_gradient_for_the_extractor() -> None:
