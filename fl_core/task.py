@@ -100,11 +100,13 @@ def assemble(
     if (config.plan is not None or plan is not None) and not kind.splits:
         obey = sorted(name for name, algorithm in registry().items() if algorithm.splits)
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
+    given = data is not None
     data = data or loaded
     if data is None:
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(config.dataset, indices=partition, **chosen)
+    said = [] if given or config.dataset in datasets.datasets() else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
@@ -119,11 +121,10 @@ def assemble(
     else:
         model = copy.deepcopy(model)  # a run trains in it
         models.check_fit(type(model).__name__, model, data.shape, data.n_classes)
-    said: list[str] = []
     if start is not None:
         models.weights.put(model, start, "the run's start")
     elif config.init is not None:
-        said = initial.start(model, config.init, models.example(data.shape), data.words)
+        said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.of(model)
     if config.bn == "drop":
         _drop_statistics(model)
@@ -170,6 +171,16 @@ def assemble(
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
+    """A note on clients that nobody asked for."""
+    if config.partition is not None or config.clients is not None or data.partition.kind == "natural":
+        return []
+    return [
+        f"{config.dataset} names no clients (--client-column says which column of a table does): its samples are "
+        f"dealt to {len(data.clients)} made-up ones by {data.partition.kind!r}; --partition or --clients confirms that"
+    ]
 
 
 def _with_statistics(model: nn.Module) -> dict[str, nn.Module]:

@@ -161,7 +161,8 @@ class PLayerFL(FedPer):
     The first round has two exchanges. In ``stats`` every client trains all layers from the common start and replies
     with its federation sensitivities over the first epoch only; the server combines them and decides. In ``upload``
     nothing is trained again: the clients upload the chosen layers, so the first aggregation is already partial. Given a
-    plan, it obeys that and is FedPer."""
+    plan, it obeys that and is FedPer.
+    """
 
     name = "playerfl"
     paper = "PLayer-FL (2025)"

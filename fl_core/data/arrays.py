@@ -177,6 +177,15 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Int
     return values.astype(np.int64)
 
 
+def is_number(cell: str) -> bool:
+    """Whether a text is one, or empty."""
+    try:
+        float(cell or 0)
+    except ValueError:
+        return False
+    return True
+
+
 def numbers(cells: Sequence[str], where: str, place: Place = row_of_array) -> Array:
     """float64 [n] from text.
 

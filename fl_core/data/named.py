@@ -234,7 +234,7 @@ def find_root(name: str, data_root: str | os.PathLike[str] | None, folder: str |
     root = data_root or os.environ.get(ROOT_VARIABLE)
     if not root:
         raise UsageError(
-            f"{name} needs a data root: pass data_root or set {ROOT_VARIABLE}; "
+            f"{name} needs a data root: pass data_root (--data-root) or set {ROOT_VARIABLE}; "
             f"looked for there: {_layouts(name, folder)}"
         )
     if not Path(root).is_dir():

@@ -81,6 +81,12 @@ def read_csv(
         where = f"{path}, column {client_column!r}"
         owner, owner_names = arrays.owners(np.array(columns.pop(client_column), dtype=str), where, place=place)
     y, classes = arrays.written_labels(columns.pop(label_column), f"{path}, column {label_column!r}", place)
+    for name, cells in columns.items():
+        if owner is None and not any(arrays.is_number(cell) for cell in cells):
+            raise UsageError(
+                f"{path}: column {name!r} holds words ({cells[0]!r}); if it names the clients, "
+                f"client_column={name!r} (--client-column {name}) says so"
+            )
     numbers = {name: arrays.numbers(cells, f"{path}, column {name!r}", place) for name, cells in columns.items()}
     if not numbers:
         raise UsageError(f"{path}: no column of features beside {listing(header)}")

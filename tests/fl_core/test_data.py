@@ -481,6 +481,8 @@ def test_columns_can_be_named_and_clients_left_out(tmp_path):
     path = write(tmp_path / "t.csv", ROWS, "ward,a,b,outcome")
     federated = data.load(path, client_column="ward", label_column="outcome")
     assert [client.name for client in federated.clients] == ["north", "south"]
+    with pytest.raises(UsageError, match=r"column 'ward' holds words \('north'\); .*--client-column ward"):
+        data.load(write(tmp_path / "t.csv", ROWS, "ward,a,b,label"))
     bare = write(tmp_path / "bare.csv", [line.partition(",")[2] for line in ROWS] * 5, "a,b,label")
     assert len(data.load(bare).clients) == 5
 
@@ -712,7 +714,9 @@ def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
 
 def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
     monkeypatch.delenv(named.ROOT_VARIABLE, raising=False)
-    with pytest.raises(UsageError, match=r"pass data_root or set FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"):
+    with pytest.raises(
+        UsageError, match=r"pass data_root \(--data-root\) or set FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"
+    ):
         data.load("mnist")
     with pytest.raises(UsageError, match="gone is not a folder"):
         data.load("mnist", data_root=tmp_path / "gone")

@@ -107,6 +107,17 @@ def test_your_own_model_must_fit_the_data(model: nn.Module, message: str) -> Non
         runner.assemble(CONFIG, data=TOY, model=model)
 
 
+def test_clients_that_are_made_up_unasked_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "wards.csv"
+    path.write_text("ward,age,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(120)))
+    config = RunConfig(dataset=str(path), rounds=1, batch=8)
+    (note,) = (note for note in runner.assemble(config).notes() if "made-up" in note)
+    assert "wards.csv names no clients (--client-column" in note
+    assert "dealt to 5 made-up ones by 'dirichlet'" in note
+    for changes in ({"partition": "dirichlet"}, {"clients": 5}, {"client_column": "ward"}, {"dataset": "digits"}):
+        assert not any("made-up" in note for note in runner.assemble(replace(config, **changes)).notes())
+
+
 def test_a_client_without_training_samples_is_refused_by_name() -> None:
     first, *rest = TOY.clients
     empty = replace(first, train=Split(first.train.x[:0], first.train.y[:0]))
