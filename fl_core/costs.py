@@ -52,8 +52,8 @@ class TrainingCost:
             Choi 2024). It knows no batch size, no forward pass, no error passed back through frozen layers, and takes
             a kernel's weight, used at every position, for one of a linear layer. It is proportional to what is sent.
         flops: floating-point operations, forward and backward, of every sample (see :func:`training_flops`).
-        moved: bytes of the model's tensors that the clients receive and send. What an algorithm sends besides them (a
-            variate, a mask, a number a layer) stands in a run's rows ``bytes_down`` and ``bytes_up`` only.
+        moved: bytes of the model's tensors that the clients receive and send. What an algorithm sends up besides them
+            (a mask, a number a layer) stands in a run's rows ``bytes_up`` only.
     """
 
     naive: int
@@ -85,9 +85,13 @@ def round_costs(
         workspace: of the algorithm's own model. shape: of one sample. batch: samples a batch.
 
     Raises:
-        UsageError: the number of rounds is not known, or a batch of no samples.
+        UsageError: the number of rounds is not known, a batch of no samples, or an algorithm that decides in a run what
+            it sends, or whose steps take more than a gradient.
     """
     problem = algorithm.problem
+    own = [phase.step for phase in algorithm.phases(Round(0), 0) if phase.step]
+    if own or type(algorithm).send is not Algorithm.send:
+        raise UsageError(f"{algorithm.name} costs what a run of it records: rows 'flops', 'bytes_down' and 'bytes_up'")
     if problem.rounds < 1 or batch < 1:
         raise UsageError(f"rounds and batch must be at least 1, not {problem.rounds} and {batch}")
     sizes = {name: parameter.numel() for name, parameter in workspace.params.items() if parameter.requires_grad}

@@ -12,6 +12,7 @@ from torch import nn
 
 from fl_core import runner, tree
 from fl_core.costs import round_costs, training_cost, training_flops
+from fl_core.errors import UsageError
 from fl_core.layers import sizes
 from fl_core.local import Workspace
 from fl_core.plan import LayerPlan
@@ -249,6 +250,13 @@ def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> Non
     trained = sum(parameter.numel() for parameter in network("norm").parameters())
     assert cost.naive == trained * sum(played.values("steps", variant="").values())
     assert cost.flops == pytest.approx(sum(played.values("flops", variant="").values()), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedfomo", "fedlama", "heurpfedla", "pfedme", "per_fedavg"])
+def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
+    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
+    with pytest.raises(UsageError, match=f"{name} costs what a run of it records"):
+        round_costs(task.algorithm(task.plan), runner.site_of(task, {}).workspace, TOY.shape, 8)
 
 
 def test_naive_costs_of_rounds_by_hand() -> None:
