@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from tqdm.auto import tqdm
 from fl_core import rows, runner, statistics, store
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
-from fl_core.data import FederatedData
+from fl_core.data import FederatedData, Partition
 from fl_core.engine import Instruments
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.files import write_atomically
@@ -171,6 +172,9 @@ def jobs_of(
 
     Without ``out`` the runs are checked for themselves.
 
+    Warns:
+        UserWarning: a plan was measured on samples that some seeds test on.
+
     Raises:
         UsageError: as :func:`compare`.
     """
@@ -187,6 +191,7 @@ def jobs_of(
     if (plan is not None or config.plan is not None) and not obey:
         raise UsageError(f"none of {listing(algorithms)} takes a plan")
     jobs: list[Job] = []
+    dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
         data = None  # the same for all algorithms of a seed
         for name in algorithms:
@@ -195,8 +200,11 @@ def jobs_of(
             jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", *job))
             task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
             data = task.data
+            dealt[seed] = data.digest, data.partition
             if out is not None:
                 _check_stored(jobs[-1].path, task)
+    for each_plan in {id(job.plan): job.plan for job in jobs if job.plan is not None}.values():
+        _warn_of_seen(each_plan, config, dealt)
     return jobs
 
 
@@ -251,6 +259,36 @@ def compare(
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
     write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
     return result
+
+
+def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
+    """Say which seeds test on samples that the plan was measured on, since a seed draws its own splits."""
+    seed = plan.why.seed
+    if seed is None or not plan.why.data:
+        return
+    if seed not in dealt:
+        try:
+            data = runner.assemble(replace(config, algorithm="fedavg", plan=None, options={}, seed=seed)).data
+        except UsageError:  # data that cannot be dealt so are not what the plan was measured on
+            return
+        measured = data.digest, data.partition
+    else:
+        measured = dealt[seed]
+    if measured[0] != plan.why.data:
+        return  # measured on other data: which samples it has seen is not known
+    seen = _samples(measured[1], "train")
+    leaking = [each for each, (_, partition) in dealt.items() if seen & _samples(partition, "test")]
+    if leaking:
+        warnings.warn(
+            f"the plan was measured on training data of seed {seed} that hold test samples of "
+            f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(map(str, leaking))}; with --plan auto, and under "
+            "playerfl, every run decides on its own training data",
+            stacklevel=3,
+        )
+
+
+def _samples(partition: Partition, split: str) -> set[int]:
+    return {int(place) for own in partition.indices.values() for place in own[split]}
 
 
 def _record(record: Mapping[Any, Any]) -> rows.Row:

@@ -105,6 +105,16 @@ def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
     return rows.header, rows.table
 
 
+def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, those of pairs of clients in both directions: a client's own are those in which it is the first.
+
+    Pairs that were measured in both directions (layers ``against`` another) stay as they are: these differ.
+    """
+    turned = rows[rows["client_b"] != ""].rename(columns={"client": "client_b", "client_b": "client"})
+    there, other = (set(zip(each["client"], each["client_b"], strict=True)) for each in (rows, turned))
+    return rows if any(a != b for a, b in there & other) else pd.concat([rows, turned], ignore_index=True)
+
+
 def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
     """The model's layers as the header has them.
 
@@ -144,9 +154,8 @@ def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant:
     if len(used) < 2:
         raise UsageError(f"{len(used)} layer in use that trains; a rule needs at least two to decide between")
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
-    for row in own.to_dict("records"):
-        for client in (row["client"], row["client_b"]) if pairs else (row["client"],):
-            rows.setdefault((client, row["layer"]), []).append(row)
+    for row in both_ways(own).to_dict("records"):
+        rows.setdefault((row["client"], row["layer"]), []).append(row)
     names = dict.fromkeys(client for client, _ in rows)
     values = {c: [_value(rows.get((c, layer.name), []), layer, c, metric) for layer in used] for c in names}
     weights = dict.fromkeys(names, 1.0) if pairs else {c: _weight(own[own["client"] == c], c) for c in names}

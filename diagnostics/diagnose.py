@@ -61,8 +61,8 @@ def diagnose(
         metrics: names in :data:`METRICS`. Those that read gradients share one pass over the data.
         loss: default cross-entropy.
         layers: exact names of the layers to report; default all of the model's.
-        probe: the samples on which clients' representations are compared; default the first 512 of the clients' data,
-            equally many of each.
+        probe: the samples on which clients' representations are compared, unless a metric's options name its own;
+            default the first 512 of the clients' data, equally many of each.
         by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`.
         layering: the models' layers, where more is known of them than the models show: an algorithm that builds
             adapters or a second head into a model keeps the plain model's layers. Default: found by ``by``.
@@ -156,10 +156,12 @@ def _settings(
         for option in own:
             check_known(f"option of {name}", option, METRICS[name].options)
         settings[name].update(own)
-    if probe is not None:
-        for metric in chosen:
-            if metric.pairs and "probe" in metric.options:
-                settings[metric.name]["probe"] = probe
+    for metric in chosen:
+        own = settings[metric.name]
+        if probe is not None and "probe" in metric.options and own.get("probe") is None:
+            own["probe"] = probe
+        if own.get("probe") is not None and "samples" in own:
+            raise UsageError(f"{metric.name}: a probe and samples={own['samples']!r}; give one of the two")
     return settings
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from diagnostics.metrics import DEFAULT, METRICS
 from diagnostics.report import Report
 from diagnostics.resampling import parted
 from diagnostics.sensitivity import recorded_rows
-from diagnostics.similarity import probe_set
+from diagnostics.similarity import PROBE, probe_set
 from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
 from fl_core.engine import Instruments
@@ -48,6 +48,9 @@ def of_run(
 ) -> Report:
     """Diagnose the models of a checkpoint, each on its own client's training data.
 
+    Clients are compared, and probes judged, on validation samples, which the rows' column ``split`` says: ``probe``
+    where you give the samples yourself.
+
     Args:
         path: a run directory.
         metrics: registry names.
@@ -69,7 +72,6 @@ def of_run(
         "seed": task.config.seed,
         "round": checkpoint,
         "model": which,
-        "split": "train",
     }
     return _diagnosed(task, models, metrics, context, command or f"diagnose {path}", options)
 
@@ -78,7 +80,8 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
     """Diagnose after the first round's local training of every client from the common start: where PLayer-FL looks.
 
     That is one epoch, unless the configuration has more. The rows also hold what the training itself measured
-    (federation sensitivity, variant ``training``), which is what PLayer-FL decides on.
+    (federation sensitivity, variant ``training``), which is what PLayer-FL decides on. It was measured in the task's
+    own layers: where ``by`` or ``layering`` asks for others, there is no such variant.
 
     Raises:
         UsageError: as :func:`diagnostics.diagnose`.
@@ -86,22 +89,24 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
     for name in metrics:
         check_known("metric", name, METRICS)
     models, measured = runner.first_epoch(task, instruments().observers)
-    context = {"seed": task.config.seed, "round": 0, "model": "local", "split": "train"}
+    context = {"seed": task.config.seed, "round": 0, "model": "local"}
     report = _diagnosed(task, models, metrics, context, command or "diagnose", options)
     report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
-    if SENSITIVITY not in metrics:
+    if SENSITIVITY not in metrics or report.layers != tuple(task.layers):
         return report
     weights = dict(zip(measured, task.data.weights, strict=True))
     sizes = {name: t.numel() for name, t in tree.live(task.model).items()}
     resamples, seed = options.get("resamples", 0), task.config.seed
     seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes, resamples=resamples, seed=seed)
     epochs = task.problem.epochs
-    seen = [row for row in seen if row["variant"].startswith("training")]
+    wanted = set(report.frame["layer"])
+    seen = [row for row in seen if row["variant"].startswith("training") and row["layer"] in wanted]
     saw = "epoch" if epochs == 1 else f"{epochs} epochs"
     trained = rows.frame(
         {
             **row,
             **context,
+            "split": "train",
             "estimator": saw + row["estimator"].removeprefix("epoch"),
             "n_samples": epochs * row["n_samples"],
         }
@@ -113,9 +118,13 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
-    """The variants of a metric that a reader wants to see first: the default, and what a decision reads."""
-    there = set(report.frame.loc[report.frame["metric"] == metric, "variant"])
-    return [name for name in dict.fromkeys((METRICS[metric].variant, "training")) if name in there]
+    """The variants of a metric that a reader wants to see first: the default, and what a decision reads.
+
+    Where options made others than the default, the first of them.
+    """
+    there = list(report.frame.loc[report.frame["metric"] == metric, "variant"].unique())
+    first = METRICS[metric].variant if METRICS[metric].variant in there else next(iter(there), "")
+    return [name for name in dict.fromkeys((first, "training")) if name in there]
 
 
 def _diagnosed(
@@ -126,22 +135,14 @@ def _diagnosed(
     command: str,
     options: Any,
 ) -> Report:
+    metrics = (metrics,) if isinstance(metrics, str) else metrics
     absent = [client.name for client in task.data.clients if client.name not in models]
     if not models:
         raise UsageError(f"no models to diagnose; clients without one: {listing(absent)}")
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
-    options.setdefault("probe", probe_set(task.data))
-    if "update_magnitude" in metrics:
-        given = dict(options.get("options") or {})
-        given["update_magnitude"] = {"start": task.model, **given.get("update_magnitude", {})}
-        options["options"] = given
     if options.setdefault("by", task.config.by) == task.config.by:
         options.setdefault("layering", task.layers)
-    held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in models}
-    tested = [name for name in metrics if name in METRICS and "test" in METRICS[name].options]
-    if tested and all(len(y) for _, y in held.values()):  # a probe is judged on what its client did not train on
-        own = options.get("options") or {}
-        options["options"] = {**own, **{name: {"test": held, **own.get(name, {})} for name in tested}}
+    options["options"], splits = _settings(task, metrics, models, options)
     report = diagnose(
         models,
         data,
@@ -151,5 +152,30 @@ def _diagnosed(
         context=context,
         **options,
     )
-    header = {**report.header, **task.header(command), "checkpoint": report.header["checkpoint"], "absent": absent}
-    return replace(report, header=header)
+    kept = {name: report.header[name] for name in ("layers", "checkpoint")}  # what was measured, not what was trained
+    header = {**report.header, **task.header(command), **kept, "absent": absent}
+    own, again = (each.assign(split=each["metric"].map(splits)) for each in (report.frame, report.resamples))
+    return Report(own, header, again)
+
+
+def _settings(
+    task: Task, metrics: Sequence[str], clients: Collection[str], options: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Each metric's own options, filled with what the task knows, and the split whose samples it is measured on."""
+    settings = {name: dict(own) for name, own in (options.get("options") or {}).items()}
+    splits = dict.fromkeys(metrics, "train")
+    held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in clients}
+    for name in splits:
+        known, own = METRICS[check_known("metric", name, METRICS)].options, settings.setdefault(name, {})
+        if "start" in known:
+            own.setdefault("start", task.model)
+        if "probe" in known:
+            splits[name] = "probe"
+            if own.get("probe") is None and options.get("probe") is None:
+                own["probe"], splits[name] = probe_set(task.data, own.pop("samples", PROBE)), "validation"
+        if "test" in known:  # a probe is judged on what its client did not train on
+            if own.get("test") is not None:
+                splits[name] = "probe"
+            elif not own.keys() & {"holdout", "folds"} and all(len(y) for _, y in held.values()):
+                own["test"], splits[name] = held, "validation"
+    return settings, splits

@@ -250,7 +250,9 @@ def cka_matrices(
     with panels(axes, len(layers)) as drawn:
         for layer, panel in zip(layers, drawn, strict=True):
             matrix = pairs[pairs["layer"] == layer].pivot(index="client", columns="client_b", values="value")
-            matrix = matrix.reindex(index=names, columns=names).mask(np.eye(len(names), dtype=bool), 1.0)
+            matrix = matrix.reindex(index=names, columns=names)
+            if not (pairs["client"] == pairs["client_b"]).any():  # of the same layer, so that each is like itself
+                matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
             colours = heat(panel, matrix, square=True)
             panel.ax.set_title(layer, fontsize=8)
         found = [panel.ax for panel in drawn]

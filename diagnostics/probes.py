@@ -326,14 +326,16 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
         return client + str(reason)
     late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
     note = f", {late} of {len(found[0])} fits not converged" if late else ""
-    return [_Hits(np.concatenate(hits), note) for hits in found]
+    return [_Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note) for hits in found]
 
 
 def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
-    """The hits, or a status that names the layer."""
+    """The hits, or a status that says why there is no value."""
     if not layer.used:
         return "unused in the forward pass"
-    return f"output of layer {layer.name!r} {found}" if isinstance(found, str) else found
+    if isinstance(found, str):
+        return f"output of layer {layer.name!r} {found}"
+    return found if len(found.right) else "no held-out samples"
 
 
 def _row(subject: Subject | None, layer: Layer, variant: str, hits: str | _Hits, common: Mapping[str, str]) -> Row:

@@ -20,6 +20,7 @@ from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.evaluate import SCORES
+from fl_core.files import write_atomically
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 
@@ -41,7 +42,7 @@ class Regret:
 
     Attributes:
         score: the name of the scores.
-        layers: names of the layers in use, L of them; a cut k shares the first k.
+        layers: names of the layers that train, L of them; a cut k shares the first k, and the frozen ones.
         scores: one line a seed and cut (columns seed, cut, last, validation, test): the headline model after the last
             round, combined over clients by training samples.
         decisions: one line a rule and seed (rule, seed, cut, status); no cut where the rule could not decide.
@@ -135,11 +136,12 @@ def regret(
 ) -> Regret:
     """Train every cut over several seeds, let every rule decide, and hold its choice against the best cut.
 
-    With L layers in use, each of the plans that share the first 0 .. L layers is run under the configuration's
-    algorithm (below ``out``/cuts), and every seed is measured after one local epoch (``out``/measured), which is what
-    the rules read. Cuts are judged by their score on the validation split; the test split is only reported.
-    ``scores.csv`` has all cuts, ``regret.csv`` every rule and seed, ``table.csv`` the means. Finished runs are
-    read and interrupted ones resumed, so that the same call goes on after a stop, or adds rules at no training.
+    With L layers that train, each of the plans that share the first 0 .. L of them (and the frozen ones) is run under
+    the configuration's algorithm (below ``out``/cuts), and every seed is measured after every client's first local
+    training (``out``/measured), which is what the rules read. Cuts are judged by their score on the validation split;
+    the test split is only reported. ``scores.csv`` has all cuts, ``regret.csv`` every rule and seed, ``table.csv`` the
+    means. Finished runs are read and interrupted ones resumed, so that the same call goes on after a stop; every call,
+    also one with other rules, measures anew, which trains each client for one round.
 
     Args:
         config: what is trained, small enough that L + 1 runs a seed can be afforded; its ``threshold`` is the rules'.
@@ -172,16 +174,15 @@ def regret(
     for seed in tqdm(seeds, desc="measured", unit="seed", disable=not progress):
         layers, found = _decisions(replace(config, seed=seed), asked, out, command)
         decided += found
-    names = tuple(layer.name for layer in layers if layer.used)
+    nothing = LayerPlan(layers, ())
+    names = nothing.trainable
     frames = []
     for cut in tqdm(range(len(names) + 1), desc="cuts", unit="cut", disable=not progress):
-        frames.append(_trained(config, seeds, LayerPlan(layers, names[:cut]), cut, out, score, command))
+        frames.append(_trained(config, seeds, nothing.with_first(cut), cut, out, score, command))
         frames[-1]["last"] = names[cut - 1] if cut else ""
     result = Regret(score, names, pd.concat(frames, ignore_index=True), pd.DataFrame(decided))
     for name, table in (("scores", result.scores), ("regret", result.choices), ("table", result.table)):
-        part = out / f"{name}.csv.part"
-        table.to_csv(part, index=False)
-        part.replace(out / f"{name}.csv")
+        write_atomically(out / f"{name}.csv", table.to_csv(index=False).encode())
     return result
 
 
@@ -198,7 +199,7 @@ def _parsed(text: str) -> tuple[str, str | None]:
 def _decisions(
     config: RunConfig, asked: dict[str, tuple[str, str | None]], out: Path, command: str
 ) -> tuple[tuple[Layer, ...], list[dict[str, Any]]]:
-    """The layers of a seed's model, and what each rule decides after its first epoch."""
+    """The layers of a seed's model, and what each rule decides after the clients' first local training."""
     task = runner.assemble(config, plan=None)
     metrics = [metric or measure.SENSITIVITY for rule, metric in asked.values() if RULES[rule].reads != "curves"]
     metrics += DEFAULT if any(RULES[rule].reads == "curves" for rule, _ in asked.values()) else ()
@@ -210,7 +211,7 @@ def _decisions(
         line: dict[str, Any] = {"rule": text, "seed": config.seed, "cut": None, "status": "ok"}
         try:
             plan = select.select(report, rule, metric=metric, threshold=config.threshold)
-            line["cut"] = len(plan.shared)
+            line["cut"] = plan.cut
         except RunError as error:
             line["status"] = str(error)
         found.append(line)

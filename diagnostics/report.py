@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from diagnostics.curve import both_ways
 from diagnostics.metrics import METRICS
 from diagnostics.resampling import parted
 from fl_core import rows
@@ -47,7 +48,8 @@ class Report:
     def values(self, metric: str, variant: str | None = None) -> pd.DataFrame:
         """Values of one metric, layers x clients; NaN where there is none (the frame's status says why).
 
-        Of a metric of pairs: each client's mean over the others. Default variant: the metric's first that was measured.
+        Of a metric of pairs: each client's mean over the others; where layers are compared ``against`` another, of the
+        client's own layer with the others' other one. Default variant: the metric's first that was measured.
 
         Raises:
             UsageError: a metric or variant that was not measured.
@@ -58,9 +60,7 @@ class Report:
             variant = _usual(metric, present)
         check_known(f"variant of {metric}", variant, present)
         found = found[found["variant"] == variant]
-        paired = found[found["client_b"] != ""]
-        found = pd.concat([found, paired.assign(client=paired["client_b"])])
-        found = found[found["client"] != ""]
+        found = both_ways(found[(found["client"] != "") & (found["client"] != found["client_b"])])
         table = found.groupby(["layer", "client"], sort=False)["value"].mean(skipna=False).unstack()
         order = [layer.name for layer in self.layers if layer.name in table.index]
         return table.reindex(index=order, columns=list(dict.fromkeys(found["client"])))

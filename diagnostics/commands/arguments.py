@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -14,8 +15,10 @@ from typing import Annotated, Any, get_type_hints
 
 from tyro.conf import DisallowNone, FlagConversionOff, FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
+from fl_core import rows
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import RunError, UsageError, check_known
+from fl_core.plan import LayerPlan
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
@@ -62,7 +65,11 @@ SetEach = Annotated[
 ]
 SetMetric = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("Option of a metric: --set hessian_spectrum.density=50.", "METRIC.KEY=VALUE", "set"),
+    option(
+        "Option of a metric that is measured: --metrics hessian_spectrum --set hessian_spectrum.density=50.",
+        "METRIC.KEY=VALUE",
+        "set",
+    ),
 ]
 SetModel = Annotated[
     UseAppendAction[tuple[str, ...]],
@@ -172,11 +179,17 @@ def by_name(given: Sequence[str], kind: str, names: Sequence[str], of: str) -> d
     Raises:
         UsageError: a key that names none of ``names``.
     """
+    from diagnostics.metrics import METRICS
+    from fl_core.algorithms import registry
+
+    elsewhere: Collection[str] = METRICS if kind == "metric" else registry()
     found: dict[str, dict[str, Any]] = {}
     for key, value in pairs("--set", given).items():
         name, dot, own = key.partition(".")
         if not dot:
             raise UsageError(f"--set names the {kind} that it is for: --set {kind.upper()}.{key}=...")
+        if name in elsewhere and name not in names:
+            raise UsageError(f"unknown {kind} {of} {name!r}: add --{kind}s {name}")
         found.setdefault(check_known(f"{kind} {of}", name, names), {})[own] = value
     return found
 
@@ -185,7 +198,13 @@ def by_name(given: Sequence[str], kind: str, names: Sequence[str], of: str) -> d
 
 
 def check_output(path: Path) -> None:
-    """Refuse, before any work, a file that could not be written or that would replace a part of a run.
+    """Refuse, before any work, a file that could not be written or that would replace what cannot be had again at once.
+
+    A plan may be replaced, since its rows give it again, and that is said. Measured layers, a part of a run, and
+    what is not of this package stay.
+
+    Warns:
+        UserWarning: what is replaced.
 
     Raises:
         UsageError: names the path.
@@ -195,6 +214,22 @@ def check_output(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"--out {path} is a folder; name a file in it, such as {path / 'rows.jsonl'}")
     _no_run(path, path.parent)
+    if path.exists():
+        if (held := _replaceable(path)) is None:
+            raise UsageError(f"--out {path} is there already and stays as it is; choose another file")
+        warnings.warn(f"{path} is replaced; it was {held}", stacklevel=2)
+
+
+def _replaceable(path: Path) -> str | None:
+    """What a file holds that may be replaced: a plan, or rows that name no layers; None for anything else."""
+    try:
+        return repr(LayerPlan.load(path))
+    except UsageError:
+        pass
+    try:
+        return None if rows.read_header(path).get("layers") else "rows without layers"
+    except (UsageError, RunError):
+        return None
 
 
 def check_folder(path: Path) -> None:

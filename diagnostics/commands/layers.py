@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
 
@@ -14,7 +17,11 @@ from diagnostics.commands.base import Command, ModelCode
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known
 
-_LIKE: dict[type, type | tuple[type, ...]] = {bool: bool, int: int, float: (int, float)}
+if TYPE_CHECKING:
+    from diagnostics.metrics import Metric
+
+_LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+_DTYPES = ("float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,12 +76,10 @@ class Diagnose(Command):
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         for name in metrics:
             check_known("metric", name, METRICS)
-        own = arguments.by_name(self.set, "metric", metrics, "that is measured")
-        for name, given in own.items():
-            for key, value in given.items():
-                default = METRICS[name].options[check_known(f"option of {name}", key, METRICS[name].options)]
-                if isinstance(default, (int, float, str)) and not isinstance(value, _LIKE.get(type(default), str)):
-                    raise UsageError(f"--set {name}.{key} takes a value such as {default!r}, not {value!r}")
+        own = {
+            name: {key: _option(METRICS[name], key, value) for key, value in given.items()}
+            for name, given in arguments.by_name(self.set, "metric", metrics, "that is measured").items()
+        }
         how: dict[str, Any] = {"command": line, "options": own, "resamples": check_resamples(self.resamples)}
         if self.dir is not None:
             self._check_of_run()
@@ -86,7 +91,10 @@ class Diagnose(Command):
                 raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
             config = configured(self.config, (), self.set_model, self.set_loss)
             config = dataclasses.replace(config, dataset=str(self.dataset), model=self.model)
-            report = measure.of_task(runner.assemble(config), metrics, **how)
+            task = runner.assemble(config)
+            for note in task.notes():
+                warnings.warn(note, stacklevel=2)
+            report = measure.of_task(task, metrics, **how)
         report.write(self.out)
         print(report)
         for metric in metrics:
@@ -105,6 +113,31 @@ class Diagnose(Command):
         given += [name for name in ("set_model", "set_loss") if getattr(self, name)]
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
+
+
+def _option(metric: Metric, key: str, value: Any) -> Any:
+    """A metric's option as it takes it, from a value of the command line.
+
+    Raises:
+        UsageError: an unknown option, one that no words can give (models, data), or a value of another type.
+    """
+    import torch
+
+    default = metric.options[check_known(f"option of {metric.name}", key, metric.options)]
+    hint = get_type_hints(metric.compute)[key]
+    kinds = get_args(hint) or (hint,)
+    if value is None and NoneType in kinds:
+        return None
+    if torch.dtype in kinds:
+        return getattr(torch, check_known(f"{metric.name}.{key}", value, _DTYPES))
+    known = [kind for kind in kinds if kind in _LIKE]
+    if not known:
+        raise UsageError(f"--set {metric.name}.{key} is no text or number; give it from Python")
+    several = isinstance(value, list) and any(get_origin(kind) is Sequence for kind in kinds)
+    if not all(any(type(each) in _LIKE[kind] for kind in known) for each in (value if several else [value])):
+        such = f"a value such as {default!r}" if default not in (None, ()) else known[0].__name__
+        raise UsageError(f"--set {metric.name}.{key} takes {such}, not {value!r}")
+    return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -65,8 +65,8 @@ class Compare(Command):
 class Regret(Command):
     """Train every cut, and tell what each rule's choice loses.
 
-    Cuts are judged on the validation split; test scores stand beside. After a stop the same command goes on, and with
-    other rules it trains nothing anew.
+    Cuts are judged on the validation split; test scores stand beside. After a stop the same command goes on; with
+    other rules it measures anew, after one round of local training, and trains no cut again.
 
     Examples:
         fedlayers regret --dataset heart --rules sensitivity_ratio cka=largest_jump vote --seeds 5 --rounds 10

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from diagnostics.capture import Batch, batches
+from diagnostics.capture import Batch, Data, batches, whole
 from diagnostics.gradients import Subject, Tick, placed, quiet
 from diagnostics.hessian import TraceResult, hessian_trace, released_norm
 from diagnostics.spectrum import AT, Density, hessian_spectrum, spectral_density
@@ -41,7 +41,8 @@ def hessian_rows(
     those of :func:`diagnostics.hessian.hessian_trace`. With ``variant="released"``, one row instead: the nuclear norm
     that the authors' released code computes (:func:`diagnostics.curvature.released.released`), which is no trace.
 
-    Memory: the activations of ``batch`` samples and the graph of their derivatives; nothing that grows with the data.
+    Memory: the activations of ``batch`` samples and the graph of their derivatives; where the model is, one client's
+    samples at a time.
 
     Raises:
         UsageError: an unknown option, or one that the variant does not have.
@@ -51,13 +52,14 @@ def hessian_rows(
         raise UsageError("variant 'released' is one computation: it has no estimator and no backend to choose")
     found: list[Row] = []
     for subject in subjects:
+        data = _data_of(subject)
         options: dict[str, Any] = {"loss": loss, "batch": batch, "seed": seed, "mode": mode}
         options |= {"probes": probes, "dtype": dtype}
         if variant == "released":
-            results = released_norm(subject.model, Placed(subject, batch), layers, **options)
+            results = released_norm(subject.model, data, layers, **options)
         else:
             options |= {"estimator": estimator, "backend": backend}
-            results = hessian_trace(subject.model, Placed(subject, batch), layers, **options)
+            results = hessian_trace(subject.model, data, layers, **options)
         for result in results:
             found += _trace_rows(subject, result, variant)
         tick(subject.client)
@@ -113,8 +115,9 @@ def spectrum_rows(
     for none) :func:`diagnostics.spectrum.spectral_density` adds how all eigenvalues are distributed, rows with variant
     ``at`` and an eigenvalue, whose value in [0, 1] is the share of the layer's eigenvalues there. They sum to 1.
 
-    Memory: the activations of ``batch`` samples and the graph of their derivatives; of one layer at a time the Lanczos
-    vectors, each as long as its weights: about 20, with ``density`` as many as steps; of a small layer its block.
+    Memory: the activations of ``batch`` samples and the graph of their derivatives; where the model is, one client's
+    samples at a time; of one layer at a time the Lanczos vectors, each as long as its weights: about 20, with
+    ``density`` as many as steps; of a small layer its block.
 
     Raises:
         UsageError: a density of 1 step or less than none, and as in :func:`diagnostics.spectrum.hessian_spectrum`.
@@ -123,8 +126,9 @@ def spectrum_rows(
         raise UsageError(f"a density of {density} steps; at least 2 are needed, or 0 for none")
     found: list[Row] = []
     for subject in subjects:
+        data = _data_of(subject)
         results = hessian_spectrum(
-            subject.model, Placed(subject, batch), layers, loss=loss, k=k, tol=tol, batch=batch, seed=seed, mode=mode,
+            subject.model, data, layers, loss=loss, k=k, tol=tol, batch=batch, seed=seed, mode=mode,
             dtype=dtype,
         )  # fmt: skip
         for rank in range(k):
@@ -162,7 +166,7 @@ def spectrum_rows(
                     try:
                         shares = _shares(
                             spectral_density(
-                                subject.model, Placed(subject, batch), by_name[result.layer], loss=loss, steps=density,
+                                subject.model, data, by_name[result.layer], loss=loss, steps=density,
                                 batch=batch, seed=seed, mode=mode, dtype=dtype,
                             )
                         )  # fmt: skip
@@ -185,13 +189,22 @@ def _shares(density: Density) -> dict[str, float]:
     return found
 
 
-class Placed:
-    """A subject's batches, where its model is and in the model's type."""
+def _data_of(subject: Subject) -> Data:
+    """A subject's data where its model is and in the model's type: a pair, or a loader's batches as they come."""
+    pair = whole(subject.data)
+    if pair is None:
+        return _Loaded(subject)
+    x = placed(subject.model, pair[0])
+    return x, pair[1].to(x.device)
 
-    def __init__(self, subject: Subject, batch: int) -> None:
-        self._subject, self._batch = subject, batch
+
+class _Loaded:
+    """A loader's batches, where the subject's model is and in the model's type."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
 
     def __iter__(self) -> Iterator[Batch]:
-        for x, y in batches(self._subject.data, self._batch):
+        for x, y in batches(self._subject.data):
             x = placed(self._subject.model, x)
             yield x, y.to(x.device)

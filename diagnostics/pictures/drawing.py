@@ -18,6 +18,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from diagnostics import curve
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import COLUMNS
 
@@ -160,11 +161,10 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of pairs of clients, each pair in both directions, the clients in the order in which they first appear."""
+    """The rows of pairs as :func:`diagnostics.curve.both_ways`, the clients in the order in which they first appear."""
     pairs = pairs[pairs["client_b"] != ""]
     order = {name: k for k, name in enumerate(pd.unique(pairs[["client", "client_b"]].to_numpy().ravel()))}
-    turned = pairs.rename(columns={"client": "client_b", "client_b": "client"})
-    joined = pd.concat([pairs, turned], ignore_index=True)
+    joined = curve.both_ways(pairs)
     return joined.iloc[np.argsort(joined["client"].map(order).to_numpy(dtype=int), kind="stable")]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from diagnostics.gradients import Subject
 from diagnostics.representation.gram import Recorder, Summary, hsic
 from diagnostics.representation.moments import PROCRUSTES, Kept, Measure, Moments
-from diagnostics.representation.probe import NoValue, Place, arranged, by_position, watch
+from diagnostics.representation.probe import NoValue, Place, along_one, arranged, by_position, watch
 from diagnostics.representation.rows import Faults, Request, Spot, Value
 from diagnostics.representation.shifts import least_angle, unit_maps
 from diagnostics.representation.torch_cka import compared
@@ -140,7 +140,7 @@ def by_shifts(request: Request) -> tuple[Faults, Value]:
         for spot, subject in zip(spots, request.subjects, strict=True):
             try:
                 seen = _seen(request, subject, path)
-                if seen.ndim > 3:
+                if seen.ndim > 3 or (seen.ndim == 3 and along_one(subject.model.get_submodule(path))):
                     maps[spot] = unit_maps(seen)
                 else:
                     seen = seen.sum(1) if seen.ndim == 3 else seen

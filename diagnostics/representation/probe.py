@@ -133,6 +133,11 @@ def watch(
                 subject.model(placed(subject.model, x[slice(*place)].to(memory_format=layout)))
 
 
+def along_one(module: nn.Module) -> bool:
+    """Whether what a module puts out with three axes is a map, [n, d, positions]: it convolves in one dimension."""
+    return any(isinstance(part, _ONE_DIMENSIONAL) for part in module.modules())
+
+
 def by_position(module: nn.Module, output: Tensor) -> Tensor:
     """The output as [n, *positions, d], features last; without positions [n, d].
 
@@ -142,7 +147,7 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
     if output.ndim < 3:
         return output.reshape(len(output), -1)
     if output.ndim == 3:
-        second = any(isinstance(part, _ONE_DIMENSIONAL) for part in module.modules())
+        second = along_one(module)
     else:
         second = not isinstance(module, _CHANNELS_LAST)
     return output.movedim(1, -1) if second else output

@@ -34,6 +34,9 @@ class Request:
         positions: their treatment, the rows' variant.
         unbiased: whether batches must be large enough for the unbiased HSIC.
         allowed: the treatments of positions that the metric has.
+
+    Raises:
+        UsageError: an unknown treatment or layer, treatments that do not go together, or a number below 1.
     """
 
     metric: str
@@ -52,6 +55,9 @@ class Request:
 
     def __post_init__(self) -> None:
         check_known("treatment of positions", self.positions, self.allowed)
+        for what, number in (("samples", self.samples), ("batch", self.batch)):
+            if number is not None and number < 1:
+                raise UsageError(f"{self.metric}: {what}={number}; at least 1 is needed")
         for name in self._against:
             check_known("layer to compare with", name, [layer.name for layer in self.layers])
         if self._against and self.positions not in ("flatten", "mean"):

@@ -55,7 +55,7 @@ class FedProx(Algorithm):
 class FineTuned(Algorithm):
     """Every client fine-tunes all layers of a copy of its model after the last round.
 
-    ``finetune_epochs``: 5 by default, FedBABU's own; layer scheduling's number is not known (here 10 in its place).
+    ``finetune_epochs``: 5 by default, FedBABU's own; layer scheduling does not state its number.
     ``finetune_at``: rounds completed after which copies are fine-tuned and evaluated as well, if clients are evaluated
     then. The run itself and its recorded costs stay what they are.
     """

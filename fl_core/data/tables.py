@@ -81,10 +81,10 @@ def read_csv(
         where = f"{path}, column {client_column!r}"
         owner, owner_names = arrays.owners(np.array(columns.pop(client_column), dtype=str), where, place=place)
     y, classes = arrays.written_labels(columns.pop(label_column), f"{path}, column {label_column!r}", place)
-    for name, cells in columns.items():
-        if owner is None and not any(arrays.is_number(cell) for cell in cells):
+    for name, column in columns.items():
+        if owner is None and not any(map(arrays.is_number, column)):
             raise UsageError(
-                f"{path}: column {name!r} holds words ({cells[0]!r}); if it names the clients, "
+                f"{path}: column {name!r} holds words ({column[0]!r}); if it names the clients, "
                 f"client_column={name!r} (--client-column {name}) says so"
             )
     numbers = {name: arrays.numbers(cells, f"{path}, column {name!r}", place) for name, cells in columns.items()}

@@ -188,6 +188,20 @@ def test_flags_become_the_configuration():
         ("diagnose --dataset heart --round 3", "--round is for a run directory"),
         ("diagnose --dataset heart --out nowhere/rows.jsonl", "there is no folder nowhere"),
         ("diagnose --dataset heart --out .", "--out . is a folder"),
+        (
+            "diagnose --dataset heart --set hessian_spectrum.density=50",
+            "'hessian_spectrum': add --metrics hessian_spectrum",
+        ),
+        (
+            "diagnose --dataset heart --set hessian_spectrm.density=5",
+            "unknown metric that is measured 'hessian_spectrm'",
+        ),
+        ("diagnose --dataset heart --set hessian_trace.probes=many", "hessian_trace.probes takes int, not 'many'"),
+        ("diagnose --dataset heart --set hessian_trace.probes=true", "hessian_trace.probes takes int, not True"),
+        ("diagnose --dataset heart --set hessian_trace.dtype=float63", "did you mean 'float64'?"),
+        ("diagnose --dataset heart --set cka.estimator=3", "cka.estimator takes str, not 3"),
+        ("diagnose --dataset heart --set cka.probe=3", "cka.probe is no text or number; give it from Python"),
+        ("diagnose --dataset heart --set federation_sensitivity.recorded=x", "give it from Python"),
         ("select nowhere.jsonl", "no rows file at nowhere.jsonl"),
         ("list metric", "unknown listing 'metric': did you mean 'metrics'?"),
         ("compare --algorithms local fedavgg", "did you mean 'fedavg'?"),
@@ -196,6 +210,7 @@ def test_flags_become_the_configuration():
         ("compare --algorithms", "at least one algorithm"),
         ("compare --algorithms fedprox --set mu=1", "--set ALGORITHM.mu=..."),
         ("compare --algorithms fedprox --set fedprx.mu=1", "did you mean 'fedprox'?"),
+        ("compare --algorithms fedavg --set fedprox.mu=1", "'fedprox': add --algorithms fedprox"),
         ("compare --algorithms fedprox --set fedprox.nu=1", "did you mean 'mu'?"),
         ("compare --algorithms local fedavg --plan auto", "none of local, fedavg takes a plan"),
         ("study --algorithms playrfl", "did you mean 'playerfl'?"),
@@ -449,6 +464,28 @@ def test_diagnose_shows_the_default_and_what_a_decision_reads(fedlayers):
     assert "federation_sensitivity, training (higher = " in out
 
 
+def test_clients_that_are_made_up_unasked_are_told_with_a_diagnosis(fedlayers):
+    Path("wards.csv").write_text("ward,age,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(120)))
+    fedlayers("diagnose", "--dataset", "wards.csv", "--metrics", "grad_norm", "--batch", "8")
+    assert "fedlayers: note: " in fedlayers.err
+    assert "names no clients (--client-column" in fedlayers.err
+
+
+def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers):
+    options = ("hessian_trace.dtype=float64", "hessian_trace.probes=null", "grad_norm.reduction=batch")
+    options += ('cka.against=["fc1", "fc2"]', "cka.samples=64")
+    metrics = ("hessian_trace", "grad_norm", "cka")
+    given = [word for each in options for word in ("--set", each)]
+    out = fedlayers("diagnose", "--dataset", "heart", "--metrics", *metrics, *given)
+    assert "grad_norm, norm_batch (higher = " in out
+    header, frame = rows.read(Path("rows.jsonl"))
+    assert header["metrics"]["hessian_trace"] == {"dtype": "torch.float64", "probes": None}
+    assert set(frame.loc[frame["metric"] == "cka", "variant"]) == {
+        "flatten",
+        *(f"flatten, against fc{k}" for k in (1, 2)),
+    }
+
+
 def test_a_run_is_diagnosed_and_decided_on(fedlayers, finished_runs):
     only = ("--metrics", "federation_sensitivity", "--out")
     fedlayers("diagnose", finished_runs / "fedavg", "--round", "1", "--model", "global", *only, "one.jsonl")
@@ -504,6 +541,28 @@ def test_files_of_a_run_are_not_overwritten(fedlayers, finished_runs, measured, 
     shutil.copytree(finished_runs / "fedavg", "run")
     subject = "run" if command == "diagnose" else measured
     assert "holds a run" in fedlayers.refused(command, subject, "--out", "run/rows.jsonl")
+
+
+@pytest.mark.parametrize("what", ["rows", "text"])
+@pytest.mark.parametrize("command", ["diagnose", "select"])
+def test_rows_and_other_files_are_not_overwritten(fedlayers, measured, command, what):
+    if what == "rows":
+        shutil.copy(measured, "mine")
+    else:
+        Path("mine").write_text("my thesis")
+    subject = ("--dataset", "heart") if command == "diagnose" else ("mine" if what == "rows" else measured,)
+    before = Path("mine").read_bytes()
+    assert "--out mine is there already and stays as it is" in fedlayers.refused(command, *subject, "--out", "mine")
+    assert Path("mine").read_bytes() == before
+
+
+def test_a_plan_that_is_replaced_is_named(fedlayers, measured):
+    fedlayers("select", measured, "--rule", "manual", "--layers", "fc1,fc3")
+    assert "note" not in fedlayers.err
+    fedlayers("select", measured, "--rule", "manual", "--layers", "fc1")
+    replaced = "fedlayers: note: plan.json is replaced; it was LayerPlan([fc1] fc2 [fc3] fc4; [shared], by manual)"
+    assert replaced in fedlayers.err.splitlines()
+    assert LayerPlan.load("plan.json").shared == ("fc1",)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics as plain
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from diagnostics.compare import METRICS, Comparison, compare, headline, jobs_of,
 from fl_core import rows, runner, store
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
-from fl_core.plan import LayerPlan
+from fl_core.plan import Evidence, LayerPlan
 
 HEART = RunConfig(dataset="heart", rounds=2)
 QUIET = {"instruments": measure.instruments(), "progress": False}
@@ -337,6 +338,38 @@ def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
     assert [job.config.plan for job in auto] == [None, "auto"]
     with pytest.raises(UsageError, match="none of fedavg, local takes a plan"):
         jobs_of(HEART, ("fedavg", "local"), (0,), None, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "evidence", "said"),
+    [
+        ((0, 1, 2), {}, "training data of seed 0 that hold test samples of seeds 1, 2;"),
+        ((1,), {}, "of seed 0 that hold test samples of seed 1;"),
+        ((0,), {}, None),
+        ((0, 1), {"seed": None}, None),
+        ((0, 1), {"data": "of something else"}, None),
+    ],
+)
+def test_a_plan_that_has_seen_test_samples_is_told(seeds, evidence, said):
+    task = runner.assemble(HEART)
+    why = Evidence(**{"seed": 0, "data": task.data.digest, **evidence})
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        jobs_of(HEART, ("local", "fedper", "fedrep"), seeds, None, plan=LayerPlan.prefix(task.layers, 1, why))
+    assert [said in str(note.message) for note in notes] == [True] * (said is not None)
+
+
+def test_a_plan_sees_no_sample_of_a_test_set_that_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x, y, client = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3, np.arange(60) % 2
+    np.savez("own.npz", x=x, y=y, client=client, is_train=np.arange(60) < 40)
+    config = RunConfig(dataset="own.npz", rounds=1)
+    task = runner.assemble(config)
+    why = Evidence(seed=0, data=task.data.digest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jobs_of(config, ("fedper",), (0, 1), None, plan=LayerPlan.prefix(task.layers, 1, why))
 
 
 def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):

@@ -85,13 +85,17 @@ def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
         assert set(rows["estimator"]) != {""}
 
 
-def test_the_hessian_rows_are_the_trace_and_its_mean() -> None:
-    model = net()
-    layers = layers_of(model, pair()[0])
-    frame = run(
-        {"a": model}, metrics=["hessian_trace"], options={"hessian_trace": {"estimator": "hutchinson", "probes": 3}}
+@pytest.mark.parametrize("estimator", ["auto", "hutchinson", "activation"])
+def test_the_hessian_rows_are_the_trace_and_its_mean(estimator: str) -> None:
+    """Of the whole pair: by ``activation``, samples with a larger gradient get more probes."""
+    model, data, how = net(), pair(40), {"estimator": estimator, "probes": 3}
+    layers = layers_of(model, data[0])
+    frame = run({"a": model}, data, metrics=["hessian_trace"], options={"hessian_trace": how}).frame
+    expected = hessian_trace(model, data, layers, loss=CE, estimator=estimator, probes=3)
+    loaded = run(
+        {"a": model}, DataLoader(TensorDataset(*data), 40), ["hessian_trace"], options={"hessian_trace": how}
     ).frame
-    expected = hessian_trace(model, pair(), layers, loss=CE, estimator="hutchinson", probes=3)
+    assert frame["value"].equals(loaded["value"]) == (estimator != "activation")
     for variant, value, stderr in (
         ("absolute", "trace", "stderr"),
         ("per_parameter", "per_parameter", "stderr_per_parameter"),

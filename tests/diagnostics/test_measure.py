@@ -61,7 +61,8 @@ def test_rows_and_header_say_where_they_are_from(task, report):
     assert set(report.frame["seed"]) == {3}
     assert set(report.frame["round"]) == {0}
     assert set(report.frame["model"]) == {"local"}
-    assert set(report.frame["split"]) == {"train"}
+    splits = set(zip(report.frame["metric"], report.frame["split"], strict=True))
+    assert splits == {(name, "validation" if name == "cka" else "train") for name in measure.DEFAULT_METRICS}
     sizes = dict(zip((c.name for c in task.data.clients), task.data.weights, strict=True))
     single = report.frame[(report.frame["client"] != "") & (report.frame["client_b"] == "")]
     assert {(row.client, row.n_train) for row in single.itertuples()} == set(sizes.items())
@@ -91,6 +92,44 @@ def test_only_what_is_asked_is_measured(task):
     assert measure.shown_variants(both, SENSITIVITY) == ["after", "training"]
     with pytest.raises(UsageError, match="did you mean 'cka'"):
         measure.of_task(task, ["ckaa"])
+    only = measure.of_task(task, [SENSITIVITY], layers=["fc2"], progress=False)
+    assert list(only.values(SENSITIVITY, "training").index) == ["fc2"]
+    assert set(only.frame["layer"]) == {"fc2"}
+
+
+def test_the_header_names_the_layers_that_were_measured(task):
+    found = measure.of_task(task, ["grad_variance", SENSITIVITY], by="module", progress=False)
+    assert [layer.name for layer in found.layers] == list(found.values("grad_variance").index)
+    assert found.layers != tuple(task.layers)
+    assert "training" not in set(found.frame["variant"])  # of other layers than these
+    assert select.select(found).names == tuple(layer.name for layer in found.layers)
+
+
+def test_variants_that_options_make_are_shown(task):
+    options = {"grad_norm": {"reduction": "batch"}, SENSITIVITY: {"when": "figure"}}
+    report = measure.of_task(task, ["grad_norm", SENSITIVITY], options=options, progress=False)
+    assert measure.shown_variants(report, "grad_norm") == ["norm_batch"]
+    assert measure.shown_variants(report, SENSITIVITY) == ["figure", "training"]
+
+
+PROBE = (torch.eye(5, 10), torch.zeros(5).long())
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "given", "split", "count"),
+    [
+        ("cka", {"samples": 20}, {}, "validation", 20),
+        ("cka", {"probe": PROBE}, {"probe": (PROBE[0][:3], PROBE[1][:3])}, "probe", 5),
+        ("cka", {}, {"probe": PROBE}, "probe", 5),
+        ("knn_probe", {}, {}, "validation", 120),
+        ("knn_probe", {"holdout": 0.25}, {}, "train", 118),
+        ("knn_probe", {"folds": 3}, {}, "train", 470),
+    ],
+)
+def test_a_metric_s_own_samples_are_used_and_named(task, metric, options, given, split, count):
+    frame = measure.of_task(task, [metric], options={metric: options}, progress=False, **given).frame
+    assert set(frame["split"]) == {split}
+    assert set(frame.loc[frame["client"].eq("") | frame["client_b"].ne(""), "n_samples"]) == {count}
 
 
 @pytest.mark.parametrize(("which", "round"), [("local", "last"), ("global", 1), ("global", "last"), ("personal", 2)])
@@ -109,7 +148,7 @@ def test_a_run_is_measured_on_its_stored_models(run, which, round):
 
 
 def test_a_run_moved_from_its_own_start(run):
-    report = measure.of_run(run, ["update_magnitude"], progress=False)
+    report = measure.of_run(run, "update_magnitude", progress=False)
     models, task = runner.load_models(run)
     first = task.layers[0]
     for client, model in models.items():

@@ -228,6 +228,18 @@ def test_what_cannot_be_probed_says_at_which_layer_and_client(metric: str, data:
         assert only(found, variant="pooled", client=client, layer="2")["status"] == "ok"
 
 
+@pytest.mark.parametrize(("sizes", "samples"), [((1, 30), 2000), ((2, 3), 2)])
+def test_a_client_of_which_nothing_is_held_out_has_no_value(sizes: tuple[int, int], samples: int) -> None:
+    """Its one sample trains the pooled probe; where that is so of every client, nobody has a value there."""
+    data = {name: pair(n, k) for k, (name, n) in enumerate(zip("ab", sizes, strict=True))}
+    found = report(data=data, holdout=0.3, samples=samples)
+    row = only(found, variant="pooled", client="a", layer="2")
+    assert np.isnan(row["value"])
+    assert row["status"].endswith("no held-out samples")
+    whole = only(found, variant="pooled", client="", layer="2")
+    assert whole["status"].endswith("no held-out samples" if samples == 2 else "ok")
+
+
 def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours() -> None:
     dead = net()
     nn.init.zeros_(dead[2].weight)

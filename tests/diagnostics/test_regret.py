@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -17,6 +19,7 @@ from diagnostics.regret import RANDOM, REFERENCES, Regret, regret
 from fl_core import rows, store
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
+from fl_core.plan import LayerPlan
 
 mpl.use("Agg")
 HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=2)
@@ -159,7 +162,7 @@ def test_files(trained):
     assert not list(out.rglob("*.part"))
 
 
-def test_other_rules_train_nothing_anew_and_other_settings_are_refused(trained):
+def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
     out, result = trained
 
     def made_when():
@@ -193,6 +196,29 @@ def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
     result = regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
     assert len(calls) == 10
     pd.testing.assert_frame_equal(result.scores, trained[1].scores)
+
+
+def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypatch):
+    """Of five layers two are frozen: a rule's choice is scored by the runs of the very plan that it made."""
+    (tmp_path / "frozen_of_a_test.py").write_text(
+        "from torch import nn\n\ndef make(shape, n_classes):\n"
+        "    sizes = [*shape, 8, 7, 6, 5, n_classes]\n"
+        "    layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]\n"
+        "    for k in (1, 3):\n        layers[k].requires_grad_(False)\n"
+        "    return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    config = replace(HEART, model="frozen_of_a_test:make", rounds=1)
+    result = regret(config, ("sensitivity_ratio",), (0,), Path("out"), progress=False)
+    plan = select.select(Path("out/measured/0.jsonl"))
+    assert {"2", "6"} < set(plan.shared)
+    assert result.layers == plan.trainable == ("0", "4", "8")
+    assert result.scores["last"].tolist() == ["", "0", "4", "8"]
+    cut = int(choice(result, "sensitivity_ratio", 0)["cut"])
+    assert cut == plan.cut
+    stored = store.Run(Path(f"out/cuts/{cut}/runs/fedper-0"))
+    assert LayerPlan.from_json(stored.config["given"]).digest == plan.digest
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,9 @@ def test_the_authors_way_sums_tokens_and_never_exceeds_the_plain_angle() -> None
     released, plain = (by_layer(measured("procrustes", images, positions=p)) for p in ("released", "samples"))
     assert released["0"] < plain["0"]
     assert released["6"] == pytest.approx(plain["6"], abs=1e-9)
+    lines = [nn.Sequential(nn.Conv1d(5, 3, 2), nn.Flatten(), nn.Linear(9, 3)).double() for _ in range(2)]
+    shifted = by_layer(measured("procrustes", lines, (x, torch.zeros(20)), positions="released"))["0"]
+    assert shifted == pytest.approx(shifted_procrustes(*(m[0](x).detach().mT for m in lines)), abs=1e-9)
 
 
 # --- any two layers --------------------------------------------------------------------------------------------
@@ -168,7 +171,20 @@ def test_one_model_has_layers_to_compare() -> None:
 def test_the_report_keeps_both_kinds_apart() -> None:
     report = diagnose([net(0), net(1)], pair(), ["cka"], options={"cka": {"against": ["6"]}}, progress=False)
     assert list(report.values("cka").index) == ["0", "4", "6"]
-    assert list(report.values("cka", "flatten, against 6").index) == ["0", "4"]
+    across = report.frame[report.frame["variant"] == "flatten, against 6"].set_index(["client", "client_b", "layer"])
+    table, between = report.values("cka", "flatten, against 6"), ("client_0", "client_1")
+    expected = [[across.loc[(a, b, layer), "value"] for a, b in (between, between[::-1])] for layer in ("0", "4")]
+    assert list(table.index) == ["0", "4"]
+    assert list(table.columns) == list(between)
+    assert table.to_numpy().tolist() == expected
+    ax: Any = plots.metric(report.frame, "cka", variant="flatten, against 6")
+    for k, name in enumerate(between):
+        drawn = next(line for line in ax.lines if line.get_label() == name)
+        assert drawn.get_ydata() == pytest.approx([1 - row[k] for row in expected])
+    curve = curve_of(report.layers[:2], report.frame, "cka", "flatten, against 6")
+    assert curve.clients == {name: pytest.approx([1 - row[k] for row in expected]) for k, name in enumerate(between)}
+    matrix = plots.cka_matrices(report.frame, variant="flatten, against 6")[0].collections[0].get_array()
+    assert matrix.ravel()[0] == pytest.approx(across.loc[("client_0", "client_0", "0"), "value"])
     assert report.plot("cka").has_data()
     plain = diagnose([net(0), net(1)], pair(), ["cka"], progress=False)
     assert report.cka("4").to_numpy() == pytest.approx(plain.cka("4").to_numpy(), abs=1e-6)
@@ -197,6 +213,9 @@ def test_the_report_keeps_both_kinds_apart() -> None:
         ("rbf_cka", {"bandwidth": 0}, "above 0"),
         ("rbf_cka", {"estimator": "mini"}, "unknown estimator"),
         ("svcca", {"variance": 2.0}, "at most 1"),
+        ("cka", {"samples": -5}, "cka: samples=-5; at least 1"),
+        ("rbf_cka", {"batch": 0}, "rbf_cka: batch=0; at least 1"),
+        ("procrustes", {"batch": -1}, "batch=-1; at least 1"),
     ],
 )
 def test_bad_requests_are_named(metric: str, how: dict[str, Any], words: str) -> None:
@@ -309,6 +328,14 @@ def test_pictures_name_a_variant_that_is_not_the_usual_one() -> None:
 def test_a_probe_that_is_given_reaches_all_of_them() -> None:
     frame = diagnose([net(0), net(1)], pair(), list(REFERENCES), probe=pair(20, 5), progress=False).frame
     assert set(frame["n_samples"]) == {20}
+
+
+def test_a_metric_s_own_probe_is_its_own() -> None:
+    models, own = [net(0), net(1)], {"cka": {"probe": pair(9, 6)}}
+    report = diagnose(models, pair(), ["cka", "cca"], probe=pair(20, 5), options=own, progress=False)
+    assert dict(zip(report.frame["metric"], report.frame["n_samples"], strict=True)) == {"cka": 9, "cca": 20}
+    with pytest.raises(UsageError, match="cka: a probe and samples=9; give one of the two"):
+        diagnose(models, pair(), ["cka"], probe=pair(20, 5), options={"cka": {"samples": 9}}, progress=False)
 
 
 def test_a_single_model_has_no_similarity() -> None:

@@ -16,6 +16,7 @@ from diagnostics.study import over_seeds, study, verdict
 from fl_core import rows, store
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
+from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 
 NAMES = ("local", "fedavg", "fedbabu", "playerfl", "playerfl_random")
@@ -82,8 +83,21 @@ def test_every_run_decides_on_its_own_seed_and_the_first_as_the_study_does(out):
         kept = store.Run(runs / f"playerfl-{seed}").checkpoint().clients["va"].trees["model"]
         assert set(kept) == own.head_tensors
     assert over_seeds(out / "comparison", (0, 1, 7)) == {
-        seed: LayerPlan.load(runs / f"playerfl-{seed}" / "plan.json").shared[-1] for seed in (0, 1)
+        seed: plan.trainable[(plan.cut or 0) - 1]
+        for seed in (0, 1)
+        for plan in [LayerPlan.load(runs / f"playerfl-{seed}" / "plan.json")]
     }
+
+
+def test_the_last_layer_that_a_seed_shares_is_one_that_it_decided_on(tmp_path):
+    """Not a frozen one, which is shared wherever it is."""
+    weights = [(f"fc{k}.weight",) for k in range(1, 6)]
+    layers = tuple(Layer(own[0][:3], own, frozen=own if k in (1, 3) else ()) for k, own in enumerate(weights))
+    folder = tmp_path / "runs" / "playerfl-3"
+    folder.mkdir(parents=True)
+    LayerPlan(layers, ()).with_first(1).save(folder / "plan.json")
+    assert LayerPlan.load(folder / "plan.json").shared == ("fc1", "fc2", "fc4")
+    assert over_seeds(tmp_path, (3,)) == {3: "fc1"}
 
 
 # --- the report ------------------------------------------------------------------------------------------------
