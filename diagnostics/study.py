@@ -133,13 +133,9 @@ def study(
 
 
 def over_seeds(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
-    """The last layer that each seed's own PLayer-FL run decided to share; empty if the comparison has none.
-
-    Of the layers that train: frozen ones are shared wherever they are.
-    """
-    paths = {seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds}
-    plans = {seed: LayerPlan.load(path) for seed, path in paths.items() if path.is_file()}
-    return {seed: [name for name in plan.trainable if name in plan.shared][-1] for seed, plan in plans.items()}
+    """The last layer that each seed's own PLayer-FL run decided to share; empty if the comparison has none."""
+    plans = {seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds}
+    return {seed: LayerPlan.load(path).last_shared for seed, path in plans.items() if path.is_file()}
 
 
 def _epochs(config: RunConfig) -> str:

@@ -112,6 +112,11 @@ class LayerPlan:
         return len(shared) if shared == self.trainable[: len(shared)] else None
 
     @property
+    def last_shared(self) -> str:
+        """The last shared layer among those that train (frozen ones are shared wherever they are); '' without one."""
+        return next((name for name in reversed(self.trainable) if name in self.shared), "")
+
+    @property
     def trainable(self) -> tuple[str, ...]:
         """Names of the layers that have parameters, not all frozen, and that a forward pass reaches."""
         return tuple(layer.name for layer in self.layers if layer.used and layer.parameters and not layer.still)
