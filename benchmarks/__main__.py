@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import tyro
 
 from benchmarks import measurements, peers, picture, training
 from benchmarks.pairs import table
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import RunError, UsageError, check_known
 
 JOBS: dict[str, Callable[..., Any]] = {**measurements.JOBS, **training.JOBS, "peers": peers.peers}
 
@@ -41,5 +42,14 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, 
             print(f"wrote {table(name, rows, f'python -m benchmarks {name}')}")
 
 
+def command(argv: Sequence[str] | None = None) -> None:
+    """Entry point; exits with 2 for a usage error, 1 for a failure, with one line that says why."""
+    try:
+        tyro.cli(main, prog="python -m benchmarks", args=argv)
+    except (UsageError, RunError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
 if __name__ == "__main__":
-    tyro.cli(main)
+    command()

@@ -279,18 +279,30 @@ def coverage(repeats: int = 1000) -> list[Measured]:
             ):
                 hits[found.layer] += abs(found.trace - exact[found.layer]) <= 1.96 * found.stderr
         for layer, count in hits.items():
-            share = count / repeats
-            half = 1.96 * math.sqrt(share * (1 - share) / repeats)
-            low, high = share - half, share + half
-            target = ">= 0.95" if probes == 1 else "0.93 to 0.97"
-            holds = share >= 0.95 if probes == 1 else 0.93 <= share <= 0.97
-            what = f"{probes} probe{'s' * (probes > 1)}, layer {layer}"
-            exact_name = f"exact trace, {repeats} seeds"
-            rows.append(
-                Measured("J1", what, exact_name, share, low, high, target, "yes" if holds else "no", unit="coverage")
-            )
+            rows.append(covered(count, repeats, probes, layer))
             print(rows[-1])
     return rows
+
+
+def covered(count: int, repeats: int, probes: int, layer: str) -> Measured:
+    """The share of seeds whose interval holds the exact trace; both of its ends have to be within the target."""
+    share = count / repeats
+    half = 1.96 * math.sqrt(share * (1 - share) / repeats)
+    low, high = share - half, share + half
+    target = ">= 0.95" if probes == 1 else "0.93 to 0.97"
+    holds = low >= 0.95 if probes == 1 else low >= 0.93 and high <= 0.97
+    what = f"{probes} probe{'s' * (probes > 1)}, layer {layer}"
+    return Measured(
+        "J1",
+        what,
+        f"exact trace, {repeats} seeds",
+        share,
+        low,
+        high,
+        target,
+        "yes" if holds else "no",
+        unit="coverage",
+    )
 
 
 # --- J2 --------------------------------------------------------------------------------------------------------------

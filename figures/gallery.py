@@ -28,11 +28,11 @@ from diagnostics.report import Report
 from figures import items
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing
 from fl_core.plan import LayerPlan
 
 NAME = "gallery"
-BUDGET = "one to two minutes on one core"
+BUDGET = "about 7 minutes on one core"
 PAGE = items.HERE / "gallery.md"
 DPI = 80
 ROUNDED = "%.5g"
@@ -47,6 +47,8 @@ SCALES = RunConfig(
 CONFIGS = {"images": IMAGES, "tables": TABLES, "scales": SCALES}
 WHERE = {"hessian_spectrum": "tables", "bn_scale": "scales"}
 """Metrics that are not measured on the images: their cost there, and normalisations, which that network has not."""
+WHOLE = "layer_cost"
+"""The metric that is drawn in all its variants, each of which has a unit."""
 DENSITY, CLIENT = 20, "cleveland"
 RULES, REGRET_SEEDS, REGRET_ROUNDS = ("sensitivity_ratio", "largest_jump", "change_point", "vote"), 3, 10
 ALGORITHMS, SEEDS = ("local", "fedavg", "fedper", "playerfl"), 5
@@ -156,7 +158,7 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
     for name, own in frame.groupby("metric", sort=False):
         if name == "hessian_spectrum":
             parts.append(own[own["variant"].str.startswith("top") | (own["client"] == CLIENT)])
-        elif name == "layer_cost":
+        elif name == WHOLE:
             parts.append(own)
         else:
             variants = set(own["variant"])
@@ -198,11 +200,16 @@ def _says(metric: str, stored: Stored) -> str:
     """The sentence on a metric: what it is, which direction is which, and the unit."""
     kind = METRICS[metric]
     own = stored.frame[stored.frame["metric"] == metric]
-    unit = next((name for name in own.loc[own["variant"].isin([kind.variant, "training"]), "unit"] if name), "")
+    if metric != WHOLE:
+        own = own[own["variant"].isin([kind.variant, "training"])]
+    variants = {str(unit): names for unit, names in own.groupby("unit", sort=False)["variant"].unique().items()}
+    units = [f"{unit.replace('^2', '²') or 'none'} ({listing(names)})" for unit, names in variants.items()]
+    if len(variants) == 1:
+        units = [unit.replace("^2", "²") or "none, a pure number" for unit in variants]
     drawn = " Drawn is each client's mean over the others" if kind.pairs else ""
     drawn += (". " if kind.distance else " of 1 − value, so that higher = less similar.") if kind.pairs else ""
     what = kind.description[0].upper() + kind.description[1:]
-    return f"{what}; {kind.direction}; unit: {unit.replace('^2', '²') or 'none, a pure number'}.{drawn}".strip()
+    return f"{what}; {kind.direction}; unit: {', '.join(units)}.{drawn}".strip()
 
 
 def entries(stored: Stored) -> list[Entry]:

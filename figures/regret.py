@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from diagnostics import plots
-from diagnostics.pictures.drawing import COLOURS, MARKERS, MEAN, style
+from diagnostics.pictures.drawing import MARKERS, MEAN, style
 from diagnostics.regret import RANDOM, REFERENCES, Regret, regret
 from figures import items
 from figures.items import Drawing, Finding
@@ -32,6 +32,9 @@ CUT, DECISION = "score of a cut", "decision of a rule"
 RULE = "sensitivity_ratio"
 RULES = (RULE, "largest_jump", "change_point", "grad_variance=largest_jump", "cka=largest_jump")
 """PLayer-FL's, and others that cost little to read: three of federation sensitivity, one of another metric each."""
+SHAPES = MARKERS[len(RULES) :]
+"""Of datasets: others than those of the rules, and grey, so that no mark means two things in one picture."""
+GREYS = ("0.15", "0.55", "white")
 TITLES = {name: case.title for name, case in CASES.items()} | {"mnist": "MNIST"}
 SMALL = 0.02
 """A regret below it is no more than seeds differ."""
@@ -102,8 +105,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         _summary(below.subplots(), found, mean)
     caption = (
         f"{_sizes(header, frame, found)}. Macro-F1 on the validation split after the last round of FedPer under every "
-        f"cut, from none to all layers; marks: what each rule chose after the first epoch. Regret: best cut's score "
-        f"minus the choice's; a dot is a dataset's mean over seeds, the bar the mean over datasets. The best of "
+        f"cut, from none to all layers; coloured marks: what each rule chose after the first epoch. The axes end "
+        f"where scores do, at 0 and 1; an interval of few seeds may reach beyond. Below, regret: best cut's score "
+        f"minus the choice's; a grey mark is a dataset's mean over seeds, the bar the mean over datasets. The best of "
         f"several noisy scores is too high on average, so the right cut has some regret, too."
         + (f" {len(header['missing'])} runs are missing (listed on the page)." if header["missing"] else "")
     )
@@ -118,6 +122,8 @@ def _trim(ax: Axes, title: str) -> None:
     legend = ax.get_legend()
     if legend is not None:
         legend.remove()
+    bottom, top = ax.get_ylim()
+    ax.set_ylim(max(bottom, 0.0), min(top, 1.0))  # no macro-F1 is beyond, though a few seeds' interval may be
     ax.set_title(title, fontsize=8)
     ax.set_ylabel("macro-F1", fontsize=7)
     ax.set_xlabel("layers federated, and the last of them", fontsize=6.5)
@@ -135,11 +141,11 @@ def _summary(ax: Axes, found: Mapping[str, Regret], mean: pd.DataFrame) -> None:
     y = np.arange(len(mean))
     for k, name in enumerate(found):
         look: dict[str, Any] = {
-            "marker": MARKERS[k % len(MARKERS)],
-            "color": COLOURS[k % len(COLOURS)],
+            "marker": SHAPES[k % len(SHAPES)],
+            "markerfacecolor": GREYS[k % len(GREYS)],
             "label": TITLES[name],
         }
-        ax.plot(100 * mean[name], y, linestyle="none", markersize=4.5, **look)
+        ax.plot(100 * mean[name], y, linestyle="none", markersize=6, markeredgecolor="0.15", mew=0.7, **look)
     ax.plot(100 * mean.mean(axis=1), y, linestyle="none", marker="|", markersize=13, mew=2, color=MEAN, label="mean")
     ax.axvline(0, color="0.6", linewidth=0.8)
     ax.set_yticks(y, list(mean.index), fontsize=7.5)
@@ -234,7 +240,7 @@ ITEM = items.register(
         title="Regret of the rules over six datasets: every cut is trained",
         runs=recipes(),
         seeds=3,
-        budget="about 50 minutes of one core, 25 of two",
+        budget="about 42 minutes of one core",
         measure=_measure,
         draw=_draw,
         more={"heart": 10},

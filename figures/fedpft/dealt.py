@@ -162,7 +162,7 @@ FIG4 = items.register(
         title="Classes dealt to 20 clients, 10 and 50 classes, by Dirichlet's parameter",
         runs={named(classes, alpha): replace(DEALT, alpha=alpha) for classes in CLASSES for alpha in ALPHAS},
         seeds=3,
-        budget="half a minute; nothing is trained",
+        budget="a minute; nothing is trained",
         measure=_deal,
         draw=_draw_dealt,
     )

@@ -165,7 +165,7 @@ STUDY = items.register(
         title="What pFedLA's runs send, by the number of retained layers",
         runs=_runs(),
         seeds=1,
-        budget="a minute; nothing is trained",
+        budget="some seconds; nothing is trained",
         measure=_measure,
     )
 )

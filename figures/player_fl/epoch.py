@@ -277,7 +277,7 @@ items.register(
         title="Layers of a CNN on Fashion-MNIST after one epoch (PLayer-FL, Figs. 1-4)",
         runs={"default": RunConfig(dataset="fashion_mnist")},
         seeds=3,
-        budget="about 10 minutes on one core",
+        budget="about 5 minutes of one core",
         measure=_measure_fmnist,
         draw=_draw_fmnist,
     )

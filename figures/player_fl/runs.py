@@ -154,7 +154,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     if plan is None or plan.cut is None:
         return final
     last = rows.row(
-        LAST, plan.cut, layer=plan.shared[-1] if plan.shared else "", algorithm=task.config.algorithm,
+        LAST, plan.cut, layer=plan.last_shared, algorithm=task.config.algorithm,
         seed=task.config.seed, round=task.config.rounds, estimator=plan.why.rule,
     )  # fmt: skip
     return pd.concat([final, rows.frame([last])], ignore_index=True)
@@ -172,7 +172,7 @@ STUDY = items.register(
         title="PLayer-FL's methods on the datasets at hand",
         runs=recipes(items.QUICK),
         seeds=3,
-        budget="about 100 minutes of one core, 50 of two",
+        budget="about 86 minutes of one core",
         measure=_measure,
         paper=recipes("paper"),
         paper_seeds=10,

@@ -268,7 +268,7 @@ ITEM = items.register(
         title="Transition points by threshold beside the paper's lists (PLayer-FL, Table A.2)",
         runs=recipes(quick=True),
         seeds=3,
-        budget="about 10 minutes of one core",
+        budget="about 6 minutes of one core",
         measure=_measure,
         draw=_draw,
         paper=recipes(quick=False),

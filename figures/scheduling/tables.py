@@ -137,7 +137,8 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     stand_in = "" if at_paper(header) else " *: not the paper's images."
     caption = (
         "Accuracy on all clients' own test samples, after fine-tuning where the method has it; local adaptation is "
-        f"FedAvg fine-tuned alike.{stand_in}{missing(header, wanted)} {setting(header, frame, *columns(header))}"
+        f"FedAvg fine-tuned alike. Intervals are drawn to 0 and 100 % at most.{stand_in}{missing(header, wanted)} "
+        f"{setting(header, frame, *columns(header))}"
     )
     return Drawing(figure, table, caption, tuple(_findings(header, frame)), text)
 
@@ -149,7 +150,8 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
         own = part[part["rounds"] == done]
         name = ("first", "second", "last")[k]
         at = own["method"].map(y) + 0.22 * (k - 1)
-        ax.hlines(at, own["low"], own["high"], color=COLOURS[k], linewidth=1.2)
+        ends = own["low"].clip(0, 100), own["high"].clip(0, 100)  # a few seeds' interval may reach beyond
+        ax.hlines(at, *ends, color=COLOURS[k], linewidth=1.2)
         ax.plot(
             own["accuracy"],
             at,

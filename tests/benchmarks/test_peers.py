@@ -173,6 +173,61 @@ def test_jobs_that_a_side_would_run_otherwise_are_refused(change: dict, why: str
         replace(ONE_STEP[0], **change)
 
 
+@pytest.mark.parametrize("path", sorted(pairs.RESULTS.glob("*.csv")), ids=lambda path: path.stem)
+def test_a_committed_target_holds_when_the_intervals_worse_end_does(path: Path) -> None:
+    for row in pd.read_csv(path, comment="#").dropna(subset=["target", "ratio"]).itertuples():
+        least, most = -math.inf, math.inf
+        match row.target.split():
+            case [">=", number]:
+                least = float(number)
+            case ["<=" | "<", number]:
+                most = float(number)
+            case [number, "to", end]:
+                least, most = float(number), float(end)
+        assert (least, most) != (-math.inf, math.inf)
+        assert row.holds == ("yes" if least <= row.low and row.high <= most else "no"), row
+
+
+@pytest.mark.parametrize(
+    ("count", "probes", "holds"), [(951, 1, "no"), (970, 1, "yes"), (939, 2, "no"), (948, 2, "yes"), (962, 2, "no")]
+)
+def test_coverage_holds_when_the_intervals_worse_end_does(count: int, probes: int, holds: str) -> None:
+    from benchmarks.measurements import covered  # which imports the packages that are compared
+
+    row = covered(count, 1000, probes, "0")
+    assert row.low < row.ratio == count / 1000 < row.high
+    assert row.holds == holds
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "said", "code"),
+    [
+        ("j9", None, "unknown benchmark 'j9': did you mean 'j", 2),
+        ("j1 --pflib .", None, "--pflib is for the benchmark peers", 2),
+        ("broken", RunError("no more steps"), "no more steps", 1),
+    ],
+)
+def test_a_failure_is_one_line_without_a_traceback(
+    line: str,
+    error: Exception | None,
+    said: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from benchmarks import __main__ as benchmarks
+
+    def broken() -> None:
+        raise error or AssertionError
+
+    monkeypatch.setitem(benchmarks.JOBS, "broken", broken)
+    with pytest.raises(SystemExit) as left:
+        benchmarks.command(line.split())
+    assert left.value.code == code
+    (only,) = capsys.readouterr().err.splitlines()
+    assert only.startswith(f"benchmarks: {said}")
+
+
 def test_a_path_has_to_be_a_checkout(tmp_path: Path) -> None:
     from benchmarks.__main__ import main  # which imports the other benchmarks
 

@@ -77,6 +77,9 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
         if entry.name in METRICS:
             assert METRICS[entry.name].direction in entry.says
             assert "unit: " in entry.says
+        if entry.name == "layer_cost":
+            units = "none (parameters), byte (bytes, activation_bytes), FLOP (forward_flops, backward_flops)"
+            assert f"unit: {units}." in entry.says
         lines = entry.command.splitlines()
         if lines[0].startswith("fedlayers"):
             for line in lines:

@@ -97,6 +97,22 @@ def test_drawn_with_findings(chosen: dict[str, int], seeds: int, held: tuple[boo
     assert over[study.RULE] == pytest.approx(wanted)
     axes = [ax for sub in drawing.figure.subfigs for ax in sub.axes]
     assert [ax.get_title() for ax in axes if ax.get_title()] == ["CIFAR-10", "Fed-Heart", "MNIST"]
+    upper, lower = ({str(line.get_marker()) for line in ax.lines if line.get_label() in labels} for ax, labels in (
+        (axes[0], study.RULES), (axes[-1], study.TITLES.values())
+    ))  # fmt: skip
+    assert (len(upper), len(lower)) == (len(study.RULES), len(best))
+    assert not upper & lower  # no mark means a rule above and a dataset below
+
+
+def test_axes_end_where_scores_do() -> None:
+    frame = made_up({"mnist": 2}, {"mnist": 2})
+    cuts = frame["metric"] == study.CUT
+    frame.loc[cuts, "value"] = frame.loc[cuts, "seed"].map({0: 0.9, 1: 0.99, 2: 0.0})
+    drawing = study.ITEM.draw(header({"mnist": 2}), frame)  # type: ignore[misc]
+    panel = drawing.figure.subfigs[0].axes[0]
+    assert panel.dataLim.ymin < 0 < 1 < panel.dataLim.ymax  # the interval of three seeds
+    assert panel.get_ylim() == (0, 1)
+    assert "The axes end where scores do" in drawing.caption
 
 
 def test_a_real_dataset_is_trained_once_and_its_rows_hold_the_regret(

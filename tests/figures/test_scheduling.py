@@ -121,13 +121,17 @@ LEVELS |= {"fedbabu": 0.55, "vanilla": 0.6, "anti": 0.6}
 
 
 def made_up(
-    changes: dict[str, float] | None = None, seeds: int = 3, before: float = 0.1, behind: float = 0.05
+    changes: dict[str, float] | None = None,
+    seeds: int = 3,
+    before: float = 0.1,
+    behind: float = 0.05,
+    noise: float = 1e-3,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Rows as if every run had come to the level of its method, ``changes`` aside.
 
     ``before`` is the schedules' accuracy without fine-tuning, by which they lie ``behind`` FedBABU.
     """
-    noise = np.random.default_rng(0).normal(0, 1e-3, seeds)  # every run's, so that differences are exact
+    off = np.random.default_rng(0).normal(0, noise, seeds)  # every run's, so that differences are exact
     made: list[rows.Row] = []
     for run in STUDY.runs:
         dataset, _, method = run.partition(".")
@@ -137,10 +141,10 @@ def made_up(
         level = (changes or {}).get(run, LEVELS[below if wrap else method.removesuffix("_early")])
         tuned = method.removesuffix("_early") in TUNED
         for seed in range(seeds):
-            own = level + noise[seed]
+            own = level + off[seed]
             named: dict[str, Any] = {"seed": seed, "algorithm": STUDY.runs[run].algorithm, "run": run, "split": "test"}
             for done in sorted({*column.unfreeze[1:], *column.at}):
-                plain = before + behind * (method == "fedbabu") + noise[seed] if tuned else own
+                plain = before + behind * (method == "fedbabu") + off[seed] if tuned else own
                 models = {"global" if tuned or method == "fedavg" else "personal": plain}
                 models |= {"personal": own} if tuned and done in column.at else {}
                 for model, value in models.items():
@@ -186,6 +190,17 @@ def test_table_2_stands_beside_the_papers() -> None:
     assert table.xs("local_adaptation", level="method")["published"].isna().all()
     assert table["published"].notna().sum() == 96
     assert table.loc[("cifar10", 300, "fedbabu"), "accuracy"] == pytest.approx(55, abs=0.3)
+
+
+def test_intervals_of_table_2_are_drawn_within_what_accuracy_can_be() -> None:
+    header, frame = made_up(changes={"mnist.fedper": 0.999, "mnist.fedavg": 0.001}, noise=0.01)
+    drawing = items.find("scheduling.table2").draw(header, frame)  # type: ignore[misc]
+    table = drawing.table[drawing.table["dataset"] == "mnist"]
+    assert table["low"].min() < 0 < 100 < table["high"].max()  # as measured
+    drawn = [x for lines in drawing.figure.axes[0].collections for part in lines.get_segments() for x, _ in part]
+    plt.close(drawing.figure)
+    assert (min(drawn), max(drawn)) == (0, 100)
+    assert "Intervals are drawn to 0 and 100 % at most." in drawing.caption
 
 
 def test_thawing_early_is_compared_at_the_same_round() -> None:
