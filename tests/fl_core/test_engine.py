@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_core import rows, seeds, tree
@@ -153,6 +153,27 @@ def test_steps_are_counted_and_every_phase_has_a_loss_of_its_own() -> None:
         assert played.values("steps", variant="")[1, client] == 3 * a_pass
     losses = {part: played.values("train_loss", variant=part) for part in ("head", "body")}
     assert losses["head"].keys() == losses["body"].keys() == {(1, name) for name in CLIENTS}
+
+
+class Extreme(nn.Module):
+    """Finite logits so far apart that their cross-entropy is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0 * self.fc(x.flatten(1)) + torch.tensor([2e38, -2e38, 0.0])
+
+
+def test_a_score_that_is_not_finite_is_a_row_without_a_value() -> None:
+    played = play(algorithm="fedavg", model=Extreme(), epochs=0, rounds=1)
+    scored = [row for row in played.rows if row["split"] == "test"]
+    assert {(row["metric"], row["value"] is None, row["status"]) for row in scored} == {
+        ("accuracy", False, "ok"),
+        ("macro_f1", False, "ok"),
+        ("loss", True, "not finite"),
+    }
 
 
 def test_a_run_without_training_stays_where_it_was() -> None:
