@@ -25,8 +25,11 @@ from fl_core.plan import LayerPlan
 METRICS = ("macro_f1", "accuracy", "loss")
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
+BEST = "@best_val"
+"""What is added to the name of a model that is each client's best on its validation split."""
+MOMENTS = {False: "after the last round", True: "at each client's evaluated round of lowest validation loss"}
 LEGEND = (
-    "Test split after the last round, combined over clients by training samples; mean ± half the 95 % interval over "
+    "Test split {moment}, combined over clients by training samples; mean ± half the 95 % interval over "
     "seeds.\nfairness: variance over clients of macro-F1, lower is fairer. incentive: clients whose macro-F1 is above "
     "both local's\nand fedavg's. rank: by macro-F1, mean over seeds, 1 is best."
 )
@@ -38,8 +41,9 @@ class Comparison:
 
     Attributes:
         frame: the rows of all runs.
-        scores: one value a run and metric: the headline model on the test split after the last round, combined over
-            clients by training samples (columns algorithm, seed, model, metric, value).
+        best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
+        scores: one value a run and metric: the headline model on the test split, combined over clients by training
+            samples (columns algorithm, seed, model, metric, value).
         table: one line an algorithm: for each metric mean and 95 % interval over seeds, then fairness, incentive and
             mean rank (by macro-F1).
         clients: the mean over seeds for each algorithm, client and metric.
@@ -47,13 +51,14 @@ class Comparison:
     """
 
     frame: pd.DataFrame
+    best: bool = False
     scores: pd.DataFrame = field(init=False)
     table: pd.DataFrame = field(init=False)
     clients: pd.DataFrame = field(init=False)
     friedman: statistics.FriedmanTest = field(init=False)
 
     def __post_init__(self) -> None:
-        final = headline(self.frame)
+        final = headline(self.frame, best=self.best)
         if final.empty:
             raise UsageError("no test scores of a finished run in these rows")
         means = final.groupby(["algorithm", "client", "metric"], sort=False)["value"].mean()
@@ -114,9 +119,14 @@ class Comparison:
             lines.append({"algorithm": name, "value": mean, "low": low, "high": high, "n": len(paired)})
         return pd.DataFrame(lines, columns=["algorithm", "value", "low", "high", "n"])
 
+    @property
+    def legend(self) -> str:
+        """What the table's columns mean."""
+        return LEGEND.format(moment=MOMENTS[self.best])
+
     def text(self) -> str:
         """The table for a terminal, and what its columns mean."""
-        return f"{pretty(self.table).to_string(index=False)}\n\n{LEGEND}"
+        return f"{pretty(self.table).to_string(index=False)}\n\n{self.legend}"
 
 
 def pretty(table: pd.DataFrame) -> pd.DataFrame:
@@ -139,13 +149,33 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def headline(frame: pd.DataFrame, split: str = "test") -> pd.DataFrame:
-    """Scores of each run's headline model after its last round: ``personal`` where there is one, else global."""
-    test = frame[(frame["split"] == split) & frame["metric"].isin(METRICS) & (frame["model"] != "local")]
-    last = test.groupby(["algorithm", "seed"])["round"].transform("max")
-    test = test[test["round"] == last]
-    has_personal = test.groupby(["algorithm", "seed"])["model"].transform(lambda m: (m == "personal").any())
-    return test[test["model"] == np.where(has_personal, "personal", "global")]
+def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
+    """Scores of each run's headline model after its last round: ``personal`` where there is one, else global.
+
+    With ``best`` each client's are those of its evaluated round, but the first of all, in which that model's validation
+    loss is lowest (of equal ones the earlier), and the model's name ends in ``@best_val``: what PLayer-FL reports, as
+    far as rounds were evaluated.
+
+    Raises:
+        UsageError: a client without a validation loss, of which there is no best round.
+    """
+    run = ["algorithm", "seed"]
+    scored = frame[frame["metric"].isin(METRICS) & (frame["model"] != "local")]
+    test = scored[scored["split"] == split]
+    final = test[test["round"] == test.groupby(run)["round"].transform("max")]
+    has_personal = final.groupby(run)["model"].transform(lambda m: (m == "personal").any())
+    final = final[final["model"] == np.where(has_personal, "personal", "global")]
+    if not best:
+        return final
+    of_model = [*run, "client", "model"]
+    judged = scored[(scored["split"] == "validation") & (scored["metric"] == "loss") & (scored["round"] > 0)]
+    judged = judged.dropna(subset="value").sort_values(["value", "round"], kind="stable").drop_duplicates(of_model)
+    wanted = final[of_model].drop_duplicates().merge(judged[[*of_model, "round"]], how="left")
+    if wanted["round"].isna().any():
+        name, seed, client, _ = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
+        raise UsageError(f"client {client!r} has no validation loss in the run of {name} with seed {seed}")
+    found = test.merge(wanted)
+    return found.assign(model=found["model"] + BEST)
 
 
 @dataclass(frozen=True)
@@ -217,6 +247,7 @@ def compare(
     instruments: Instruments,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
+    best: bool = False,
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
@@ -229,6 +260,7 @@ def compare(
     Args:
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
+        best: score clients at their best round on validation (:func:`headline`); the runs are the same.
 
     Raises:
         UsageError: anything unknown or not fitting, before the first run.
@@ -254,7 +286,7 @@ def compare(
         elif store.Run(job.path).rounds[-1:] != [resolved(job.config).rounds]:
             runner.resume(job.path, instruments=instruments, progress=False)
         frames.append(store.Run(job.path).rows()[1])
-    result = Comparison(pd.concat(frames, ignore_index=True))
+    result = Comparison(pd.concat(frames, ignore_index=True), best)
     header = {**runner.assemble(jobs[0].config, plan=jobs[0].plan).header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
     write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())

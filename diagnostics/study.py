@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diagnostics import measure, plots, select
-from diagnostics.compare import LEGEND, Comparison, Plans, compare, jobs_of, pretty
+from diagnostics.compare import Comparison, Plans, compare, jobs_of, pretty
 from diagnostics.pictures.album import album, figure_of
 from diagnostics.pictures.page import Page
 from diagnostics.report import Report
@@ -49,6 +49,7 @@ def compared(
     *,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
+    best: bool = False,
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
@@ -61,6 +62,7 @@ def compared(
         instruments=measure.instruments(),
         options=options,
         plan=plan,
+        best=best,
         command=command,
         progress=progress,
     )
@@ -209,7 +211,7 @@ def write_page(
     page.text(verdict(result))
     for name, figure in pictures_of(result).items():
         _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
-    page.table(pretty(result.table), LEGEND)
+    page.table(pretty(result.table), result.legend)
 
     made = (
         *([f"command: `{command}`"] if command else []),

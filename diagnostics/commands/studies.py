@@ -27,6 +27,7 @@ class Compare(Command):
         *("local", "fedavg", "fedper", "playerfl"),
     )
     seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 3
+    best_val: Annotated[bool, option("Score each client at its evaluated round of lowest validation loss.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
@@ -52,6 +53,7 @@ class Compare(Command):
             self.out,
             options=arguments.by_algorithm(self.set, self.algorithms),
             plan=plan,
+            best=self.best_val,
             command=line,
         )
         print(result.text())

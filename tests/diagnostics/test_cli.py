@@ -238,6 +238,19 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(fedlayers):
     assert "three" in fedlayers.err
 
 
+def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlayers):
+    words = ("compare", "--algorithms", "fedavg", "fedper", "--seeds", "1", *SMALL, "--eval-every", "1", "--out", "out")
+    assert "Test split after the last round" in fedlayers(*words)
+    runs = contents()
+    best = fedlayers(*words, "--best-val")
+    assert "Test split at each client's evaluated round of lowest validation loss" in best
+    assert "personal@best_val" in best
+    assert "global@best_val" in best
+    assert {path: seen for path, seen in contents().items() if "runs" in str(path)} == {
+        path: seen for path, seen in runs.items() if "runs" in str(path)
+    }
+
+
 @pytest.mark.parametrize("command", ["compare", "study"])
 def test_flags_that_a_command_would_ignore_are_unknown_to_it(fedlayers, command):
     fedlayers(command, "--algorithm", "fedavg", code=2)

@@ -183,6 +183,35 @@ def test_headline_takes_the_final_round_of_the_personal_model():
     assert (frame.loc[frame["metric"] == "macro_f1", "value"] > 0).all()
 
 
+def test_the_best_round_is_each_clients_own_by_validation_loss_and_the_last_no_longer():
+    """Validation losses by round; test scores say which round they are of. Round 0 is before any training."""
+    losses = {"a": [0.1, 0.9, 0.2, 0.5], "b": [0.1, 0.4, 0.4, 0.4], "c": [0.1, None, 0.7, 0.3]}
+    found = []
+    for client, values in losses.items():
+        for done, value in enumerate(values):
+            for model in ("global", "personal"):
+                common = {"algorithm": "x", "seed": 3, "client": client, "round": done, "model": model, "n_train": 1}
+                judged = -done if model == "global" else value
+                status = {"status": "not finite"} if judged is None else {}
+                found.append(rows.row("loss", judged, split="validation", **status, **common))
+                found += [rows.row(metric, done, split="test", **common) for metric in ("accuracy", "macro_f1", "loss")]
+    frame = rows.frame(found)
+    best = headline(frame, best=True)
+    assert {(row.client, row.metric): row.value for row in best.itertuples()} == {
+        (client, metric): done
+        for client, done in {"a": 2, "b": 1, "c": 3}.items()
+        for metric in ("accuracy", "macro_f1", "loss")
+    }
+    assert set(best["model"]) == {"personal@best_val"}
+    assert (best["value"] == best["round"]).all()
+    line = Comparison(frame, best=True)
+    assert line.table["accuracy"].tolist() == [2.0]
+    assert "at each client's evaluated round of lowest validation loss" in line.text()
+    blind = frame[(frame["client"] != "c") | (frame["split"] == "test")]
+    with pytest.raises(UsageError, match="client 'c' has no validation loss in the run of x with seed 3"):
+        headline(blind, best=True)
+
+
 def test_pretty_table_says_the_numbers():
     scores = {"local": [[0.2, 0.8]], "fedavg": [[0.5, 0.5]], "playerfl": [[0.6, 0.6]]}
     line = pretty(Comparison(frame_of(scores, [1, 3])).table).iloc[2]
