@@ -32,7 +32,7 @@ from fl_core.errors import UsageError, listing
 from fl_core.plan import LayerPlan
 
 NAME = "gallery"
-BUDGET = "about 7 minutes on one core"
+BUDGET = "about 4 minutes on one core"
 PAGE = items.HERE / "gallery.md"
 DPI = 80
 ROUNDED = "%.5g"
