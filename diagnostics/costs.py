@@ -313,7 +313,7 @@ def cost_steps(tasks: Mapping[str, runner.Task]) -> pd.DataFrame:
         tasks: as :func:`fl_core.runner.assemble` gives them, by the name of the run.
 
     Raises:
-        UsageError: an algorithm that decides on its plan while it trains.
+        UsageError: an algorithm that decides on its plan while it trains, or as :func:`fl_core.costs.round_costs`.
     """
     lines = []
     for name, task in tasks.items():

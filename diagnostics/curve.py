@@ -110,7 +110,8 @@ def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
 
     Pairs that were measured in both directions (layers ``against`` another) stay as they are: these differ.
     """
-    turned = rows[rows["client_b"] != ""].rename(columns={"client": "client_b", "client_b": "client"})
+    two = (rows["client_b"] != "") & (rows["client"] != rows["client_b"])
+    turned = rows[two].rename(columns={"client": "client_b", "client_b": "client"})
     there, other = (set(zip(each["client"], each["client_b"], strict=True)) for each in (rows, turned))
     return rows if any(a != b for a, b in there & other) else pd.concat([rows, turned], ignore_index=True)
 

@@ -79,9 +79,9 @@ def of_run(
 def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: str = "", **options: Any) -> Report:
     """Diagnose after the first round's local training of every client from the common start: where PLayer-FL looks.
 
-    That is one epoch, unless the configuration has more. The rows also hold what the training itself measured
-    (federation sensitivity, variant ``training``), which is what PLayer-FL decides on. It was measured in the task's
-    own layers: where ``by`` or ``layering`` asks for others, there is no such variant.
+    That is one epoch, unless the configuration has more. The rows also hold what the training itself measured in its
+    first epoch (federation sensitivity, variant ``training``), which is what PLayer-FL decides on. It was measured in
+    the task's own layers: where ``by`` or ``layering`` asks for others, there is no such variant.
 
     Raises:
         UsageError: as :func:`diagnostics.diagnose`.
@@ -98,20 +98,9 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
     sizes = {name: t.numel() for name, t in tree.live(task.model).items()}
     resamples, seed = options.get("resamples", 0), task.config.seed
     seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes, resamples=resamples, seed=seed)
-    epochs = task.problem.epochs
     wanted = set(report.frame["layer"])
     seen = [row for row in seen if row["variant"].startswith("training") and row["layer"] in wanted]
-    saw = "epoch" if epochs == 1 else f"{epochs} epochs"
-    trained = rows.frame(
-        {
-            **row,
-            **context,
-            "split": "train",
-            "estimator": saw + row["estimator"].removeprefix("epoch"),
-            "n_samples": epochs * row["n_samples"],
-        }
-        for row in seen
-    )
+    trained = rows.frame({**row, **context, "split": "train"} for row in seen)
     frames = zip((report.frame, report.resamples), parted(trained), strict=True)
     own, again = (pd.concat(each, ignore_index=True) if len(each[1]) else each[0] for each in frames)
     return replace(report, frame=own, resamples=again)

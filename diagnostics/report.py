@@ -49,7 +49,8 @@ class Report:
         """Values of one metric, layers x clients; NaN where there is none (the frame's status says why).
 
         Of a metric of pairs: each client's mean over the others; where layers are compared ``against`` another, of the
-        client's own layer with the others' other one. Default variant: the metric's first that was measured.
+        client's own layer with the others' other one (of a single client its own). Default variant: the metric's first
+        that was measured.
 
         Raises:
             UsageError: a metric or variant that was not measured.
@@ -60,7 +61,9 @@ class Report:
             variant = _usual(metric, present)
         check_known(f"variant of {metric}", variant, present)
         found = found[found["variant"] == variant]
-        found = both_ways(found[(found["client"] != "") & (found["client"] != found["client_b"])])
+        found = found[found["client"] != ""]
+        others = found["client"] != found["client_b"]
+        found = both_ways(found[others] if others.any() else found)  # one model: of its own layers
         table = found.groupby(["layer", "client"], sort=False)["value"].mean(skipna=False).unstack()
         order = [layer.name for layer in self.layers if layer.name in table.index]
         return table.reindex(index=order, columns=list(dict.fromkeys(found["client"])))

@@ -173,7 +173,7 @@ def write_page(
     local = ", ".join(layer.name for layer in plan.head) or "nothing"
     page = Page(
         f"Which layers of {config.model} to federate on {Path(config.dataset).name}",
-        f"Federate **{shared}**; keep **{local}** local. Measured after {_epochs(config)}, "
+        f"Federate **{shared}**; keep **{local}** local. Measured in the first local epoch, "
         f"decided by `{plan.why.rule}` with threshold {plan.why.threshold}, then checked by training.",
     )
     page.text("## The data\n\nEach client's training samples by class.")

@@ -52,8 +52,8 @@ class TrainingCost:
             Choi 2024). It knows no batch size, no forward pass, no error passed back through frozen layers, and takes
             a kernel's weight, used at every position, for one of a linear layer. It is proportional to what is sent.
         flops: floating-point operations, forward and backward, of every sample (see :func:`training_flops`).
-        moved: bytes of the model's tensors that the clients receive and send. What an algorithm sends up besides them
-            (a mask, a number a layer) stands in a run's rows ``bytes_up`` only.
+        moved: bytes of the model's tensors that the clients receive and send. What an algorithm sends besides them (a
+            variate, a mask, a number a layer) stands in a run's rows ``bytes_down`` and ``bytes_up`` only.
     """
 
     naive: int
@@ -90,7 +90,7 @@ def round_costs(
     """
     problem = algorithm.problem
     own = [phase.step for phase in algorithm.phases(Round(0), 0) if phase.step]
-    if own or type(algorithm).send is not Algorithm.send:
+    if own or not algorithm.foreseeable:
         raise UsageError(f"{algorithm.name} costs what a run of it records: rows 'flops', 'bytes_down' and 'bytes_up'")
     if problem.rounds < 1 or batch < 1:
         raise UsageError(f"rounds and batch must be at least 1, not {problem.rounds} and {batch}")

@@ -20,7 +20,7 @@ from torch import nn
 from fl_core import files, models, rows, store, tree
 from fl_core.algorithms.base import Round, find
 from fl_core.algorithms.partial import Scout
-from fl_core.config import AUTO, RunConfig
+from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.data import FederatedData, Partition
 from fl_core.engine import Engine, Instruments, Schedule
 from fl_core.errors import UsageError, check_known, listing
@@ -136,6 +136,8 @@ def resume(
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration and the plan given to a run, from its ``config.json``."""
     beside = ("shape", "classes", "words", "given", "in_force", "command", "own")
+    if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
+        beside += (*READING, *DEALING)
     rest = {name: value for name, value in stored.items() if name not in beside}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)

@@ -20,6 +20,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, check_known
 from fl_core.plan import LayerPlan
 
+KINDS = {"plan": "plan", "rows": "diagnosis"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
@@ -197,14 +198,12 @@ def by_name(given: Sequence[str], kind: str, names: Sequence[str], of: str) -> d
 # --- paths -----------------------------------------------------------------------------------------------------
 
 
-def check_output(path: Path) -> None:
-    """Refuse, before any work, a file that could not be written or that would replace what cannot be had again at once.
+def check_output(path: Path, kind: str) -> None:
+    """Refuse, before any work, a file that could not be written, or in whose place no result belongs.
 
-    A plan may be replaced, since its rows give it again, and that is said. Measured layers, a part of a run, and
-    what is not of this package stay.
-
-    Warns:
-        UserWarning: what is replaced.
+    An empty file is filled, an earlier plan makes room for a plan (``kind``: ``plan``), the rows of an earlier
+    diagnosis for those of another (``rows``); everything else stays: a part of a run, the rows of a figure, any other
+    file.
 
     Raises:
         UsageError: names the path.
@@ -214,22 +213,32 @@ def check_output(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"--out {path} is a folder; name a file in it, such as {path / 'rows.jsonl'}")
     _no_run(path, path.parent)
-    if path.exists():
-        if (held := _replaceable(path)) is None:
-            raise UsageError(f"--out {path} is there already and stays as it is; choose another file")
-        warnings.warn(f"{path} is replaced; it was {held}", stacklevel=2)
+    if path.exists() and not (path.is_file() and path.stat().st_size == 0) and kind not in _held(path):
+        raise UsageError(
+            f"--out {path} is there already and stays as it is, for it is no earlier {KINDS[kind]}: choose another "
+            "file, or remove it first"
+        )
 
 
-def _replaceable(path: Path) -> str | None:
-    """What a file holds that may be replaced: a plan, or rows that name no layers; None for anything else."""
+def note_replaced(path: Path) -> None:
+    """Warns of what is there, just before a result takes its place."""
+    for what in _held(path).values():
+        warnings.warn(f"{path} is replaced; it was {what}", stacklevel=2)
+
+
+def _held(path: Path) -> dict[str, str]:
+    """What of this package's a file holds, by kind: a plan, or the rows of a diagnosis."""
+    if not path.is_file():
+        return {}
     try:
-        return repr(LayerPlan.load(path))
-    except UsageError:
+        return {"plan": repr(LayerPlan.load(path))}
+    except (UsageError, RunError):
         pass
     try:
-        return None if rows.read_header(path).get("layers") else "rows without layers"
+        header = rows.read_header(path)
     except (UsageError, RunError):
-        return None
+        return {}
+    return {} if "item" in header else {"rows": f"measured by {header.get('command') or 'an unnamed command'!r}"}
 
 
 def check_folder(path: Path) -> None:

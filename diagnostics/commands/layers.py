@@ -72,7 +72,7 @@ class Diagnose(Command):
 
         if (self.dir is None) == (self.dataset is None):
             raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
-        arguments.check_output(self.out)
+        arguments.check_output(self.out, "rows")
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         for name in metrics:
             check_known("metric", name, METRICS)
@@ -95,6 +95,7 @@ class Diagnose(Command):
             for note in task.notes():
                 warnings.warn(note, stacklevel=2)
             report = measure.of_task(task, metrics, **how)
+        arguments.note_replaced(self.out)
         report.write(self.out)
         print(report)
         for metric in metrics:
@@ -169,7 +170,7 @@ class Select(Command):
     def main(self, line: str) -> None:
         from diagnostics import select
 
-        arguments.check_output(self.out)
+        arguments.check_output(self.out, "plan")
         plan = select.select(
             self.rows,
             self.rule,
@@ -181,6 +182,7 @@ class Select(Command):
             budget=self.budget,
             costs=True,
         )
+        arguments.note_replaced(self.out)
         plan.save(self.out)
         print(select.explain(plan, full=self.explain))
         print(f"\nplan: {self.out}")

@@ -131,6 +131,7 @@ class Algorithm:
         cuts: whether :meth:`build` leaves layers of the model out.
         needs_blocks: whether the model must be made of residual blocks that a client can do without.
         adapts: whether :meth:`finish` makes the personal models whenever clients are evaluated, not just at the end.
+        foreseeable: whether what crosses is known before a run, from :meth:`shared` and :meth:`up`.
         adds: for each module or tensor path that :meth:`build` adds to the model, ``shared`` or ``personal``; what
             it puts around a module's weights (an adapter) joins that module's layer unless it is named here.
     """
@@ -147,6 +148,7 @@ class Algorithm:
     cuts: ClassVar[bool] = False
     needs_blocks: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
+    foreseeable: ClassVar[bool] = True
     adds: ClassVar[Mapping[str, str]] = {}
 
     @dataclass(frozen=True)

@@ -330,6 +330,7 @@ class HeurpFedLA(PFedLA):
     """
 
     name = "heurpfedla"
+    foreseeable = False
     travels, keeps, cost = "a mixture but k units down, its model up", "its model", "2P - k units"
 
     @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class FedLAMA(Algorithm):
     """
 
     name = "fedlama"
+    foreseeable = False
     paper = "Lee et al. 2023"
     travels, keeps, cost = "the layers that are due", "layers that are not due", "from 2P / phi to 2P, with tau = 1"
 

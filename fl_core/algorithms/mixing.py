@@ -250,6 +250,7 @@ class FedFomo(Keeping):
     """
 
     name = "fedfomo"
+    foreseeable = False
     paper = "Zhang et al. 2021"
     travels, cost = "others' models down, its own up", "P + downloads P"
 

@@ -223,7 +223,7 @@ def natural_dirichlet(
 def capped_dirichlet(
     labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = LEAST_CAPPED, draws: int = _DRAWS
 ) -> list[Integers]:
-    """Label skew with a bound on sizes, as PFLlib's released code deals it (used by Jang and Choi 2024, it seems).
+    """Label skew with a bound on sizes, as PFLlib's code deals its pool (used by Jang and Choi 2024, it seems).
 
     Each class is dealt in proportions p ~ Dirichlet(alpha, ..., alpha) over clients, class after class; a client that
     has an even share of all samples already gets none of the next class, and p is scaled up for the others. All is

@@ -166,7 +166,7 @@ def make(
     ``natural`` is one client for each natural owner of the data (feature skew); ``natural_dirichlet`` deals each owner
     to several clients that differ in labels as well (see :func:`fl_core.data.deal.natural_dirichlet`).
     ``capped_dirichlet`` is ``dirichlet`` with a bound on the clients' sizes (see
-    :func:`fl_core.data.deal.capped_dirichlet`), from both sides of an official split together.
+    :func:`fl_core.data.deal.capped_dirichlet`).
 
     Args:
         clients: number of clients; for ``natural`` None or exactly the number of natural clients; for
@@ -192,7 +192,7 @@ def make(
         drawn, asked = draw.fedpft(source, kind, clients, alpha, few, samples_per_client, shares, seed)
         indices = dict(zip(_numbered(clients), (dict(zip(SPLITS, each, strict=True)) for each in drawn), strict=True))
         return Partition(kind, {**asked, "splits": list(shares)}, int(seed), indices, len(source), source.digest)
-    pooled = source.is_train is None or kind in (*PFEDLA, "capped_dirichlet")
+    pooled = source.is_train is None or kind in PFEDLA
     train = np.arange(len(source)) if pooled else np.flatnonzero(np.asarray(source.is_train))
     labels = source.y[train]
     names: tuple[str, ...]

@@ -81,12 +81,12 @@ def read_csv(
         where = f"{path}, column {client_column!r}"
         owner, owner_names = arrays.owners(np.array(columns.pop(client_column), dtype=str), where, place=place)
     y, classes = arrays.written_labels(columns.pop(label_column), f"{path}, column {label_column!r}", place)
-    for name, column in columns.items():
-        if owner is None and not any(map(arrays.is_number, column)):
-            raise UsageError(
-                f"{path}: column {name!r} holds words ({column[0]!r}); if it names the clients, "
-                f"client_column={name!r} (--client-column {name}) says so"
-            )
+    words = [name for name, column in columns.items() if not any(map(arrays.is_number, column))]
+    if words and owner is None:
+        raise UsageError(
+            f"{path}: no number in {'column' if len(words) == 1 else 'columns'} {listing(words)}: features are "
+            "numbers, so encode words or leave them out; what names the clients, client_column (--client-column) says"
+        )
     numbers = {name: arrays.numbers(cells, f"{path}, column {name!r}", place) for name, cells in columns.items()}
     if not numbers:
         raise UsageError(f"{path}: no column of features beside {listing(header)}")

@@ -556,17 +556,34 @@ def test_files_of_a_run_are_not_overwritten(fedlayers, finished_runs, measured, 
     assert "holds a run" in fedlayers.refused(command, subject, "--out", "run/rows.jsonl")
 
 
-@pytest.mark.parametrize("what", ["rows", "text"])
-@pytest.mark.parametrize("command", ["diagnose", "select"])
-def test_rows_and_other_files_are_not_overwritten(fedlayers, measured, command, what):
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [("diagnose", "plan"), ("diagnose", "figure"), ("diagnose", "text"), ("select", "rows"), ("select", "text")],
+)
+def test_other_files_are_not_overwritten(fedlayers, measured, command, what):
     if what == "rows":
         shutil.copy(measured, "mine")
+    elif what == "plan":
+        fedlayers("select", measured, "--rule", "manual", "--layers", "fc1", "--out", "mine")
+    elif what == "figure":
+        rows.write(Path("mine"), {"item": "of.a_paper"}, [])
     else:
         Path("mine").write_text("my thesis")
     subject = ("--dataset", "heart") if command == "diagnose" else ("mine" if what == "rows" else measured,)
     before = Path("mine").read_bytes()
-    assert "--out mine is there already and stays as it is" in fedlayers.refused(command, *subject, "--out", "mine")
+    refused = fedlayers.refused(command, *subject, "--out", "mine")
+    assert "--out mine is there already and stays as it is, for it is no earlier" in refused
     assert Path("mine").read_bytes() == before
+
+
+def test_an_earlier_diagnosis_is_replaced_and_named(fedlayers):
+    words = ("diagnose", "--dataset", "heart", "--metrics", "weight_magnitude", "--out", "rows.jsonl")
+    Path("rows.jsonl").touch()
+    fedlayers(*words)
+    assert "is replaced" not in fedlayers.err
+    fedlayers(*words, "--seed", "1")
+    assert "note: rows.jsonl is replaced; it was measured by 'fedlayers diagnose --dataset heart" in fedlayers.err
+    assert rows.read_header(Path("rows.jsonl"))["seed"] == 1
 
 
 def test_a_plan_that_is_replaced_is_named(fedlayers, measured):

@@ -210,3 +210,14 @@ def test_instruments_measure_and_decide():
     instruments = measure.instruments()
     assert set(instruments.observers) == {SENSITIVITY}
     assert instruments.decide is select.decide
+
+
+def test_training_is_measured_in_its_first_epoch_however_many_follow() -> None:
+    """Steps of later epochs are no part of the values, nor of what the rows say was seen."""
+    once, twice = (
+        measure.of_task(runner.assemble(RunConfig(dataset="heart", epochs=epochs)), [measure.SENSITIVITY]).frame
+        for epochs in (1, 2)
+    )
+    once, twice = (frame[frame["variant"] == "training"] for frame in (once, twice))
+    for column in ("client", "layer", "value", "estimator", "n_samples"):
+        assert once[column].tolist() == twice[column].tolist(), column

@@ -343,3 +343,14 @@ def test_a_single_model_has_no_similarity() -> None:
     for metric in REFERENCES:
         rows = METRICS[metric].compute([subject], layers_of(net(), pair()[0]))
         assert {(r["value"], r["status"], r["n_samples"]) for r in rows} == {(None, "needs at least two models", 0)}
+
+
+def test_a_single_model_is_compared_with_itself_across_layers() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    draws = torch.Generator().manual_seed(0)
+    data = (torch.randn(40, 6, generator=draws), torch.randint(0, 3, (40,), generator=draws))
+    report = diagnose([model], [data], ["cka"], options={"cka": {"against": ["4"]}})
+    table = report.values("cka")
+    assert list(table.index) == ["0", "2"]
+    assert ((table > 0) & (table <= 1 + 1e-9)).all(axis=None)
+    assert len(plots.cka_matrices(report.frame)) == 2

@@ -224,9 +224,10 @@ def test_freezing_saves_work() -> None:
 # --- round by round, before anything is trained ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "vanilla", "anti"])
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "vanilla", "anti", "playerfl"])
 def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
-    played = play(algorithm=name)
+    plan = LayerPlan.prefix(runner.assemble(CONFIG, data=TOY, model=network("plain")).layers, 2)
+    played = play(algorithm=name, plan=plan if name == "playerfl" else None)
     made, config = played.engine.algorithm, played.task.config
     each = round_costs(made, played.engine.site.workspace, TOY.shape, int(config.batch or 1))
     assert len(each) == config.rounds
@@ -252,7 +253,7 @@ def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> Non
     assert cost.flops == pytest.approx(sum(played.values("flops", variant="").values()), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedfomo", "fedlama", "heurpfedla", "pfedme", "per_fedavg"])
+@pytest.mark.parametrize("name", ["fedfomo", "fedlama", "heurpfedla", "pfedme", "per_fedavg"])
 def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
     task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
     with pytest.raises(UsageError, match=f"{name} costs what a run of it records"):

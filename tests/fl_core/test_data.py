@@ -421,23 +421,23 @@ def test_files_that_are_not_what_they_seem(tmp_path):
 
 
 def test_a_damaged_archive_is_refused_by_name(tmp_path):
-    """One byte in so many turned over: refused by name, or the same samples."""
-    np.savez_compressed(tmp_path / "whole.npz", x=images(30), y=labels(30))
+    """Every byte turned over in its turn: refused by name, or the same samples."""
+    np.savez(tmp_path / "whole.npz", x=np.arange(24, dtype=np.uint8)[:, None], y=np.arange(24) % 2)
     whole, refused, path = (tmp_path / "whole.npz").read_bytes(), [], tmp_path / "bad.npz"
 
     def read(path):
-        return data.recipe(path), data.load(path, clients=2, partition="iid").partition.indices.keys()
+        return data.recipe(path), data.load(path, clients=2, partition="iid").source_digest
 
     wanted = read(tmp_path / "whole.npz")
-    for place in range(0, len(whole), max(1, len(whole) // 150)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+    for place, byte in enumerate(whole):
+        path.write_bytes(whole[:place] + bytes([byte ^ 0xFF]) + whole[place + 1 :])
         try:
             found = read(path)
         except UsageError as error:
             refused.append(str(error))
         else:
             assert found == wanted
-    assert len(refused) > 75
+    assert len(refused) > len(whole) / 2
     assert all("bad.npz" in message for message in refused)
 
 
@@ -481,7 +481,7 @@ def test_columns_can_be_named_and_clients_left_out(tmp_path):
     path = write(tmp_path / "t.csv", ROWS, "ward,a,b,outcome")
     federated = data.load(path, client_column="ward", label_column="outcome")
     assert [client.name for client in federated.clients] == ["north", "south"]
-    with pytest.raises(UsageError, match=r"column 'ward' holds words \('north'\); .*--client-column ward"):
+    with pytest.raises(UsageError, match=r"t.csv: no number in column ward: .* \(--client-column\)"):
         data.load(write(tmp_path / "t.csv", ROWS, "ward,a,b,label"))
     bare = write(tmp_path / "bare.csv", [line.partition(",")[2] for line in ROWS] * 5, "a,b,label")
     assert len(data.load(bare).clients) == 5

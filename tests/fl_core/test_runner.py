@@ -346,6 +346,16 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
         assert contents(broken) == contents(tmp_path / "a" / "run")
 
 
+def test_how_data_would_have_been_dealt_does_not_keep_an_earlier_run_from_going_on(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"data": TOY, "model": network("plain")}
+    runner.run(CONFIG, tmp_path / "run", progress=False, **common)
+    stored = store.Run(tmp_path / "run").config
+    config, _ = runner.stored_config({**stored, "clients": 9, "label_column": "y"} | {"own": ["data", "model"]})
+    assert (config.clients, config.label_column) == (None, "label")
+    config, _ = runner.stored_config({**stored, "clients": 9, "own": []})
+    assert config.clients == 9
+
+
 def test_a_directory_in_use_is_refused(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
     before = contents(undisturbed("fedavg"))
     with pytest.raises(UsageError, match="already holds a run: resume it, or choose another directory"):
