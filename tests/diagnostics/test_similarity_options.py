@@ -350,7 +350,7 @@ def test_a_single_model_is_compared_with_itself_across_layers() -> None:
     draws = torch.Generator().manual_seed(0)
     data = (torch.randn(40, 6, generator=draws), torch.randint(0, 3, (40,), generator=draws))
     report = diagnose([model], [data], ["cka"], options={"cka": {"against": ["4"]}})
-    table = report.values("cka")
+    table = report.values("cka", "flatten, against 4")
     assert list(table.index) == ["0", "2"]
     assert ((table > 0) & (table <= 1 + 1e-9)).all(axis=None)
-    assert len(plots.cka_matrices(report.frame)) == 2
+    assert len(plots.cka_matrices(report.frame, variant="flatten, against 4")) == 2
