@@ -305,7 +305,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])} at most; mean over clients after the last "
         f"round (personal models, otherwise the global one) with 95 % interval over seeds, and difference to Local "
-        f"paired by seed; dashed: Local (orange) and FedAvg (green); {order}.{left_out}"
+        f"paired by seed; dashed: Local (orange) and FedAvg (green); axes of accuracy end at 0 and 1; "
+        f"{order}.{left_out}"
     )
     text = [_page(table)]
     text += [f"± is half the 95 % interval over seeds. With {FEWEST}. {NOTE}"]

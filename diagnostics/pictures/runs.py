@@ -117,6 +117,8 @@ def learning(
 def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes:
     """A dot with its interval for each row of a table, in the table's order from the top, values written beside.
 
+    The axis of accuracy and macro-F1 ends at 0 and 1, though the interval of a few seeds may reach beyond.
+
     Args:
         table: columns ``algorithm``, ``value``, ``low`` and ``high`` (ends of the interval, missing where there is
             none) and ``n`` (number of runs). A missing value is written as such.
@@ -140,6 +142,9 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
             axes.text(1.02, k, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
         axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
         axes.set(ylim=(len(table) - 0.4, -0.6), xlabel=_score_label(metric))
+        if SCORES.get(metric):  # those of which more is better are shares
+            left, right = axes.get_xlim()
+            axes.set_xlim(max(left, 0.0), min(right, 1.0))
     return axes
 
 

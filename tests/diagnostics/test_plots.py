@@ -550,6 +550,13 @@ def test_comparison_keeps_the_order_and_writes_the_values() -> None:
     assert ax.get_xlim()[0] > 0.3
 
 
+@pytest.mark.parametrize(("metric", "ends"), [("accuracy", (0.0, 1.0)), ("macro_f1", (0.0, 1.0)), ("loss", None)])
+def test_a_comparison_of_shares_ends_where_shares_do(metric: str, ends: tuple[float, float] | None) -> None:
+    table = pd.DataFrame({"algorithm": ["a"], "value": [0.8], "low": [-0.2], "high": [1.8], "n": [2]})
+    found = plots.comparison(table, metric).get_xlim()
+    assert found == ends if ends else (found[0] < -0.2 and found[1] > 1.8)
+
+
 def test_comparison_says_where_there_is_no_value_or_interval() -> None:
     ax: Any = plots.comparison(table(value=[np.nan, 0.6], low=[np.nan, np.nan], high=[np.nan, np.nan]), "loss")
     assert texts(ax) == ["no value  n = 10", "0.600  n = 3"]
