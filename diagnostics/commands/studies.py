@@ -23,7 +23,7 @@ class Compare(Command):
         fedlayers compare --algorithms fedprox ditto --set fedprox.mu=0.01
     """
 
-    algorithms: Annotated[tuple[str, ...], option("Registry names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
+    algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedper", "playerfl"),
     )
     seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 3
