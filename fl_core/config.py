@@ -31,7 +31,7 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
 
     dataset: str = "heart"
-    """Registered name, or your own .npz, .csv, .jsonl or folder of images."""
+    """Registered name, or your .npz, .csv, .jsonl or folder of images."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
