@@ -135,7 +135,7 @@ def resume(
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration and the plan given to a run, from its ``config.json``."""
-    beside = ("shape", "classes", "words", "given", "in_force", "command", "own")
+    beside: tuple[str, ...] = ("shape", "classes", "words", "given", "in_force", "command", "own")
     if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in stored.items() if name not in beside}
