@@ -292,17 +292,8 @@ def covered(count: int, repeats: int, probes: int, layer: str) -> Measured:
     target = ">= 0.95" if probes == 1 else "0.93 to 0.97"
     holds = low >= 0.95 if probes == 1 else low >= 0.93 and high <= 0.97
     what = f"{probes} probe{'s' * (probes > 1)}, layer {layer}"
-    return Measured(
-        "J1",
-        what,
-        f"exact trace, {repeats} seeds",
-        share,
-        low,
-        high,
-        target,
-        "yes" if holds else "no",
-        unit="coverage",
-    )
+    exact = f"exact trace, {repeats} seeds"
+    return Measured("J1", what, exact, share, low, high, target, "yes" if holds else "no", unit="coverage")
 
 
 # --- J2 --------------------------------------------------------------------------------------------------------------

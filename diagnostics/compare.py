@@ -153,8 +153,8 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     """Scores of each run's headline model after its last round: ``personal`` where there is one, else global.
 
     With ``best`` each client's are those of its evaluated round, but the first of all, in which that model's validation
-    loss is lowest (of equal ones the earlier), and the model's name ends in ``@best_val``: what PLayer-FL reports, as
-    far as rounds were evaluated.
+    loss is lowest (of equal ones the earlier), and the model's name ends in ``@best_val``. PLayer-FL chooses so too,
+    among every epoch's locally trained models. A personal model that is made at the end only has no other round.
 
     Raises:
         UsageError: a client without a validation loss, of which there is no best round.
