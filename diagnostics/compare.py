@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from fl_core import rows, runner, statistics, store
+from fl_core import rows, runner, statistics, store, writing
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
 from fl_core.data import FederatedData, Partition
@@ -331,7 +331,7 @@ def _record(record: Mapping[Any, Any]) -> rows.Row:
 def _check_stored(path: Path, task: runner.Task) -> None:
     """Refuse a directory that holds anything but the beginning or the whole of this very run."""
     if not (path / "config.json").exists():
-        return store.check_free(path)
+        return writing.check_free(path)
     run = store.Run(path)
     stored, plan = runner.stored_config(run.config)
     asked = replace(task.config, plan=None) if task.plan is not None else task.config

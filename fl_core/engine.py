@@ -23,9 +23,10 @@ from fl_core.rows import Row, row
 from fl_core.schedule import Schedule, sampled_clients
 from fl_core.shelf import Clients, Shelf
 from fl_core.site import FinishJob, Job, Result, ScoreJob, Site, TrainJob
-from fl_core.store import Checkpoint, Writer
+from fl_core.store import Checkpoint
 from fl_core.timing import Clock, Pace
 from fl_core.tree import Tree
+from fl_core.writing import Writer
 
 Work = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
 BUFFER = 10_000  # rows that wait for the end of a round before they are written

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import files, models, rows, store, tree
+from fl_core import files, models, rows, store, tree, writing
 from fl_core.algorithms.base import Round, find
 from fl_core.algorithms.partial import Scout
 from fl_core.config import AUTO, DEALING, READING, RunConfig
@@ -62,7 +62,7 @@ def run(
     _check_decision(task, instruments)
     _check_device(task.config.device)
     if out is not None:
-        store.check_free(Path(out))
+        writing.check_free(Path(out))
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
     if out is None:
@@ -78,7 +78,7 @@ def run(
         "own": [kind for kind, given in (("data", data), ("model", model)) if given is not None],
     }
     _check_storable(stored)
-    with store.create(out, stored) as writer:
+    with writing.create(out, stored) as writer:
         _begin(task, writer, command)
         return _execute(task, instruments, writer, progress)
 
@@ -112,7 +112,7 @@ def resume(
         BusyError: it is running.
         CorruptError: what is stored is damaged.
     """
-    with store.reopen(out) as writer:
+    with writing.reopen(out) as writer:
         stored = writer.run.config
         _check_own(writer.path, stored, model_code, data=data, model=model)
         config, plan = stored_config(stored)
@@ -197,7 +197,7 @@ def _check_same_start(task: Task, path: Path, weights: bool) -> None:
         raise UsageError(f"{path} began with other weights and has no checkpoint yet; pass the same model")
 
 
-def _begin(task: Task, writer: store.Writer, command: str) -> None:
+def _begin(task: Task, writer: writing.Writer, command: str) -> None:
     environment = {
         "versions": {name: _version(name) for name in ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy")},
         "python": platform.python_version(),
@@ -216,7 +216,7 @@ def _begin(task: Task, writer: store.Writer, command: str) -> None:
 
 
 def _execute(
-    task: Task, instruments: Instruments, writer: store.Writer | None, progress: bool, resume_from: int = 0
+    task: Task, instruments: Instruments, writer: writing.Writer | None, progress: bool, resume_from: int = 0
 ) -> Engine:
     config = task.config
     site = site_of(task, instruments.observers)

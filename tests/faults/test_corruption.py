@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch import nn
 
 from diagnostics.measure import instruments
 from diagnostics.select import select
-from fl_core import data, files, models, rows, runner, store
+from fl_core import data, files, models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
@@ -326,7 +327,7 @@ def test_damaged_weights(tmp_path, suffix, damage):
     if suffix == ".pt":
         weights_of_heart(path)
     else:
-        path.write_bytes(store.save(models.build("heart_mlp", (10,), 5, seed=3).state_dict()))
+        path.write_bytes(save(models.build("heart_mlp", (10,), 5, seed=3).state_dict()))
     harm(path, DAMAGE[damage])
     with pytest.raises(UsageError, match=f"weights{suffix}"):
         runner.run(RunConfig(init=str(path)), tmp_path / "run")

@@ -59,7 +59,7 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
     """Let this process kill itself at a moment."""
     from fl_core import rows
     from fl_core.engine import Engine
-    from fl_core.store import Writer
+    from fl_core.writing import Writer
 
     counter = itertools.count(1)
     replace, one_round = Path.replace, Engine.step

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from diagnostics.measure import instruments
-from fl_core import runner, store
+from fl_core import runner, writing
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError
 from fl_core.store import Run
@@ -127,9 +127,9 @@ def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
 
 def test_of_two_that_begin_at_once_one_is_refused(tmp_path):
     out = tmp_path / "run"
-    with store.create(out, {}) as first:
+    with writing.create(out, {}) as first:
         shutil.move(out / "config.json", tmp_path / "kept")  # as if the first had only just locked
-        with pytest.raises(BusyError, match=f"pid {os.getpid()}"), store.create(out, {}):
+        with pytest.raises(BusyError, match=f"pid {os.getpid()}"), writing.create(out, {}):
             pass
         assert [path.name for path in out.iterdir()] == ["lock"]
         shutil.move(tmp_path / "kept", out / "config.json")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fl_core import data as datasets
@@ -128,7 +129,7 @@ def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path
 
 def saved(path: Path, source: nn.Module, **changes: Tensor | None) -> Path:
     kept = {name: value for name, value in {**source.state_dict(), **changes}.items() if value is not None}
-    path.write_bytes(store.save(kept))
+    path.write_bytes(save(kept))
     return path
 
 

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fl_core import runner, shelf, stacked, store, tree
+from fl_core import runner, shelf, stacked, store, tree, writing
 from fl_core.algorithms import registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import State
@@ -258,13 +258,13 @@ def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
 ) -> None:
     made = replace(CONFIG, algorithm="fedper", participation=0.1, local_models=0)
     put: list[State] = []
-    original = store.Writer._put
+    original = writing.Writer._put
 
-    def noting(self: store.Writer, state: State) -> dict[str, Any]:
+    def noting(self: writing.Writer, state: State) -> dict[str, Any]:
         put.append(state)
         return original(self, state)
 
-    monkeypatch.setattr(store.Writer, "_put", noting)
+    monkeypatch.setattr(writing.Writer, "_put", noting)
     out, common = tmp_path / "run", {"data": MANY, "model": network("plain"), "progress": False}
     runner.run(made, out, **common)  # type: ignore[arg-type]
     assert len(put) == (1 + 40) + 2 * (1 + 4), "the server each time, everyone once, and whoever took part"

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_core import files, rows, store, tree
+from fl_core import files, rows, store, tree, writing
 from fl_core.algorithms.base import State
 from fl_core.errors import BusyError, CorruptError, UsageError
 from fl_core.store import Checkpoint, Run
@@ -50,7 +50,7 @@ STATES = st.builds(State, st.dictionaries(NAMES, TREES, max_size=3), META)
 @pytest.fixture
 def begun(tmp_path):
     """A writer of a run that has begun."""
-    with store.create(tmp_path / "run", CONFIG) as writer:
+    with writing.create(tmp_path / "run", CONFIG) as writer:
         writer.begin({"torch": "x"}, PARTITION, HEADER)
         yield writer
 
@@ -91,7 +91,7 @@ class TestRoundTrip:
         assert [line.partition(":")[0] for line in run.verify()[:3]] == list(store.ROOT_FILES)
 
     def test_a_run_killed_before_it_began(self, tmp_path):
-        with store.create(tmp_path, CONFIG):
+        with writing.create(tmp_path, CONFIG):
             pass
         run = Run(tmp_path)
         assert run.config == CONFIG
@@ -109,7 +109,7 @@ class TestRoundTrip:
     )
     def test_of_any_states(self, tmp_path_factory, server, clients, models):
         path = tmp_path_factory.mktemp("run")
-        with store.create(path, CONFIG) as writer:
+        with writing.create(path, CONFIG) as writer:
             writer.begin({}, {}, HEADER)
             writer.checkpoint(Checkpoint(7, server, clients, models))
         found = Run(path).checkpoint()
@@ -203,7 +203,7 @@ class TestBlobs:
 def store_again(writer):
     """A second writer of a directory whose first is still held by the fixture: as after a kill."""
     os.unlink(writer.path / "lock")
-    return store.reopen(writer.path)
+    return writing.reopen(writer.path)
 
 
 class TestRows:
@@ -322,7 +322,7 @@ class TestErrors:
         for path in (tmp_path, tmp_path / "absent"):
             with pytest.raises(UsageError, match=f"no run at {path}"):
                 Run(path)
-            with pytest.raises(UsageError, match="no run at"), store.reopen(path):
+            with pytest.raises(UsageError, match="no run at"), writing.reopen(path):
                 pass
         assert list(tmp_path.iterdir()) == []
 
@@ -358,20 +358,20 @@ class TestErrors:
         assert begun.run.rounds == []
 
     def test_a_run_is_there_already(self, begun):
-        for refused in (lambda: store.check_free(begun.path), lambda: store.create(begun.path, {}).__enter__()):
+        for refused in (lambda: writing.check_free(begun.path), lambda: writing.create(begun.path, {}).__enter__()):
             with pytest.raises(UsageError, match="already holds a run: resume it"):
                 refused()
         assert begun.run.config == CONFIG
 
     def test_something_else_is_there(self, tmp_path):
         (tmp_path / "thesis.tex").write_text("!")
-        with pytest.raises(UsageError, match="is not empty"), store.create(tmp_path, CONFIG):
+        with pytest.raises(UsageError, match="is not empty"), writing.create(tmp_path, CONFIG):
             pass
         with pytest.raises(UsageError, match="is a file, not a directory"):
-            store.check_free(tmp_path / "thesis.tex")
+            writing.check_free(tmp_path / "thesis.tex")
         with (
             pytest.raises(UsageError, match="cannot make the directory"),
-            store.create(tmp_path / "thesis.tex" / "run", CONFIG),
+            writing.create(tmp_path / "thesis.tex" / "run", CONFIG),
         ):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
@@ -379,22 +379,22 @@ class TestErrors:
     def test_two_writers(self, begun):
         with (
             pytest.raises(BusyError, match=rf"written by another process \(pid {os.getpid()}\)"),
-            store.reopen(begun.path),
+            writing.reopen(begun.path),
         ):
             pass
         begun.checkpoint(checkpoint())  # the first goes on undisturbed
         begun.run.verify()
 
     def test_the_lock_ends_with_the_block(self, tmp_path):
-        with pytest.raises(RuntimeError, match="boom"), store.create(tmp_path, CONFIG):
+        with pytest.raises(RuntimeError, match="boom"), writing.create(tmp_path, CONFIG):
             raise RuntimeError("boom")
-        with store.reopen(tmp_path) as writer:
+        with writing.reopen(tmp_path) as writer:
             assert writer.run.config == CONFIG
 
     def test_traces_of_a_writer_killed_at_its_first_file_do_not_count(self, tmp_path):
         (tmp_path / "lock").write_text("1\n")
         (tmp_path / "config.json.99.part").write_bytes(b"{")
-        with store.create(tmp_path, CONFIG) as writer:
+        with writing.create(tmp_path, CONFIG) as writer:
             assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "lock"]
             assert writer.run.config == CONFIG
 
@@ -406,7 +406,7 @@ class TestErrors:
                 raise OSError("killed")
             written.append(path.parent.name)
 
-        monkeypatch.setattr(store, "write_atomically", dying)
+        monkeypatch.setattr(writing, "write_atomically", dying)
         with pytest.raises(OSError, match="killed"):
             begun.checkpoint(checkpoint())
         assert written
