@@ -77,6 +77,8 @@ class RunConfig:
     """Coupled for sgd and adam, decoupled for adamw."""
     amsgrad: bool | None = None
     """Of adam and adamw."""
+    clip: float | None = None
+    """Scale a step's gradient down to this norm where it is longer."""
     keep_optimizer: bool = False
     """Keep each client's optimiser state from round to round instead of starting a new one."""
     loss: str | None = None

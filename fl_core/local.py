@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
@@ -38,6 +39,8 @@ class Training:
         optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
         momentum: of SGD.
         weight_decay, amsgrad: as in PyTorch.
+        clip: longest gradient of a step, by the Euclidean norm over all that the phase trains; a longer one is scaled
+            down to it. None = never.
         keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each.
     """
 
@@ -48,6 +51,7 @@ class Training:
     momentum: float = 0.0
     weight_decay: float = 0.0
     amsgrad: bool = False
+    clip: float | None = None
     keep_optimizer: bool = False
 
     def __post_init__(self) -> None:
@@ -60,6 +64,8 @@ class Training:
                 raise UsageError(f"{name}={getattr(self, name)} has no meaning for optimizer {self.optimizer!r}")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0, not {self.lr}")
+        if self.clip is not None and not self.clip > 0:
+            raise UsageError(f"clip must be above 0, not {self.clip}")
 
     def build(
         self,
@@ -108,8 +114,9 @@ class Phase:
         tree: which of the client's trees is trained.
         loss: name of the algorithm's method that gives the objective.
         stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
-        observe: names of observers that see parameters and gradients of every step of the first pass.
-        lr, momentum, weight_decay, optimizer: if not the run's.
+        observe: names of observers that see parameters and gradients of every step of the first pass; gradients
+            before they are clipped.
+        lr, momentum, weight_decay, optimizer, clip: if not the run's.
         groups: tensors among those that train with rates of their own; no tensor is in two groups.
         steps: stop after so many batches, if ``epochs`` passes have more.
         step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
@@ -127,6 +134,7 @@ class Phase:
     momentum: float | None = None
     weight_decay: float | None = None
     optimizer: str | None = None
+    clip: float | None = None
     groups: tuple[Group, ...] = ()
     steps: int | None = None
     step: str = ""
@@ -230,11 +238,13 @@ def train(
             by_name = dict(zip(names, params, strict=True))
             optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
             _restore(optimizer, names, params, phase, kept or {})
-            own, seen = None, list(watching.values())
+            own, seen, longest = None, list(watching.values()), training.clip if phase.clip is None else phase.clip
             if phase.step:
                 explain = partial(_explain, workspace, algorithm, phase, ctx, names)
                 data = (x, y)
-                own = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, explain)
+                own = Steps(
+                    phase, workspace, by_name, objective, optimizer, longest, training, ctx, data, seed, seen, explain
+                )
                 step = getattr(algorithm, phase.step)
             frozen = workspace.frozen(ctx.client, split.x, x)
             for _ in range(phase.epochs):
@@ -253,6 +263,8 @@ def train(
                         raise NonFiniteError(_explain(workspace, algorithm, phase, ctx, names, grads, value, steps))
                     for observer in seen:
                         observer.update(workspace.params, _named(names, grads))
+                    if longest is not None:
+                        clip_grad_norm_(params, longest)
                     optimizer.step()
                     for param in params:
                         param.grad = None  # its memory serves the next step

@@ -103,7 +103,7 @@ class Stacked:
         for k, part in parts.items():
             if self._allows(part):
                 phase = part.phase
-                groups.setdefault((phase.train, phase.epochs, *phase.rates), []).append(k)
+                groups.setdefault((phase.train, phase.epochs, *phase.rates, phase.clip), []).append(k)
         found: dict[int, tuple[Tree, Tree]] = {}
         for members in groups.values():
             if len(members) > 1:
@@ -227,6 +227,7 @@ def _descend(
 ) -> Tensor:
     """Train ``values`` [clients, ...] in place; returns each client's loss, summed over all samples that it saw."""
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
+    longest = training.clip if phase.clip is None else phase.clip
     state: dict[str, dict[str, Any]] = {}
     done = 0
     while done < batches.steps[0]:
@@ -243,6 +244,8 @@ def _descend(
             each = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten()).view_as(weights)
             each.backward(weights, inputs=params)
             seen.append(each.detach())
+            if longest is not None:
+                _clip_each(params, longest)
             optimizer.step()
             for param in params:
                 param.grad = None
@@ -253,6 +256,15 @@ def _descend(
             values[name][:left] = param.detach()
         done = end
     return totals
+
+
+def _clip_each(params: list[Tensor], longest: float) -> None:
+    """Scale each client's gradients down together where their norm is longer; [clients, ...], in place."""
+    grads = [param.grad for param in params if param.grad is not None]
+    norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]).norm(dim=0)
+    scales = (longest / (norms + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(scales.view(-1, *[1] * (grad.ndim - 1)))
 
 
 def _first(value: Any, count: int) -> Any:

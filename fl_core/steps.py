@@ -38,6 +38,7 @@ class Steps:
         params: the parameters that train, by name: the model's own, to be changed in place without gradients.
         live: all of the model's tensors, by name.
         optimizer: the phase's, over ``params``.
+        longest: norm to which the phase's gradients are clipped, or None.
         training: the run's local training.
         taken: batches of the phase that were taken before this one.
     """
@@ -49,6 +50,7 @@ class Steps:
         params: Mapping[str, Tensor],
         objective: Callable[..., Tensor],
         optimizer: torch.optim.Optimizer,
+        longest: float | None,
         training: Training,
         ctx: Context,
         data: Batch,
@@ -56,7 +58,7 @@ class Steps:
         observers: Sequence[Observer],
         explain: Callable[[tuple[Tensor | None, ...], float, int], str],
     ) -> None:
-        self.params, self.optimizer, self.training = params, optimizer, training
+        self.params, self.optimizer, self.longest, self.training = params, optimizer, longest, training
         self._inputs, self.live = workspace.params, workspace.live
         self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
         self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
@@ -87,9 +89,11 @@ class Steps:
         return {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
 
     def descend(self, grads: Mapping[str, Tensor]) -> None:
-        """The optimiser's step along these gradients; a parameter without one stays where it is."""
+        """The optimiser's step along these gradients, clipped; a parameter without one stays where it is."""
         for observer in self._observers:
             observer.update(self._inputs, grads)
+        if self.longest is not None:
+            grads = clipped(grads, self.longest)
         for name, param in self.params.items():
             param.grad = grads.get(name)
         self.optimizer.step()

@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
         "rounds", "participation", "epochs", "batch", "lr", "optimizer", "momentum", "weight_decay", "amsgrad",
-        "keep_optimizer", "loss",
+        "clip", "keep_optimizer", "loss",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",

@@ -38,7 +38,7 @@ class Blockwise(Algorithm):
     ``lora_targets``: which linear layers get adapters (see :func:`fl_core.models.adapters.adapt`); FedRA's Table 6 has
     ``attn.proj``, ``mlp.fc2`` and both, the default. ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as
     in the paper's code. ``weighted``: whether a client counts by its training samples (FedRA's text) or all the same
-    (its released code).
+    (its released code, which also clips gradients at 10: the run's ``clip=10``).
     """
 
     needs_blocks = True

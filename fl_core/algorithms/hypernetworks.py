@@ -23,7 +23,6 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.local import Context, Phase
 from fl_core.plan import LayerPlan
-from fl_core.steps import Batch, Steps, clipped
 from fl_core.tree import Tree
 
 PURPOSE = "hypernetwork"  # of its seeded streams, and the name of its tree
@@ -63,9 +62,10 @@ class PFedHN(Algorithm):
     Embeddings of 1 + N // 4 numbers go through Linear and three times (ReLU, Linear), all of width ``hidden``, and one
     linear head for each parameter tensor. The client trains what it received and replies with its change,
     delta = before - after; the server takes one step of SGD on (embeddings, hypernetwork) with the gradient
-    J^T delta, its norm cut at ``clip``, client after client. ``lr``, ``momentum`` and ``weight_decay`` are the
-    server's; the clients' are the run's (the authors: 0.005, 0.9 and 5e-5), their gradients cut at ``local_clip``. From
-    the second client of a round on, J is that of the hypernetwork as the clients before have moved it.
+    J^T delta, its norm clipped at ``clip``, client after client. ``lr``, ``momentum`` and ``weight_decay`` are the
+    server's; the clients' are the run's (the authors: 0.005, 0.9 and 5e-5), their gradients clipped at
+    ``local_clip``, not at the run's ``clip``. From the second client of a round on, J is that of the hypernetwork as
+    the clients before have moved it.
 
     Buffers never travel, whatever ``bn`` says: the hypernetwork gives parameters, and running statistics stay with
     their client. ``begins``: ``drawn`` (default, the original) starts from random heads, so from other models than
@@ -130,11 +130,7 @@ class PFedHN(Algorithm):
             return Message({"model": self.generated(server.trees[PURPOSE], server.trees["model"], client)})
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.problem.tensors, self.problem.epochs, step="clipped_step"),)
-
-    def clipped_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """The usual step, along no longer a gradient than ``local_clip``."""
-        steps.descend(clipped(steps.gradients(batch), self.config.local_clip))
+        return (Phase("train", self.problem.tensors, self.problem.epochs, clip=self.config.local_clip),)
 
     def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         message = super().reply(state, trained, ctx, rnd, client)

@@ -123,7 +123,8 @@ class FedDyn(Corrected):
     Local objective: loss(w) - <g_i, w> + (alpha / 2) ||w - w_received||^2; then g_i <- g_i - alpha (w_i - w_received).
     Server: s <- s - (alpha / N) sum_i (w_i - w_received), which is the mean of all g_i, and
     w <- mean_i w_i - s / alpha, over parameters; buffers take the mean. As alpha goes to 0 the first round moves twice
-    as far as FedAvg's with clients of equal size; alpha = 0 itself would divide 0 by 0.
+    as far as FedAvg's with clients of equal size; alpha = 0 itself would divide 0 by 0. The authors' code clips
+    gradients at 10, which is the run's ``clip=10``.
 
     Raises:
         UsageError: alpha is 0.

@@ -294,6 +294,20 @@ class Steps:
         return {"steps": self.steps, "names": sorted(self.names), "first": self.first}
 
 
+class Norm:
+    """The norm of the first gradient."""
+
+    def __init__(self) -> None:
+        self.first = math.nan
+
+    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        if math.isnan(self.first):
+            self.first = float(torch.stack([grad.double().norm() for grad in grads.values()]).norm())
+
+    def result(self) -> dict[str, Any]:
+        return {"first": self.first}
+
+
 def _counts() -> Observer:
     return Steps()
 
@@ -347,6 +361,30 @@ def test_a_kept_state_makes_two_phases_one(optimizer: str) -> None:
         torch.testing.assert_close(twice[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("step", ["", "usual"])
+@pytest.mark.parametrize("share", [0.5, 2.0, None])
+def test_a_gradient_is_clipped_as_a_whole(step: str, share: float | None) -> None:
+    """One step of plain descent on all samples, with a clip below and above the gradient's norm, and with none."""
+    x, y = TOY.clients[0].train.x, TOY.clients[0].train.y
+    model = network("plain").double()
+    CE(model(x.double()), y).backward()
+    grads = {name: param.grad for name, param in model.named_parameters()}
+    norm = math.sqrt(sum(float((grad**2).sum()) for grad in grads.values() if grad is not None))
+    lr, clip = 0.1, None if share is None else share * norm
+    bench = Bench("plain", Training(1, 64, lr=lr, clip=clip))
+    bench.algorithm.usual = lambda steps, batch, ctx: steps.descend(steps.gradients(batch))  # type: ignore[attr-defined]
+    ctx = bench.context()
+    found, _ = bench.run(bench.phase(step=step, observe=("norm",)), ctx=ctx, observers={"norm": Norm})
+    for name, grad in grads.items():
+        assert grad is not None
+        wanted = bench.start[name].double() - lr * min(share or 1.0, 1.0) * grad
+        torch.testing.assert_close(found[name].double(), wanted, rtol=1e-5, atol=1e-6)
+    assert ctx.observed["norm"]["first"] == pytest.approx(norm, rel=1e-5), "observers see what the loss gave"
+    own, _ = bench.run(bench.phase(step=step, clip=0.1 * norm))
+    way = tree.distance(own, bench.start)
+    assert way == pytest.approx(0.1 * lr * norm, rel=1e-4), "a phase's own clip takes the place of the run's"
+
+
 def test_no_state_is_kept_unless_asked() -> None:
     assert Bench("plain").run()[1] == {}
 
@@ -359,6 +397,8 @@ def test_no_state_is_kept_unless_asked() -> None:
         ({"lr": math.nan}, "lr must be a number above 0"),
         ({"lr": math.inf}, "lr must be a number above 0"),
         ({"batch": 0}, "batch must be at least 1"),
+        ({"clip": 0.0}, "clip must be above 0"),
+        ({"clip": math.nan}, "clip must be above 0"),
         ({"epochs": -1}, "epochs must be at least 0"),
         ({"momentum": -0.1}, "momentum must be at least 0"),
         ({"weight_decay": math.nan}, "weight_decay must be at least 0"),
