@@ -250,7 +250,7 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
         "personalised methods lie above FedAvg's global model in personalised accuracy",
         ", ".join(f"{count} {word or 'with ' + FEWEST}" for word, count in counts.items())
         + _listed("; not above", not_above, "fedavg_gap"),
-        bool(not_above[~same].empty) if decided else None,
+        bool(same[not_above.index].all()) if decided else None,
     )
     claimed = table[table["paper_local"] == "above"]
     far = claimed[claimed["local_gap"] < -FAR]
@@ -303,10 +303,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
     )
     caption = (
-        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])} at most; mean over clients after the last "
-        f"round (personal models, otherwise the global one) with 95 % interval over seeds, and difference to Local "
-        f"paired by seed; dashed: Local (orange) and FedAvg (green); axes of accuracy end at 0 and 1; "
-        f"{order}.{left_out}"
+        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{' at most' if missing else ''}; mean over "
+        f"clients after the last round (personal models, otherwise the global one) with 95 % interval over seeds, and "
+        f"difference to Local paired by seed; dashed: Local (orange) and FedAvg (green); axes of accuracy end at 0 and "
+        f"1; {order}.{left_out}"
     )
     text = [_page(table)]
     text += [f"± is half the 95 % interval over seeds. With {FEWEST}. {NOTE}"]
