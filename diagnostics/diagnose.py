@@ -78,8 +78,8 @@ def diagnose(
         context: columns for all rows: run, algorithm, seed, round, model, split.
 
     Raises:
-        UsageError: an unknown name or option, numbers or names of models and data that do not agree, models that
-            differ in their tensors, or data that do not fit.
+        UsageError: an unknown name or option, an option out of range, numbers or names of models and data that do not
+            agree, models that differ in their tensors, or data that do not fit.
     """
     metrics = (metrics,) if isinstance(metrics, str) else metrics
     chosen = [METRICS[check_known("metric", name, METRICS)] for name in dict.fromkeys(metrics)]
@@ -99,6 +99,8 @@ def diagnose(
         asked = names if layers is None else (layers,) if isinstance(layers, str) else layers
         wanted = {check_known("layer", name, names) for name in asked}
         kept = [layer for layer in every if layer.name in wanted]
+        for metric in chosen:  # all of them, before the first one takes its time
+            metric.check(every, batch=batch, mode=mode, **settings[metric.name])
         together = {m.name: r for m in chosen if m.shared and (r := m.shared(**settings[m.name]))}
         common: dict[str, Any] = {"loss": criterion, "batch": batch, "seed": seed, "mode": mode}
         tasks = (bool(together) + len(chosen) - len(together)) * len(subjects)

@@ -120,14 +120,23 @@ def hessian_trace(
         UsageError: an unknown estimator, mode, backend or parameter, too few probes, labels that are no class indices,
             a model that does not put out logits [n, C], data that cannot be read, or what a backend cannot do.
     """
+    check_way(estimator, probes, backend, mode)
+    plan = partial(_plan, estimator=estimator, probes=probes, backend=backend)
+    return _measure(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
+
+
+def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> None:
+    """Refuse a way to the trace that does not exist, as :func:`hessian_trace` says."""
     check_known("estimator", estimator, ESTIMATORS)
     check_known("backend", backend, BACKENDS)
     backends.check(backend, estimator, mode)
-    least = 1 if estimator == "fast" else 2
+    check_probes(probes, 1 if estimator == "fast" else 2)
+
+
+def check_probes(probes: int | None, least: int) -> None:
+    """Refuse fewer probes than the least; None is the estimator's default."""
     if probes is not None and probes < least:
         raise UsageError(f"{probes} probes; at least {least} needed{'' if least == 1 else ' for a standard error'}")
-    plan = partial(_plan, estimator=estimator, probes=probes, backend=backend)
-    return _measure(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
 
 
 def released_norm(
@@ -147,8 +156,7 @@ def released_norm(
     Of the layers' weights without biases; see :func:`diagnostics.curvature.released.released`. Arguments and errors are
     those of :func:`hessian_trace`.
     """
-    if probes is not None and probes < 1:
-        raise UsageError(f"{probes} probes; at least 1 needed")
+    check_probes(probes, 1)
 
     def plan(verdict: Verdict, layer: Layer) -> _Way:
         if not any(name in verdict.reached for name in layer.weights):

@@ -86,8 +86,13 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
     Raises:
         UsageError: as :func:`diagnostics.diagnose`.
     """
-    for name in metrics:
-        check_known("metric", name, METRICS)
+    metrics = (metrics,) if isinstance(metrics, str) else metrics
+    chosen = [METRICS[check_known("metric", name, METRICS)] for name in metrics]
+    if options.get("by", task.config.by) == task.config.by:  # so the layers are known, and nobody trains in vain
+        ways = {name: options[name] for name in ("batch", "mode") if name in options}
+        for metric in chosen:
+            own = (options.get("options") or {}).get(metric.name, {})
+            metric.check(options.get("layering") or task.layers, **ways, **own)
     models, measured = runner.first_epoch(task, instruments().observers)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
     report = _diagnosed(task, models, metrics, context, command or "diagnose", options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,10 @@ from diagnostics import (
     weights,
 )
 from diagnostics.curvature.rows import hessian_rows, spectrum_rows
-from diagnostics.gradients import GradientMetric
+from diagnostics.gradients import GradientMetric, quiet
+from fl_core import losses
+from fl_core.errors import check_known
+from fl_core.layers import Layer
 from fl_core.rows import Row
 
 _COMMON = ("subjects", "layers", "loss", "batch", "seed", "mode", "tick")
@@ -30,7 +33,8 @@ class Metric:
     """A metric by name.
 
     Attributes:
-        compute: ``compute(subjects, layers, *, loss, batch, seed, mode, tick, **options) -> list[Row]``.
+        compute: ``compute(subjects, layers, *, loss, batch, seed, mode, tick, **options) -> list[Row]``. It checks its
+            options before it looks at a client.
         description, direction: one line each; the direction says what a higher value means.
         variants: of its rows, the default first.
         shared: gives, for the same options, what reads a pass over the gradients together with other metrics.
@@ -55,6 +59,17 @@ class Metric:
     def variant(self) -> str:
         """The default variant."""
         return self.variants[0]
+
+    def check(self, layers: Sequence[Layer], *, batch: int | None = 256, mode: str = "eval", **options: Any) -> None:
+        """Refuse options that the metric cannot take: without clients it checks them and does no more.
+
+        Raises:
+            UsageError: names the option, or its value and what it may be.
+        """
+        for name in options:
+            check_known(f"option of {self.name}", name, self.options)
+        loss = losses.build("cross_entropy")
+        self.compute((), layers, loss=loss, batch=batch, seed=0, mode=mode, tick=quiet, **options)
 
     def apart(self, value: Any) -> Any:
         """How far the two clients of a value are apart: a distance itself, 1 - value of a similarity."""

@@ -229,10 +229,12 @@ def _probed(
 ) -> list[Row]:
     """The rows of a probe: each client's own and then the pooled ones, layer by layer."""
     _check_samples(samples)
+    if not subjects:
+        return []
     for subject in subjects if held.test is not None else ():
         check_known("client with test data", subject.client, held.test or {})
     paths = sorted({layer.output for layer in layers if layer.used})
-    share = max(samples // max(len(subjects), 1), 1)
+    share = max(samples // len(subjects), 1)
     own: list[dict[str, str | _Hits]] = []
     kept: dict[str, list[_Part | str]] = {path: [] for path in paths}
     for subject in subjects:

@@ -98,8 +98,10 @@ def separability(
     """
     if samples < 2:
         raise UsageError(f"samples={samples}; at least 2 are needed")
+    if not subjects:
+        return []
     paths = sorted({layer.output for layer in layers if layer.used})
-    share = max(samples // max(len(subjects), 1), 1)
+    share = max(samples // len(subjects), 1)
     own: list[dict[str, str | Found]] = []
     kept: dict[str, list[tuple[Array, Array]]] = {path: [] for path in paths}
     faults: dict[str, str] = {}

@@ -231,6 +231,8 @@ def federation_sensitivity(
             "federation sensitivity when='training' is what was recorded while training: "
             "give recorded={client: result} with when='training', and only then"
         )
+    if single_batch is not None and single_batch < 1:
+        raise UsageError(f"a single batch of {single_batch} samples; at least 1 is needed")
     if when == "figure":
         single_batch, reduce = single_batch or FIGURE_BATCH, reduce or "mean_of_tensors"
     metric = Sensitivity(
@@ -311,8 +313,6 @@ def recorded_rows(
 
 def _draw(subject: Subject, size: int, seed: int) -> Data:
     """``size`` samples of the subject's data, drawn with replacement."""
-    if size < 1:
-        raise UsageError(f"a single batch of {size} samples; at least 1 is needed")
     with torch_seeded(seed_of(seed, "diagnose", subject.client)):  # a shuffling loader draws its order
         parts = list(batches(subject.data, None))
     x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))

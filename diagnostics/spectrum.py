@@ -137,6 +137,14 @@ class BlockHessian:
         return (matrix + matrix.T) / 2
 
 
+def check_wanted(k: int, tol: float) -> None:
+    """Refuse a number of eigenvalues or a tolerance out of range, as :func:`hessian_spectrum` says."""
+    if k < 1:
+        raise UsageError(f"{k} eigenvalues; at least 1 is needed")
+    if not tol > 0:
+        raise UsageError(f"a tolerance of {tol}; it must be above 0")
+
+
 def hessian_spectrum(
     model: nn.Module,
     data: Data,
@@ -163,10 +171,7 @@ def hessian_spectrum(
     Raises:
         UsageError: k below 1, a tolerance that is not above 0, and as in :func:`diagnostics.hessian.hessian_trace`.
     """
-    if k < 1:
-        raise UsageError(f"{k} eigenvalues; at least 1 is needed")
-    if not tol > 0:
-        raise UsageError(f"a tolerance of {tol}; it must be above 0")
+    check_wanted(k, tol)
     run = _run(model, layers, loss, dtype, seed)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))

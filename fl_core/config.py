@@ -80,7 +80,7 @@ class RunConfig:
     clip: float | None = None
     """Scale a step's gradient down to this norm where it is longer."""
     keep_optimizer: bool = False
-    """Keep each client's optimiser state from round to round instead of starting a new one."""
+    """Keep each client's optimiser state from round to round, in place of a new one."""
     loss: str | None = None
     """cross_entropy, focal or player_focal."""
     loss_options: Annotated[dict[str, Any] | None, tyro.conf.Suppress] = None

@@ -9,8 +9,8 @@ import torch
 
 from diagnostics.capture import Batch, Data, batches, whole
 from diagnostics.gradients import Subject, Tick, placed, quiet
-from diagnostics.hessian import TraceResult, hessian_trace, released_norm
-from diagnostics.spectrum import AT, Density, hessian_spectrum, spectral_density
+from diagnostics.hessian import TraceResult, check_probes, check_way, hessian_trace, released_norm
+from diagnostics.spectrum import AT, Density, check_wanted, hessian_spectrum, spectral_density
 from fl_core.errors import RunError, UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.losses import Loss
@@ -50,6 +50,10 @@ def hessian_rows(
     check_known("variant of hessian_trace", variant, VARIANTS)
     if variant == "released" and (estimator, backend) != ("auto", "fedlayers"):
         raise UsageError("variant 'released' is one computation: it has no estimator and no backend to choose")
+    if variant == "released":
+        check_probes(probes, 1)
+    else:
+        check_way(estimator, probes, backend, mode)
     found: list[Row] = []
     for subject in subjects:
         data = _data_of(subject)
@@ -124,6 +128,7 @@ def spectrum_rows(
     """
     if density < 0 or density == 1:
         raise UsageError(f"a density of {density} steps; at least 2 are needed, or 0 for none")
+    check_wanted(k, tol)
     found: list[Row] = []
     for subject in subjects:
         data = _data_of(subject)

@@ -76,8 +76,8 @@ class Request:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to compare: one model, and no layer with another."""
-        return len(self.subjects) < 2 and not self.across
+        """Whether there is nothing to compare: no model at all, or one and no layer with another."""
+        return len(self.subjects) < (1 if self.across else 2)
 
     @cached_property
     def x(self) -> Tensor:
@@ -98,7 +98,7 @@ class Request:
         """The rows: of every layer each pair of clients, then of every layer ``against``."""
         common: dict[str, Any] = {"estimator": estimator, "unit": unit, "n_samples": 0 if self.empty else len(self.x)}
         found = []
-        for layer in self.layers:
+        for layer in self.layers if self.subjects else ():
             own = {**common, "layer": layer.name, "n_params": self._size(layer)}
             if len(self.subjects) < 2:
                 found.append(row(self.metric, None, status="needs at least two models", variant=self.positions, **own))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from diagnostics import METRICS, Report, diagnose
+from diagnostics import METRICS, Report, diagnose, gradients
 from diagnostics.gradients import Subject
 from diagnostics.hessian import hessian_trace
 from fl_core import losses
@@ -349,6 +349,37 @@ class Wider(nn.Sequential):
 def test_bad_requests_are_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         run(**change)
+
+
+UNLIKELY: dict[type, Any] = {str: "nonsense", int: -1, float: -1.0}
+OUT_OF_RANGE = [
+    (name, option, UNLIKELY[type(default)])
+    for name, metric in METRICS.items()
+    for option, default in metric.options.items()
+    if type(default) in UNLIKELY
+] + [
+    ("hessian_trace", "probes", 1),
+    ("cka", "estimator", "nonsense"),
+    ("cka", "against", ["nonsense"]),
+    ("federation_sensitivity", "single_batch", 0),
+    ("federation_sensitivity", "reduce", "nonsense"),
+    ("linear_probe", "holdout", 1.0),
+    ("knn_probe", "holdout", 0.0),
+]
+
+
+@pytest.mark.parametrize(("metric", "option", "value"), OUT_OF_RANGE)
+def test_an_option_out_of_range_is_refused_before_anything_is_measured(
+    metric: str, option: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(gradients, "measure", lambda *_, **__: measured.append("gradients"))
+    with pytest.raises(UsageError):
+        run(metrics=["grad_norm", metric], options={metric: {option: value}})
+    assert not measured
+    if option != "against":  # which names layers
+        with pytest.raises(UsageError):
+            METRICS[metric].check((), **{option: value})
 
 
 # --- no trace --------------------------------------------------------------------------------------------------

@@ -206,6 +206,17 @@ def test_what_a_run_does_not_have_is_refused(run):
         measure.of_run(run, ["x"])
 
 
+@pytest.mark.parametrize("options", [{"cka": {"samples": 0}}, {"cka": {"against": "fc9"}}, {"cka": {"sample": 1}}])
+def test_nobody_trains_for_a_wrong_option(task, options, monkeypatch):
+    monkeypatch.setattr(runner, "first_epoch", None)
+    with pytest.raises(UsageError, match=r"cka: samples=0|unknown layer to compare with 'fc9'|did you mean 'samples'"):
+        measure.of_task(task, "cka", options=options, progress=False)
+
+
+def test_one_metric_stands_for_itself(task):
+    assert set(measure.of_task(task, "weight_magnitude", progress=False).frame["metric"]) == {"weight_magnitude"}
+
+
 def test_instruments_measure_and_decide():
     instruments = measure.instruments()
     assert set(instruments.observers) == {SENSITIVITY}
