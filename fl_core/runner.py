@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
-import platform
-import subprocess
 import warnings
 from collections.abc import Mapping
 from contextlib import closing
@@ -17,7 +14,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import files, models, rows, store, tree, writing
+from fl_core import environment, files, models, rows, store, tree, writing
 from fl_core.algorithms.base import Round, find
 from fl_core.algorithms.partial import Scout
 from fl_core.config import AUTO, DEALING, READING, RunConfig
@@ -102,6 +99,8 @@ def resume(
 ) -> Engine:
     """Go on from the last complete checkpoint; the end is bit for bit that of an undisturbed run.
 
+    That holds with the same versions of Python and its packages; a warning names those that have changed.
+
     Args:
         data, model: your own, where the run was given them.
         model_code: the ``package.module:callable`` of a run whose model is your own code, said again: a run
@@ -130,6 +129,13 @@ def resume(
             return _execute(task, instruments, writer, progress)
         done = writer.rewind()
         _check_same_start(task, writer.path, weights=done == 0)
+        changed = environment.changes(writer.run.environment)
+        if changed and done < int(task.config.rounds or 1):
+            warnings.warn(
+                f"{writer.path} began with {listing(changed)}: what follows may differ in its last bits from an "
+                "undisturbed run's",
+                stacklevel=2,
+            )
         return _execute(task, instruments, writer, progress, resume_from=done)
 
 
@@ -198,21 +204,18 @@ def _check_same_start(task: Task, path: Path, weights: bool) -> None:
 
 
 def _begin(task: Task, writer: writing.Writer, command: str) -> None:
-    environment = {
-        "versions": {name: _version(name) for name in ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy")},
-        "python": platform.python_version(),
-        "platform": platform.platform(),
+    made_with = {
+        **environment.here(),
         "device": task.config.device,
         "data": task.data.digest,
         "source": task.data.source_digest,
         "model": tree.digest(tree.of(task.model)),
-        "commit": _commit(),
     }
     header = {"run": writer.path.name, **task.header(command)}
     plan = task.algorithm(task.plan).plan
     if plan is not None:
         plan.save(writer.path / "plan.json")
-    writer.begin(environment, task.data.partition.to_tree(), header, task.start)
+    writer.begin(made_with, task.data.partition.to_tree(), header, task.start)
 
 
 def _execute(
@@ -345,31 +348,6 @@ def _copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
 def frame(engine: Engine) -> pd.DataFrame:
     """The rows of a run that was not written to a directory."""
     return rows.frame(engine.rows)
-
-
-# --- the environment --------------------------------------------------------------------------------------------
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _commit() -> str:
-    """The commit of the working directory's git repository, with a mark if it has changes; empty without one."""
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
 __all__ = ["MODELS", "Task", "assemble", "first_epoch", "frame", "load_models", "resume", "run", "stored_config"]

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,16 @@ class Run:
         if self.begun:
             self._checked("config.json")
         return read_signed(self.path / "config.json")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What a begun run was made with: versions, platform, device, digests of data and initial model.
+
+        Raises:
+            CorruptError: it is damaged.
+        """
+        found: dict[str, Any] = json.loads(self._checked("environment.json"))
+        return found
 
     @property
     def begun(self) -> bool:

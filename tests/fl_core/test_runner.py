@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -17,7 +19,7 @@ import torch
 from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import rows, runner, store, tree
+from fl_core import environment, rows, runner, store, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
@@ -295,6 +297,26 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed: Callable[[str], Pa
         assert engine.done == 3
         assert contents(done) == contents(undisturbed(case))
         assert {"personal"} & engine.models(0).keys()
+
+
+def test_who_goes_on_with_other_versions_is_told(
+    undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "same", after=1), progress=False)
+        began = environment.here()
+        other = {**began, "python": "3.99.0", "versions": {**began["versions"], "torch": "9.9", "timm": ""}}
+        monkeypatch.setattr(environment, "here", lambda: other)
+        runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "done", after=99), progress=False)
+    assert not [each for each in told if "began with" in str(each.message)]
+    old = began["versions"]
+    words = (
+        rf"began with torch {re.escape(old['torch'])} \(now 9\.9\), timm {re.escape(old['timm'])} \(now missing\), "
+        rf"python {re.escape(began['python'])} \(now 3\.99\.0\)"
+    )
+    with pytest.warns(UserWarning, match=words):
+        runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "other", after=1), progress=False)
 
 
 def test_a_run_killed_before_its_manifest_starts_at_round_0(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""What a run was made with, and what of it has changed since."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+PACKAGES = ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy")
+
+
+def here() -> dict[str, Any]:
+    """Versions of what decides a run's numbers, the platform, and the working directory's commit."""
+    return {
+        "versions": {name: _version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "commit": _commit(),
+    }
+
+
+def changes(began: Mapping[str, Any]) -> list[str]:
+    """Versions that are others than in an earlier :func:`here`, such as ``torch 2.14.0 (now 2.14.1)``."""
+    now = here()
+    pairs = {name: (old, now["versions"].get(name, "")) for name, old in began["versions"].items()}
+    pairs["python"] = (began["python"], now["python"])
+    return [f"{name} {old or 'missing'} (now {new or 'missing'})" for name, (old, new) in pairs.items() if old != new]
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    """The commit of the working directory's git repository, with a mark if it has changes; empty without one."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
