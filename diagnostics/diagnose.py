@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -81,12 +81,10 @@ def diagnose(
         UsageError: an unknown name or option, an option out of range, numbers or names of models and data that do not
             agree, models that differ in their tensors, or data that do not fit.
     """
-    metrics = (metrics,) if isinstance(metrics, str) else metrics
-    chosen = [METRICS[check_known("metric", name, METRICS)] for name in dict.fromkeys(metrics)]
-    settings = _settings(chosen, options or {}, probe)
+    request = Request.of(metrics, options, probe, layers, batch, mode)
+    chosen, settings = request.metrics, request.settings
     for name in context or {}:
         check_known("column of the context", name, CONTEXT)
-    check_known("mode", mode, ("eval", "train"))
     check_resamples(resamples)
     criterion = _loss(loss)
     subjects, n_models = _subjects(models, data, n_train, seed)
@@ -95,12 +93,8 @@ def diagnose(
             x, _ = next(batches(subjects[0].data, 2))
         every = layering or layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
         LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
-        names = [layer.name for layer in every]
-        asked = names if layers is None else (layers,) if isinstance(layers, str) else layers
-        wanted = {check_known("layer", name, names) for name in asked}
-        kept = [layer for layer in every if layer.name in wanted]
-        for metric in chosen:  # all of them, before the first one takes its time
-            metric.check(every, batch=batch, mode=mode, **settings[metric.name])
+        request.check(every)  # of all metrics, before the first one takes its time
+        wanted = {layer.name for layer in request.kept(every)}
         together = {m.name: r for m in chosen if m.shared and (r := m.shared(**settings[m.name]))}
         common: dict[str, Any] = {"loss": criterion, "batch": batch, "seed": seed, "mode": mode}
         tasks = (bool(together) + len(chosen) - len(together)) * len(subjects)
@@ -122,8 +116,7 @@ def diagnose(
                 if metric.name not in together:
                     # a single model has no pair, however many clients it is measured on
                     whom = subjects[:n_models] if metric.pairs else subjects
-                    # what is relative to the first layer, or to the whole, needs all of them
-                    which = every if metric.shared or metric.whole else kept
+                    which = request.read_by(metric, every)
                     found += metric.compute(whom, which, tick=tick(metric.name), **common, **settings[metric.name])
     place = {metric.name: k for k, metric in enumerate(chosen)}
     found = sorted((r for r in found if r["layer"] in wanted), key=lambda r: place[r["metric"]])
@@ -148,10 +141,70 @@ def diagnose(
     return Report(own.reset_index(drop=True), json.loads(rows.dumps(header)), again.reset_index(drop=True))
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured, as far as names and numbers go: to be checked before there are models.
+
+    Attributes:
+        metrics: each once, in the order given.
+        settings: the options of each metric by name, with the probe that is meant for all.
+        layers: names of the layers to report; None = all.
+        batch, mode: as of :func:`diagnose`.
+    """
+
+    metrics: tuple[Metric, ...]
+    settings: dict[str, dict[str, Any]]
+    layers: tuple[str, ...] | None
+    batch: int
+    mode: str
+
+    @classmethod
+    def of(
+        cls,
+        metrics: str | Sequence[str],
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        probe: Data | None = None,
+        layers: str | Sequence[str] | None = None,
+        batch: int = 256,
+        mode: str = "eval",
+    ) -> Request:
+        """A request by the arguments of :func:`diagnose`.
+
+        Raises:
+            UsageError: an unknown metric, option or mode, or both a probe and its number of samples.
+        """
+        metrics = (metrics,) if isinstance(metrics, str) else metrics
+        chosen = tuple(METRICS[check_known("metric", name, METRICS)] for name in dict.fromkeys(metrics))
+        check_known("mode", mode, ("eval", "train"))
+        asked = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
+        return cls(chosen, _settings(chosen, options or {}, probe), asked, batch, mode)
+
+    def kept(self, every: Sequence[Layer]) -> list[Layer]:
+        """The layers to report, of all."""
+        names = [layer.name for layer in every]
+        wanted = names if self.layers is None else [check_known("layer", name, names) for name in self.layers]
+        return [layer for layer in every if layer.name in wanted]
+
+    def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
+        """The layers that a metric is given: all, where it is relative to the first or to the whole."""
+        return every if metric.shared or metric.whole else self.kept(every)
+
+    def check(self, every: Sequence[Layer]) -> None:
+        """Refuse unknown layers and options out of range.
+
+        Raises:
+            UsageError: names the layer or the option, and what it may be.
+        """
+        self.kept(every)
+        for metric in self.metrics:
+            own = self.settings[metric.name]
+            metric.check(self.read_by(metric, every), batch=self.batch, mode=self.mode, **own)
+
+
 def _settings(
     chosen: Sequence[Metric], options: Mapping[str, Mapping[str, Any]], probe: Data | None
 ) -> dict[str, dict[str, Any]]:
-    """The checked options of each chosen metric."""
+    """The options of each chosen metric by name."""
     settings: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
     for name, own in options.items():
         check_known("metric with options", name, settings)

@@ -11,17 +11,19 @@ import pandas as pd
 from torch import nn
 
 from diagnostics import select
-from diagnostics.diagnose import diagnose
+from diagnostics.diagnose import Request, diagnose
 from diagnostics.importance import SensitivityAccumulator
 from diagnostics.metrics import DEFAULT, METRICS
 from diagnostics.report import Report
-from diagnostics.resampling import parted
+from diagnostics.resampling import check_resamples, parted
 from diagnostics.sensitivity import recorded_rows
 from diagnostics.similarity import PROBE, probe_set
 from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
 from fl_core.engine import Instruments
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.layers import layers_of
+from fl_core.models import example
 from fl_core.runner import Task
 
 DEFAULT_METRICS = DEFAULT
@@ -87,12 +89,7 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
         UsageError: as :func:`diagnostics.diagnose`.
     """
     metrics = (metrics,) if isinstance(metrics, str) else metrics
-    chosen = [METRICS[check_known("metric", name, METRICS)] for name in metrics]
-    if options.get("by", task.config.by) == task.config.by:  # so the layers are known, and nobody trains in vain
-        ways = {name: options[name] for name in ("batch", "mode") if name in options}
-        for metric in chosen:
-            own = (options.get("options") or {}).get(metric.name, {})
-            metric.check(options.get("layering") or task.layers, **ways, **own)
+    _check(task, metrics, options)
     models, measured = runner.first_epoch(task, instruments().observers)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
     report = _diagnosed(task, models, metrics, context, command or "diagnose", options)
@@ -109,6 +106,16 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
     frames = zip((report.frame, report.resamples), parted(trained), strict=True)
     own, again = (pd.concat(each, ignore_index=True) if len(each[1]) else each[0] for each in frames)
     return replace(report, frame=own, resamples=again)
+
+
+def _check(task: Task, metrics: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Refuse what a diagnosis would, so that nobody trains in vain."""
+    by = options.get("by", task.config.by)
+    layers = task.layers if by == task.config.by else layers_of(task.model, example(task.data.shape), by=by)
+    settings, _ = _settings(task, metrics, [c.name for c in task.data.clients if len(c.train)], options)
+    how = {name: options[name] for name in ("probe", "layers", "batch", "mode") if name in options}
+    Request.of(metrics, settings, **how).check(options.get("layering") or layers)
+    check_resamples(options.get("resamples", 0))
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:

@@ -297,13 +297,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             for reference, colour in (("local", COLOURS[1]), ("fedavg", COLOURS[2])):
                 for value in part.loc[part["algorithm"] == reference, "accuracy"]:
                     right.axvline(value, color=colour, linewidth=0.9, linestyle="--", zorder=1)
-    missing = header["missing"]
+    missing, fewer = header["missing"], header["missing"] or header["failed"]
     order = "sorted by accuracy" if ranked else "in no order of merit, since seeds are missing"
     left_out = (
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
     )
     caption = (
-        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{' at most' if missing else ''}; mean over "
+        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{' at most' if fewer else ''}; mean over "
         f"clients after the last round (personal models, otherwise the global one) with 95 % interval over seeds, and "
         f"difference to Local paired by seed; dashed: Local (orange) and FedAvg (green); axes of accuracy end at 0 and "
         f"1; {order}.{left_out}"

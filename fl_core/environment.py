@@ -12,18 +12,18 @@ PACKAGES = ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy")
 
 
 def here() -> dict[str, Any]:
-    """Versions of what decides a run's numbers, the platform, and the working directory's commit."""
-    return {
-        "versions": {name: _version(name) for name in PACKAGES},
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "commit": _commit(),
-    }
+    """Versions, the platform, and the working directory's commit."""
+    return {**versions(), "platform": platform.platform(), "commit": _commit()}
+
+
+def versions() -> dict[str, Any]:
+    """Of Python and the packages, which decide a run's numbers."""
+    return {"versions": {name: _version(name) for name in PACKAGES}, "python": platform.python_version()}
 
 
 def changes(began: Mapping[str, Any]) -> list[str]:
     """Versions that are others than in an earlier :func:`here`, such as ``torch 2.14.0 (now 2.14.1)``."""
-    now = here()
+    now = versions()
     pairs = {name: (old, now["versions"].get(name, "")) for name, old in began["versions"].items()}
     pairs["python"] = (began["python"], now["python"])
     return [f"{name} {old or 'missing'} (now {new or 'missing'})" for name, (old, new) in pairs.items() if old != new]

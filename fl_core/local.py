@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.losses import Loss
-from fl_core.steps import Steps
+from fl_core.steps import Steps, clipped
 from fl_core.tree import Tree
 from fl_core.workspace import Workspace
 
@@ -26,6 +25,11 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch's order
+
+
+def _check_clip(clip: float | None) -> None:
+    if clip is not None and not clip > 0:
+        raise UsageError(f"clip must be above 0, not {clip}")
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class Training:
         optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
         momentum: of SGD.
         weight_decay, amsgrad: as in PyTorch.
-        clip: longest gradient of a step, by the Euclidean norm over all that the phase trains; a longer one is scaled
-            down to it. None = never.
+        clip: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
+            down to it before anything is done with it. None = never.
         keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each.
     """
 
@@ -64,8 +68,7 @@ class Training:
                 raise UsageError(f"{name}={getattr(self, name)} has no meaning for optimizer {self.optimizer!r}")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0, not {self.lr}")
-        if self.clip is not None and not self.clip > 0:
-            raise UsageError(f"clip must be above 0, not {self.clip}")
+        _check_clip(self.clip)
 
     def build(
         self,
@@ -114,8 +117,8 @@ class Phase:
         tree: which of the client's trees is trained.
         loss: name of the algorithm's method that gives the objective.
         stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
-        observe: names of observers that see parameters and gradients of every step of the first pass; gradients
-            before they are clipped.
+        observe: names of observers that see parameters and gradients of every step of the first pass: those of the
+            loss, not clipped, or with a ``step`` of its own what that follows.
         lr, momentum, weight_decay, optimizer, clip: if not the run's.
         groups: tensors among those that train with rates of their own; no tensor is in two groups.
         steps: stop after so many batches, if ``epochs`` passes have more.
@@ -138,6 +141,9 @@ class Phase:
     groups: tuple[Group, ...] = ()
     steps: int | None = None
     step: str = ""
+
+    def __post_init__(self) -> None:
+        _check_clip(self.clip)
 
     @property
     def rates(self) -> tuple[float | None, float | None, float | None, str | None]:
@@ -264,7 +270,8 @@ def train(
                     for observer in seen:
                         observer.update(workspace.params, _named(names, grads))
                     if longest is not None:
-                        clip_grad_norm_(params, longest)
+                        for name, grad in clipped(_named(names, grads), longest).items():
+                            by_name[name].grad = grad
                     optimizer.step()
                     for param in params:
                         param.grad = None  # its memory serves the next step

@@ -262,7 +262,7 @@ def _clip_each(params: list[Tensor], longest: float) -> None:
     """Scale each client's gradients down together where their norm is longer; [clients, ...], in place."""
     grads = [param.grad for param in params if param.grad is not None]
     norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]).norm(dim=0)
-    scales = (longest / (norms + 1e-6)).clamp(max=1.0)
+    scales = torch.where(norms.isfinite(), (longest / (norms + 1e-6)).clamp(max=1.0), 1.0)  # as one by one
     for grad in grads:
         grad.mul_(scales.view(-1, *[1] * (grad.ndim - 1)))
 

@@ -21,10 +21,13 @@ Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
 
 
 def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
-    """Gradients scaled down together where their Euclidean norm is above ``most``."""
-    if not grads:
-        return {}
-    scale = (most / (get_total_norm(list(grads.values())) + 1e-6)).clamp(max=1.0)
+    """Gradients scaled down together where their Euclidean norm is above ``most``.
+
+    Where the norm is not finite they are left alone, so that what is wrong is found where it is.
+    """
+    if not grads or not (norm := get_total_norm(list(grads.values()))).isfinite():
+        return dict(grads)
+    scale = (most / (norm + 1e-6)).clamp(max=1.0)
     return {name: grad * scale for name, grad in grads.items()}
 
 
@@ -38,7 +41,7 @@ class Steps:
         params: the parameters that train, by name: the model's own, to be changed in place without gradients.
         live: all of the model's tensors, by name.
         optimizer: the phase's, over ``params``.
-        longest: norm to which the phase's gradients are clipped, or None.
+        longest: norm to which gradients are clipped, or None.
         training: the run's local training.
         taken: batches of the phase that were taken before this one.
     """
@@ -65,10 +68,13 @@ class Steps:
         self._data, self._observers, self._explain = data, observers, explain
         self._draws: dict[str, torch.Generator] = {}
 
-    def gradients(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:
+    def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
         """Of the phase's loss on a batch at the parameters' present values; without those that it does not reach.
 
         The loss gets the batch as it is given: samples and labels, and whatever else the two have agreed on.
+
+        Args:
+            clip: whether the gradients are clipped as the phase asks; not where differences are taken of them.
 
         Raises:
             NonFiniteError: the loss is NaN or infinite.
@@ -86,14 +92,13 @@ class Steps:
         if not math.isfinite(value):
             raise NonFiniteError(self._explain(grads, value, self.taken))
         self.loss, self.samples = self.loss + value * size, self.samples + size
-        return {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
+        found = {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
+        return clipped(found, self.longest) if clip and self.longest is not None else found
 
     def descend(self, grads: Mapping[str, Tensor]) -> None:
-        """The optimiser's step along these gradients, clipped; a parameter without one stays where it is."""
+        """The optimiser's step along these gradients; a parameter without one stays where it is."""
         for observer in self._observers:
             observer.update(self._inputs, grads)
-        if self.longest is not None:
-            grads = clipped(grads, self.longest)
         for name, param in self.params.items():
             param.grad = grads.get(name)
         self.optimizer.step()

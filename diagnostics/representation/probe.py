@@ -78,12 +78,17 @@ def places(n: int, batch: int, unbiased: bool = False) -> list[Place]:
     Raises:
         UsageError: a batch that is too small for the unbiased HSIC.
     """
-    if unbiased and batch < LEAST:
-        raise UsageError(f"minibatch CKA over batches of {batch}; the unbiased HSIC needs at least {LEAST} samples")
+    check_batch(batch, unbiased)
     starts = list(range(0, n, batch))
     if unbiased and len(starts) > 1 and n - starts[-1] < LEAST:
         starts.pop()
     return list(zip(starts, [*starts[1:], n], strict=True))
+
+
+def check_batch(batch: int, unbiased: bool) -> None:
+    """Refuse a batch that is too small for the unbiased HSIC."""
+    if unbiased and batch < LEAST:
+        raise UsageError(f"minibatch CKA over batches of {batch}; the unbiased HSIC needs at least {LEAST} samples")
 
 
 def _first(source: Data, count: int) -> Iterator[Batch]:

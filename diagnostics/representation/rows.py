@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diagnostics.capture import Data
 from diagnostics.gradients import Subject, Tick
-from diagnostics.representation.probe import LEAST, POSITIONS, Place, places, probe_of
+from diagnostics.representation.probe import LEAST, POSITIONS, Place, check_batch, places, probe_of
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
@@ -58,6 +58,7 @@ class Request:
         for what, number in (("samples", self.samples), ("batch", self.batch)):
             if number is not None and number < 1:
                 raise UsageError(f"{self.metric}: {what}={number}; at least 1 is needed")
+        check_batch(self.batch or LEAST, self.unbiased)
         for name in self._against:
             check_known("layer to compare with", name, [layer.name for layer in self.layers])
         if self._against and self.positions not in ("flatten", "mean"):

@@ -23,8 +23,9 @@ class PFedGate(Algorithm):
 
     See :class:`fl_core.models.gated.Gated` for what the gate does with ``target`` and ``split``. Both the model and
     the gate learn from the loss of the adapted model, together or, with ``bi_level``, by turns, batch by batch, the
-    gate first; the gradients of each are cut to the norm ``clip``. The gate learns at ``gate_lr``, by default the
-    run's rate. The dense model travels; a sparse message, as in the paper, would hold the kept blocks only.
+    gate first; the gradients of each are clipped at ``clip``, not at the run's ``clip``. The gate learns at
+    ``gate_lr``, by default the run's rate. The dense model travels; a sparse message, as in the paper, would hold the
+    kept blocks only.
 
     The budget is (target - s_min) of all weights of a group, so that with its first blocks the group keeps ``target``
     of them; the authors' released code takes it of the other blocks alone and keeps less.
@@ -63,7 +64,7 @@ class PFedGate(Algorithm):
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """A step of the gate, of the model, or of both."""
-        grads = steps.gradients(batch)
+        grads = steps.gradients(batch, clip=False)
         own = {name: grad for name, grad in grads.items() if _of_gate(name)}
         parts = [own, {name: grad for name, grad in grads.items() if name not in own}]
         if self.config.bi_level:

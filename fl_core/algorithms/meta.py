@@ -70,7 +70,7 @@ class PerFedAvg(Algorithm):
             ends = []
             for sign in (1, -1):
                 _move(steps.params, along, sign * delta)
-                ends.append(steps.gradients(further))
+                ends.append(steps.gradients(further, clip=False))
                 _set(steps.params, start)
             along = {name: v - alpha * (ends[0][name] - ends[1][name]) / (2 * delta) for name, v in along.items()}
         steps.descend(along)

@@ -124,7 +124,7 @@ class FedDyn(Corrected):
     Server: s <- s - (alpha / N) sum_i (w_i - w_received), which is the mean of all g_i, and
     w <- mean_i w_i - s / alpha, over parameters; buffers take the mean. As alpha goes to 0 the first round moves twice
     as far as FedAvg's with clients of equal size; alpha = 0 itself would divide 0 by 0. The authors' code clips
-    gradients at 10, which is the run's ``clip=10``.
+    gradients at 10, nearly the run's ``clip=10``: their norm leaves out alpha w, which their optimiser adds as decay.
 
     Raises:
         UsageError: alpha is 0.

@@ -206,11 +206,27 @@ def test_what_a_run_does_not_have_is_refused(run):
         measure.of_run(run, ["x"])
 
 
-@pytest.mark.parametrize("options", [{"cka": {"samples": 0}}, {"cka": {"against": "fc9"}}, {"cka": {"sample": 1}}])
-def test_nobody_trains_for_a_wrong_option(task, options, monkeypatch):
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"options": {"cka": {"samples": 1}}}, "a probe of 1 samples over 4 clients"),
+        ({"options": {"cka": {"sample": 9}}}, "did you mean 'samples'"),
+        ({"options": {"cka": {"against": "fc9"}}}, "unknown layer to compare with 'fc9'"),
+        ({"options": {"cka": {"against": "fc1"}}, "by": "module"}, "did you mean 'body.fc1.linear'|unknown layer"),
+        ({"options": {"cka": {"against": "fc4"}}, "layers": "fc2"}, "unknown layer to compare with 'fc4'"),
+        ({"options": {"cka": {"estimator": "minibatch"}}, "batch": 3}, "at least 4 samples"),
+        ({"options": {"cka": {"samples": 40}}, "probe": torch.zeros(4, 13)}, "give one of the two"),
+        ({"options": {"grad_norm": {}}}, "unknown metric with options 'grad_norm'"),
+        ({"mode": "evaluation"}, "unknown mode"),
+        ({"layers": ["fc9"]}, "unknown layer 'fc9'"),
+        ({"by": "modul"}, "did you mean 'module'"),
+        ({"resamples": -1}, "resamples=-1"),
+    ],
+)
+def test_nobody_trains_for_a_wrong_request(task, wrong, words, monkeypatch):
     monkeypatch.setattr(runner, "first_epoch", None)
-    with pytest.raises(UsageError, match=r"cka: samples=0|unknown layer to compare with 'fc9'|did you mean 'samples'"):
-        measure.of_task(task, "cka", options=options, progress=False)
+    with pytest.raises(UsageError, match=words):
+        measure.of_task(task, "cka", progress=False, **wrong)
 
 
 def test_one_metric_stands_for_itself(task):

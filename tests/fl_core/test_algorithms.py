@@ -205,6 +205,31 @@ def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
         assert phase.train or not phase.epochs
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
+    """With a clip of next to nothing nobody moves in the first round, in which nothing but gradients can move."""
+    ways = {}
+    for clip in (None, 1e-8):
+        played = play(algorithm=name, rounds=1, clip=clip, eval_every=1)
+        initial, ways[clip] = tree.of(played.task.model), 0.0
+        for client, trained in enumerate(played.checkpoints[0].models["local"].values()):
+            own = played.engine.algorithm.start(initial, client).trees.get("model", {})  # prompts are each client's own
+            begin = tree.pick({**initial, **own}, trained)
+            ways[clip] = max(ways[clip], tree.distance(begin, trained))
+    assert ways[None] > 1e-3
+    if name in ("pfedhn", "pfedgate"):  # which have their own
+        assert ways[1e-8] == ways[None]
+    else:
+        assert ways[1e-8] < 1e-5
+
+
+def test_per_fedavgs_adaptation_is_clipped() -> None:
+    played = play(algorithm="per_fedavg", options={"alpha": 1.0}, rounds=1, clip=1e-3)
+    checkpoint = played.checkpoints[0]
+    for adapted in checkpoint.models["personal"].values():
+        assert tree.distance(adapted, checkpoint.server.trees["model"]) == pytest.approx(1e-3, rel=1e-2)
+
+
 @pytest.mark.parametrize(
     ("epochs", "given", "head", "body"),
     [(5, None, 4, 1), (1, None, 1, 1), (0, None, 0, 0), (3, 2, 2, 1), (3, 1, 1, 2), (3, 0, 0, 3), (1, 3, 3, 1)],

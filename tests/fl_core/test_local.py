@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -379,10 +380,28 @@ def test_a_gradient_is_clipped_as_a_whole(step: str, share: float | None) -> Non
         assert grad is not None
         wanted = bench.start[name].double() - lr * min(share or 1.0, 1.0) * grad
         torch.testing.assert_close(found[name].double(), wanted, rtol=1e-5, atol=1e-6)
-    assert ctx.observed["norm"]["first"] == pytest.approx(norm, rel=1e-5), "observers see what the loss gave"
+    seen = norm * min(share or 1.0, 1.0) if step else norm  # a step of its own is watched where it is taken
+    assert ctx.observed["norm"]["first"] == pytest.approx(seen, rel=1e-5)
     own, _ = bench.run(bench.phase(step=step, clip=0.1 * norm))
     way = tree.distance(own, bench.start)
     assert way == pytest.approx(0.1 * lr * norm, rel=1e-4), "a phase's own clip takes the place of the run's"
+
+
+@pytest.mark.parametrize("step", ["", "usual"])
+def test_a_gradient_that_is_not_finite_is_named_where_it_is_with_a_clip_too(step: str) -> None:
+    bench = Bench("plain", replace(SGD, clip=1.0))
+    bench.algorithm.usual = lambda steps, batch, ctx: steps.descend(steps.gradients(batch))  # type: ignore[attr-defined]
+    usual = bench.algorithm.loss
+    bench.algorithm.odd = lambda params, batch, ctx: (  # type: ignore[attr-defined]
+        usual(params, batch, ctx) + (0 * params["fc2.bias"]).sqrt().sum()
+    )
+    with pytest.raises(NonFiniteError, match=r"first tensor 'fc2.bias' \(layer 'fc2'\)"):
+        bench.run(bench.phase(step=step, loss="odd"))
+
+
+def test_a_phases_clip_is_checked_too() -> None:
+    with pytest.raises(UsageError, match="clip must be above 0, not 0"):
+        Phase("train", frozenset(), 1, clip=0)
 
 
 def test_no_state_is_kept_unless_asked() -> None:

@@ -305,9 +305,9 @@ def test_who_goes_on_with_other_versions_is_told(
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "same", after=1), progress=False)
-        began = environment.here()
+        began = environment.versions()
         other = {**began, "python": "3.99.0", "versions": {**began["versions"], "torch": "9.9", "timm": ""}}
-        monkeypatch.setattr(environment, "here", lambda: other)
+        monkeypatch.setattr(environment, "versions", lambda: other)
         runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "done", after=99), progress=False)
     assert not [each for each in told if "began with" in str(each.message)]
     old = began["versions"]

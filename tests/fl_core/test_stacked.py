@@ -108,6 +108,24 @@ def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> Non
         assert tree.distance(theirs.tree, tree.of(task.model)) > 0.01
 
 
+def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients clip as the run does, two each by a number of their own."""
+    serial, together, task = sites(batch=8, momentum=0.9, clip=0.6)
+    kind, clips = type(task.algorithm(None)), {0: None, 1: 0.2, 2: None, 3: 0.2}
+    usual = kind.phases
+    monkeypatch.setattr(
+        kind, "phases", lambda self, rnd, c: tuple(replace(each, clip=clips[c]) for each in usual(self, rnd, c))
+    )
+    wanted, found = list(serial.run(jobs(task))), list(together.run(jobs(task)))
+    assert alone == [0, 1, 2, 3], "nobody is trained alone in the stack"
+    ways = []
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert_alike(ours, theirs)
+        assert ours.tree is not None
+        ways.append(tree.distance(ours.tree, tree.of(task.model)))
+    assert min(ways[0], ways[2]) > max(ways[1], ways[3]) > 0
+
+
 @pytest.mark.parametrize("name", sorted(name for name, kind in registry().items() if not kind.needs_blocks))
 def test_every_algorithm_gives_the_same(name: str) -> None:
     least = {"rounds": 2, "epochs": 1, "eval_every": 2}
