@@ -183,7 +183,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{_setting(header)}, at most {header['seeds']} seeds. Depths of the clients "
         f"{', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar their mean. "
-        f"Right: FedRA when every client trains k random blocks of 12.{start}{absent(header)}"
+        f"Right: FedRA when every client trains k random blocks of 12, one seed.{start}{absent(header)}"
     )
     return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
 
@@ -319,7 +319,7 @@ ITEM = items.register(
         title="Clients of unequal depth on PACS (FedRA)",
         runs=RUNS,
         seeds=3,
-        budget="about 4.5 hours of one core, 76 minutes of it pretraining; a run takes 2 to 25 minutes",
+        budget="about 5 hours of one core, less of an idle machine; pretraining takes 15 to 76 minutes, a run 2 to 25",
         measure=_measure,
         draw=_draw,
         once=frozenset({PRETRAINING, *SAME}),
