@@ -95,7 +95,13 @@ class Figures:
             print(f"took {seconds:.1f} s; rows: {path}")
         out = self.out or items.PICTURES
         for each in items.drawings(item) or [item]:
-            drawing = items.redraw(each, path, out)
+            try:
+                drawing = items.redraw(each, path, out)
+            except UsageError as error:
+                if not (self.only or self.budget is not None):
+                    raise
+                print(f"{each.name} is not drawn yet: {error}")
+                continue
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"picture, table and page: {out / each.name}.png, .pdf, .csv, .md")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -233,8 +234,10 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
             "pfedgate": [0.3, 0.4],
             "pfedme": [0.5, 0.6, 0.7],
             "fedprox": [0.3, 0.4, 0.5],
+            "fedpft_1+2": [0.3, 0.4, 0.5],
         }
     )
+    header["runs"]["fedpft_1+2"]["config"]["algorithm"] = "fedpft"  # type: ignore[index]
     table = learning.summary(header, frame).set_index("run")
     assert table.loc["fedper", "accuracy"] == pytest.approx(0.7)
     assert table.loc["fedper", "local_gap"] == pytest.approx(0.1)
@@ -249,12 +252,14 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
         "its paper's number is no global model's"
     )
     assert table.loc["ditto", ["paper_fedavg", "place"]].tolist() == ["", learning.RETRAINED]
+    assert table.loc["fedpft_1+2", ["paper_local", "paper_fedavg", "place"]].tolist() == ["", "", ""]
     above, below, budget = learning._findings(table.reset_index(), frame)
     assert above.held is None
     assert below.held is None
     assert budget.held
     assert "pfedme 5.0" in budget.measured
     assert "pfedgate -20.0" in below.measured
+    assert "fedpft" not in above.measured + below.measured
 
 
 @pytest.mark.parametrize(
@@ -394,3 +399,17 @@ def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.Monk
     again = weights.read(folder / depth.WEIGHTS)
     assert all(torch.equal(again[name], tensor) for name, tensor in stored.items())
     assert made(folder) >= {"fedra-0", "fedra-1"}
+
+
+def test_what_lacks_its_runs_after_a_part_was_trained_is_named_and_the_rest_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, there = tmp_path / depth.NAME, items.ROWS / depth.NAME
+    own.mkdir()
+    shutil.copy(pieces.piece(there, "allsmall", 0), own)
+    monkeypatch.setattr(pieces, "train", lambda *_, **__: 0.0)
+    main([depth.NAME, "--train", "--only", "allsmall", "--out", str(tmp_path)])
+    assert "fedra.fig4 is not drawn yet: algorithms.pacs_depth has none of the runs" in capsys.readouterr().out
+    assert (tmp_path / f"{depth.NAME}.png").is_file()
+    with pytest.raises(SystemExit):
+        main([depth.NAME, "--train", "--out", str(tmp_path)])
