@@ -30,7 +30,8 @@ FAR = 0.05
 NOTE = (
     "Differences are to the same network's. FLOPs are of the plain passes: FedPFT's views and keys and pFedSD's "
     "teacher come on top. Two-stage has half of the rounds for either stage, in its paper as many as other methods for "
-    "each: what that says of Two-stage is left out."
+    "each: what that says of Two-stage is left out. `fedpft_1+2` adapts for two epochs of three, `fedpft` for one; no "
+    "paper's number is of the former."
 )
 DEAR = 1.5
 """A method with more than so many times FedAvg's FLOPs is named."""
@@ -86,6 +87,9 @@ OWN: dict[str, dict[str, Any]] = {
 
 pFedHN is not given its authors' momentum of 0.9 for local training: with it the loss was above 5,000 after two rounds.
 """
+ASIDE: dict[str, RunConfig] = {"fedpft_1+2": replace(RESNET, algorithm="fedpft", options={"feature_epochs": 1})}
+"""Further runs that say what something is owed to: FedPFT with one epoch for features and two for adapting, where 2 + 1
+is nearest to the 3 + 2 that its paper has for its most skewed data. Nothing is claimed of them."""
 MODELS = {"scheduling_cnn": "", "resnet8": "@resnet8"}
 """Networks, and what marks the references' runs on them."""
 CITED = {
@@ -103,15 +107,14 @@ RETRAINED = "PLayer-FL, Table A.7"
 
 
 def recipes() -> dict[str, RunConfig]:
-    """Every registered algorithm but those of heterogeneous depth, and the references on FedPFT's network."""
+    """Every registered algorithm but those of heterogeneous depth, the references on FedPFT's network, and the rest."""
     cnn = [name for name in registry() if name not in (*DEPTH, *PROMPTED)]
     cnn.sort(key=lambda name: ("local", "fedavg").index(name) if name in ("local", "fedavg") else 2)
     found = {name: replace(CNN, algorithm=name, **OWN.get(name, {})) for name in cnn}
     mark = MODELS["resnet8"]
     found |= {f"{name}{mark}": replace(RESNET, algorithm=name) for name in ("local", "fedavg", "fedbn")}
-    return found | {
-        name: replace(RESNET, algorithm=name, **OWN.get(name, {})) for name in PROMPTED if name in registry()
-    }
+    found |= {name: replace(RESNET, algorithm=name, **OWN.get(name, {})) for name in PROMPTED if name in registry()}
+    return found | ASIDE
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -193,7 +196,7 @@ def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
         line |= {"accuracy": mean, "low": low, "high": high}
         line["global"] = shared.loc[run].mean() if run in shared.index else math.nan
         place = known["place"].get(name, "")
-        claims = bool(place) and (place != RETRAINED or run in personal)
+        claims = bool(place) and run not in ASIDE and (place != RETRAINED or run in personal)
         for reference in ("local", "fedavg"):
             gap, pairs = against(best, run, f"{reference}{mark}")
             itself = name == reference
@@ -241,7 +244,7 @@ def _page(table: pd.DataFrame) -> str:
 
 def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     own = set(frame.loc[frame["model"] == "personal", "run"])
-    personal = table[table["run"].isin(own) & (table["algorithm"] != "local")]
+    personal = table[table["run"].isin(own.difference(ASIDE)) & (table["algorithm"] != "local")]
     counts = personal["found_fedavg"].value_counts()
     decided = bool(len(personal)) and (personal["found_fedavg"] != "").all()
     not_above = personal[~personal["found_fedavg"].isin(["above", ""])]
@@ -282,7 +285,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = summary(header, frame)
     ranked = not header["missing"] and not header["failed"] and (table["seeds"] >= LEAST).all()
     if ranked:
-        table = table.sort_values("accuracy", ascending=False, ignore_index=True)
+        table = table.sort_values("accuracy", ascending=False, ignore_index=True, kind="stable")
     groups = [(model, table[table["model"] == model]) for model in table["model"].unique()]
     with style():
         deep = [len(part) + 2 for _, part in groups]
@@ -357,7 +360,7 @@ ITEM = items.register(
         title="Every algorithm on Fashion-MNIST beside Local and FedAvg",
         runs=recipes(),
         seeds=3,
-        budget="about 9 hours of one core, 4.5 of two; a run takes 2 to 4 minutes, pFedMe's and on ResNet-8 12 to 30",
+        budget="about 10 hours of one core, 5 of two; a run takes 2 to 4 minutes, pFedMe's and on ResNet-8 12 to 30",
         measure=_measure,
         draw=_draw,
     )
