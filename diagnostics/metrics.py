@@ -21,7 +21,7 @@ from diagnostics import (
 from diagnostics.curvature.rows import hessian_rows, spectrum_rows
 from diagnostics.gradients import GradientMetric, quiet
 from fl_core import losses
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row
 
@@ -64,12 +64,15 @@ class Metric:
         """Refuse options that the metric cannot take: without clients it checks them and does no more.
 
         Raises:
-            UsageError: names the option, or its value and what it may be.
+            UsageError: names the metric, and the option or its value and what it may be.
         """
         for name in options:
             check_known(f"option of {self.name}", name, self.options)
         loss = losses.build("cross_entropy")
-        self.compute((), layers, loss=loss, batch=batch, seed=0, mode=mode, tick=quiet, **options)
+        try:
+            self.compute((), layers, loss=loss, batch=batch, seed=0, mode=mode, tick=quiet, **options)
+        except UsageError as error:
+            raise UsageError(str(error) if self.name in str(error) else f"{self.name}: {error}") from error
 
     def apart(self, value: Any) -> Any:
         """How far the two clients of a value are apart: a distance itself, 1 - value of a similarity."""

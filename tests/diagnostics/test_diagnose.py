@@ -375,7 +375,7 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
 ) -> None:
     measured: list[str] = []
     monkeypatch.setattr(gradients, "measure", lambda *_, **__: measured.append("gradients"))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=metric):
         run(metrics=["grad_norm", metric], options={metric: {option: value}}, batch=3 if value == "minibatch" else 256)
     assert not measured
     if option != "against" and value != "minibatch":  # which hang on layers and batches
