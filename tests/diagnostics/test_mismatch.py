@@ -120,13 +120,15 @@ def test_the_other_solver_is_the_regularised_optimum() -> None:
     assert outcome.right.tolist() == right.tolist()
 
 
-def test_probe_and_match_agree_where_the_features_are_wider_than_the_classes() -> None:
-    torch.manual_seed(0)
-    y = torch.arange(400) % C
-    x = torch.randn(400, D) + 1.5 * nn.functional.one_hot(y, D)
-    train, test, head = (x[:200], y[:200]), (x[200:], y[200:]), wrong_head()
+@pytest.mark.parametrize("seed", range(3))
+def test_probe_and_match_agree_where_the_features_are_wider_than_the_classes(seed: int) -> None:
+    """Within 1.5 points; FedPFT's own differ by at most 0.75."""
+    torch.manual_seed(seed)
+    y = torch.arange(2000) % C
+    x = torch.randn(2000, D) + 1.5 * nn.functional.one_hot(y, D)
+    train, test, head = (x[:1000], y[:1000]), (x[1000:], y[1000:]), wrong_head()
     probe, match = probe_accuracy(train, test, C).accuracy, match_accuracy(train, test, head).accuracy
-    assert abs(probe - match) < 0.05
+    assert abs(probe - match) < 0.015
     assert origin_accuracy(*test, head) < probe - 0.3
 
 
