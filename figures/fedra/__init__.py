@@ -1,5 +1,5 @@
 """FedRA: clients of unequal depth."""
 
-from figures.fedra import depth
+from figures.fedra import depth, tables
 
-__all__ = ["depth"]
+__all__ = ["depth", "tables"]

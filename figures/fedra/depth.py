@@ -157,7 +157,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 # --- drawing ---------------------------------------------------------------------------------------------------
 
 
-def _final(frame: pd.DataFrame) -> pd.DataFrame:
+def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy after the last round, (run, style) x seeds."""
     own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
     own = own[own["round"] == own.groupby(["run", "seed"])["round"].transform("max")]
@@ -165,7 +165,7 @@ def _final(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    final = _final(frame)
+    final = accuracies(frame)
     means = final.groupby("run", sort=False).mean()
     compared = [run for run in means.index if run not in SAME]
     with style():
@@ -181,14 +181,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         else ""
     )
     caption = (
-        f"{_setting(header)}, at most {header['seeds']} seeds. Depths of the clients "
+        f"{described(header)}, at most {header['seeds']} seeds. Depths of the clients "
         f"{', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar their mean. "
         f"Right: FedRA when every client trains k random blocks of 12, one seed.{start}{absent(header)}"
     )
     return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
 
 
-def _setting(header: Mapping[str, Any]) -> str:
+def described(header: Mapping[str, Any]) -> str:
     config = next((run["config"] for name, run in header["runs"].items() if name != PRETRAINING), PACS.to_json())
     return (
         f"PACS, a client a style, transformer of 12 blocks (width {VIT['embed_dim']}), {config['rounds']} rounds, "
@@ -204,7 +204,7 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
         _convergence(figure.subplots(), curves)
     caption = (
-        f"FedRA when every client trains k random blocks of 12. {_setting(header)}, the first of "
+        f"FedRA when every client trains k random blocks of 12. {described(header)}, the first of "
         f"{header['seeds']} seeds; test accuracy of the global model, mean of the styles. "
         f"The paper: one client with a part of NICO++; it prints no numbers."
         f"{absent(header, SAME)}"

@@ -1,0 +1,98 @@
+"""FedRA's Table 1 from the runs on PACS: what each method keeps of the accuracy that everyone's whole model has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from figures import items
+from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, described
+from figures.items import Drawing, Finding, View
+from figures.paired import against, markdown, outcome, percent, seeds_in_words
+from figures.pieces import absent
+from fl_core.errors import UsageError, listing
+from fl_core.statistics import mean_interval
+
+METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
+"""In the order of the paper's means, on both of its data sets with the transformer."""
+WHOLE = METHODS[0]
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    styles = accuracies(frame)
+    means = styles.groupby("run", sort=False).mean()
+    if WHOLE not in means.index:
+        raise UsageError(f"{NAME} has no run of {WHOLE}, by which the others are measured")
+    means = means.reindex([run for run in METHODS if run in means.index])
+    published = {title: _published(dataset) for dataset, title in TITLES.items()}
+    kept = pd.DataFrame({"PACS, here": (means / means.loc[WHOLE]).mean(axis=1)})
+    for title, table in published.items():
+        kept[f"{title}, published"] = table["mean"] / table.loc[WHOLE, "mean"]  # of the methods that were run
+    with style():
+        figure = plt.figure(figsize=(5.6, 3.2), layout="constrained")
+        ax = figure.subplots()
+        for k, (where, shares) in enumerate(kept.items()):
+            ax.plot(100 * shares, range(len(means)), linestyle="none", marker=MARKERS[k], color=COLOURS[k], label=where)
+        ax.set_yticks(range(len(means)), means.index)
+        ax.set(ylim=(len(means) - 0.5, -0.5), xlabel=f"accuracy, % of {WHOLE}'s")
+        ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(kept.columns))
+    depths, seeds = ", ".join(map(str, DEPTHS)), int(means.notna().sum(axis=1).min())
+    caption = (
+        f"Accuracy of the global model, mean of the domains, as a share of {WHOLE}'s. {described(header)}, "
+        f"{seeds_in_words(seeds)}; depths of the clients {depths}, in the paper "
+        "12, 10, 8, 6, 4, 3. The paper starts from ImageNet's weights, this from a pretraining on "
+        f"Tiny-ImageNet. The paper's MLP-Mixer was not run.{absent(header, METHODS)}"
+    )
+    table = pd.concat([kept[name].rename("share").to_frame().assign(where=name) for name in kept])
+    return Drawing(figure, table.rename_axis("method").reset_index(), caption, (_order(means),), _page(styles, means))
+
+
+def _published(dataset: str) -> pd.DataFrame:
+    """Methods x domains and their mean, shares."""
+    known = items.published_table("fedra", "Table 1", model="vit", dataset=dataset)
+    return known.rename(columns={"": "mean"}).reindex(METHODS) / 100
+
+
+def _order(means: pd.DataFrame) -> Finding:
+    """How many pairs of methods lie as in the paper; ``means`` has them in its order."""
+    told: dict[str, list[str]] = {"above": [], "level": [], "below": [], "": []}
+    for better, worse in combinations(means.index, 2):
+        gap, pairs = against(means, better, worse)
+        told[outcome(gap, pairs)].append(f"{better} - {worse} {percent(*gap, sign='+')}")
+    words = {"above": "as there", "level": "level", "below": "the other way round", "": "with too few seeds"}
+    said = []
+    for key, word in words.items():
+        if told[key]:
+            said.append(f"{len(told[key])} {word}" + ("" if key == "above" else f" ({listing(told[key])})"))
+    decided = not told["level"] and not told[""]
+    return Finding(
+        f"each pair of methods lies as on {' and '.join(TITLES.values())}",
+        "; ".join(said),
+        False if told["below"] else True if decided else None,
+    )
+
+
+def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
+    domains = list(styles.index.get_level_values("client").unique())
+    ours: dict[str, list[Any]] = {name: [] for name in ("PACS, here", *domains, "mean")}
+    for run in means.index:
+        ours["PACS, here"].append(run)
+        for each in domains:
+            ours[each].append(percent(*mean_interval(styles.loc[(run, each)].dropna())))
+        ours["mean"].append(percent(*mean_interval(means.loc[run].dropna())))
+    tables = [markdown(ours)]
+    for dataset, title in TITLES.items():
+        known = 100 * _published(dataset)
+        columns = {name: [f"{value:.2f}" for value in known[name]] for name in known}
+        tables.append(markdown({f"{title}, published": list(METHODS), **columns}))
+    return "\n\n".join([*tables, "± is half the 95 % interval over seeds. Published: FedRA, Table 1, ViT."])
+
+
+TABLE1 = items.register(
+    View("fedra.table1", "Accuracy by domain where the clients' features differ, PACS", NAME, _draw)
+)
