@@ -22,7 +22,7 @@ from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
 from fl_core.engine import Instruments
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.layers import layers_of
+from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.runner import Task
 
@@ -110,12 +110,17 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
 
 def _check(task: Task, metrics: Sequence[str], options: Mapping[str, Any]) -> None:
     """Refuse what a diagnosis would, so that nobody trains in vain."""
-    by = options.get("by", task.config.by)
-    layers = task.layers if by == task.config.by else layers_of(task.model, example(task.data.shape), by=by)
+    layers = _layering(task, options) or layers_of(task.model, example(task.data.shape), by=options["by"])
     settings, _ = _settings(task, metrics, [c.name for c in task.data.clients if len(c.train)], options)
     how = {name: options[name] for name in ("probe", "layers", "batch", "mode") if name in options}
-    Request.of(metrics, settings, **how).check(options.get("layering") or layers)
+    Request.of(metrics, settings, **how).check(layers)
     check_resamples(options.get("resamples", 0))
+
+
+def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
+    """The layers that are given or else the task's; None where ``by`` asks for others, which the model then shows."""
+    own = task.layers if options.get("by", task.config.by) == task.config.by else None
+    return options.get("layering") or own
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
@@ -141,8 +146,8 @@ def _diagnosed(
     if not models:
         raise UsageError(f"no models to diagnose; clients without one: {listing(absent)}")
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
-    if options.setdefault("by", task.config.by) == task.config.by:
-        options.setdefault("layering", task.layers)
+    options["layering"] = _layering(task, options)
+    options.setdefault("by", task.config.by)
     options["options"], splits = _settings(task, metrics, models, options)
     report = diagnose(
         models,

@@ -117,7 +117,7 @@ def recipes() -> dict[str, RunConfig]:
     found = {name: replace(CNN, algorithm=name, **OWN.get(name, {})) for name in cnn}
     mark = MODELS["resnet8"]
     found |= {f"{name}{mark}": replace(RESNET, algorithm=name) for name in ("local", "fedavg", "fedbn")}
-    found |= {name: replace(RESNET, algorithm=name, **OWN.get(name, {})) for name in PROMPTED if name in registry()}
+    found |= {name: replace(RESNET, algorithm=name, **OWN.get(name, {})) for name in PROMPTED}
     return found | ASIDE
 
 
@@ -287,7 +287,8 @@ def _listed(title: str, table: pd.DataFrame, column: str) -> str:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = summary(header, frame)
-    ranked = not header["missing"] and not header["failed"] and (table["seeds"] >= LEAST).all()
+    missing, every = header["missing"], not header["missing"] and not header["failed"]
+    ranked = every and (table["seeds"] >= LEAST).all()
     if ranked:
         table = table.sort_values("accuracy", ascending=False, ignore_index=True, kind="stable")
     groups = [(model, table[table["model"] == model]) for model in table["model"].unique()]
@@ -304,13 +305,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             for reference, colour in (("local", COLOURS[1]), ("fedavg", COLOURS[2])):
                 for value in part.loc[part["algorithm"] == reference, "accuracy"]:
                     right.axvline(value, color=colour, linewidth=0.9, linestyle="--", zorder=1)
-    missing, fewer = header["missing"], header["missing"] or header["failed"]
     order = "sorted by accuracy" if ranked else "in no order of merit, since seeds are missing"
     left_out = (
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
     )
     caption = (
-        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{' at most' if fewer else ''}; mean over "
+        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{'' if every else ' at most'}; mean over "
         f"clients after the last round (personal models, otherwise the global one) with 95 % interval over seeds, and "
         f"difference to Local paired by seed; dashed: Local (orange) and FedAvg (green); axes of accuracy end at 0 and "
         f"1; {order}.{left_out}"

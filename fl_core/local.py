@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.losses import Loss
-from fl_core.steps import Steps, clipped
+from fl_core.steps import Steps, check_clip, clipped
 from fl_core.tree import Tree
 from fl_core.workspace import Workspace
 
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch's order
-
-
-def _check_clip(clip: float | None) -> None:
-    if clip is not None and not clip > 0:
-        raise UsageError(f"clip must be above 0, not {clip}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,11 @@ class Training:
                 raise UsageError(f"{name}={getattr(self, name)} has no meaning for optimizer {self.optimizer!r}")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0, not {self.lr}")
-        _check_clip(self.clip)
+        check_clip(self.clip)
+
+    def longest(self, phase: Phase) -> float | None:
+        """The norm to which a phase's gradients are clipped."""
+        return self.clip if phase.clip is None else phase.clip
 
     def build(
         self,
@@ -143,7 +142,7 @@ class Phase:
     step: str = ""
 
     def __post_init__(self) -> None:
-        _check_clip(self.clip)
+        check_clip(self.clip)
 
     @property
     def rates(self) -> tuple[float | None, float | None, float | None, str | None]:
@@ -244,13 +243,11 @@ def train(
             by_name = dict(zip(names, params, strict=True))
             optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
             _restore(optimizer, names, params, phase, kept or {})
-            own, seen, longest = None, list(watching.values()), training.clip if phase.clip is None else phase.clip
+            own, seen, longest = None, list(watching.values()), training.longest(phase)
             if phase.step:
                 explain = partial(_explain, workspace, algorithm, phase, ctx, names)
                 data = (x, y)
-                own = Steps(
-                    phase, workspace, by_name, objective, optimizer, longest, training, ctx, data, seed, seen, explain
-                )
+                own = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, explain)
                 step = getattr(algorithm, phase.step)
             frozen = workspace.frozen(ctx.client, split.x, x)
             for _ in range(phase.epochs):

@@ -227,7 +227,7 @@ def _descend(
 ) -> Tensor:
     """Train ``values`` [clients, ...] in place; returns each client's loss, summed over all samples that it saw."""
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
-    longest = training.clip if phase.clip is None else phase.clip
+    longest = training.longest(phase)
     state: dict[str, dict[str, Any]] = {}
     done = 0
     while done < batches.steps[0]:

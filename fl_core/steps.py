@@ -11,13 +11,19 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from fl_core import seeds
-from fl_core.errors import NonFiniteError
+from fl_core.errors import NonFiniteError, UsageError
 
 if TYPE_CHECKING:
     from fl_core.local import Context, Observer, Phase, Training
     from fl_core.workspace import Workspace
 
 Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
+
+
+def check_clip(most: float | None) -> None:
+    """Refuse a norm that no gradient can have; None is no clipping."""
+    if most is not None and not most > 0:
+        raise UsageError(f"clip must be above 0, not {most}")
 
 
 def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
@@ -41,8 +47,8 @@ class Steps:
         params: the parameters that train, by name: the model's own, to be changed in place without gradients.
         live: all of the model's tensors, by name.
         optimizer: the phase's, over ``params``.
-        longest: norm to which gradients are clipped, or None.
         training: the run's local training.
+        longest: norm to which gradients are clipped, or None.
         taken: batches of the phase that were taken before this one.
     """
 
@@ -53,7 +59,6 @@ class Steps:
         params: Mapping[str, Tensor],
         objective: Callable[..., Tensor],
         optimizer: torch.optim.Optimizer,
-        longest: float | None,
         training: Training,
         ctx: Context,
         data: Batch,
@@ -61,7 +66,7 @@ class Steps:
         observers: Sequence[Observer],
         explain: Callable[[tuple[Tensor | None, ...], float, int], str],
     ) -> None:
-        self.params, self.optimizer, self.longest, self.training = params, optimizer, longest, training
+        self.params, self.optimizer, self.training, self.longest = params, optimizer, training, training.longest(phase)
         self._inputs, self.live = workspace.params, workspace.live
         self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
         self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed

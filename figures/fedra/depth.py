@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -239,21 +240,26 @@ def _table(final: pd.DataFrame) -> pd.DataFrame:
     return values.rename(columns={"client": "style"})[["run", "style", "seed", "value"]]
 
 
-def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
-    known = items.published_table("fedra", "Table 1", model="vit", client="").rename(columns=TITLES)
+def columns(final: pd.DataFrame, means: pd.DataFrame) -> dict[str, list[Any]]:
+    """A line for each run in ``means``: its seeds, and its accuracy on each style and in the mean."""
     styles = list(final.index.get_level_values("client").unique())
-    columns: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
-    papers: dict[str, list[str]] = {f"{name} (published)": [] for name in known.columns}
+    found: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
     for run in means.index:
         own = means.loc[run].dropna()
-        columns["run"].append(run)
-        columns["seeds"].append(len(own))
+        found["run"].append(run)
+        found["seeds"].append(len(own))
         for each in styles:
-            columns[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
-        columns["mean"].append(percent(*statistics.mean_interval(own)))
-        for name in known.columns:
-            papers[f"{name} (published)"].append(f"{known.loc[run, name]:.2f}" if run in known.index else "–")
-    return f"{markdown({**columns, **papers})}\n\n{NOTE}"
+            found[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
+        found["mean"].append(percent(*statistics.mean_interval(own)))
+    return found
+
+
+def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
+    known = (
+        items.published_table("fedra", "Table 1", model="vit", client="").rename(columns=TITLES).reindex(means.index)
+    )
+    papers = {f"{name} (published)": ["–" if math.isnan(v) else f"{v:.2f}" for v in known[name]] for name in known}
+    return f"{markdown({**columns(final, means), **papers})}\n\n{NOTE}"
 
 
 def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:

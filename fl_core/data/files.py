@@ -23,7 +23,7 @@ IMAGES = (".png", ".jpg", ".jpeg")
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
-_DAMAGED = (*(ValueError, OSError, EOFError, KeyError, RuntimeError), *(zipfile.BadZipFile, zlib.error))
+_DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _Listing = dict[str, dict[str, list[Path]]]
 

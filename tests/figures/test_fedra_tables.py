@@ -30,6 +30,11 @@ def test_pairs_are_counted(values: list[float], held: bool, said: str) -> None:
     fewer = tables._order(means[[0, 1]])
     assert fewer.held is None
     assert fewer.measured.startswith("10 with too few seeds")
+    twins = means.copy()
+    twins.loc["fedra"] = means.loc["alllarge"]
+    same = tables._order(twins)
+    assert same.held is False
+    assert "1 equal (alllarge - fedra +0.0 ± 0.0)" in same.measured
     noisy = means.copy()
     noisy.loc["fedra"] = means.loc["alllarge"] + [0.01, -0.01, 0.005]
     assert "1 level (alllarge - fedra -0.2 ± 2.6)" in tables._order(noisy).measured

@@ -394,6 +394,11 @@ def test_capped_dirichlet_bounds_sizes_from_both_sides():
     assert min(map(len, few)) >= 6
     made = make(source(), "capped_dirichlet", clients=6, alpha=0.5, seed=3)
     assert made.params == {"clients": 6, "alpha": 0.5, "splits": [0.64, 0.16, 0.2]}
+    is_train = np.arange(len(LABELS)) % 4 > 0  # an official split stays one
+    official = make(source(is_train=is_train), "capped_dirichlet", clients=6, alpha=0.5, seed=3)
+    for splits in official.indices.values():
+        assert is_train[np.concatenate([splits["train"], splits["validation"]])].all()
+        assert not is_train[splits["test"]].any()
     with pytest.raises(UsageError, match=r"the smallest of 20 clients had at most \d+ of 1200"):
         deal.capped_dirichlet(labels[:1200], 20, 0.05, 0, draws=20)
     with pytest.raises(UsageError, match="must be a positive number"):
