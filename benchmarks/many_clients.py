@@ -10,8 +10,9 @@ from pathlib import Path
 import tyro
 
 from benchmarks.training import federation
-from fl_core import runner, store, timing
+from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.records import store, timing
 
 SHAPE, CLASSES = (1, 28, 28), 10
 

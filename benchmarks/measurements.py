@@ -23,17 +23,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, compare, judged
-from diagnostics import gradients
-from diagnostics.capture import activations
-from diagnostics.gradient_statistics import GradVariance
-from diagnostics.hessian import TraceResult, hessian_trace
-from diagnostics.noise import GradNoise
-from diagnostics.sensitivity import Sensitivity
-from diagnostics.similarity import cka
-from fl_core import losses
+from fedlayers.diagnostics import gradients
+from fedlayers.diagnostics.capture import activations
+from fedlayers.diagnostics.gradient_statistics import GradVariance
+from fedlayers.diagnostics.hessian import TraceResult, hessian_trace
+from fedlayers.diagnostics.noise import GradNoise
+from fedlayers.diagnostics.sensitivity import Sensitivity
+from fedlayers.diagnostics.similarity import cka
 from fl_core.data.named import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
+from fl_core.training import losses
 
 LOSS = losses.build("cross_entropy")
 SAMPLES = 1000

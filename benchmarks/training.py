@@ -20,17 +20,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, compare
-from fl_core import runner, timing, tree
+from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, Problem, Round, State
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine, Instruments, Schedule
-from fl_core.executors import executor
-from fl_core.local import Phase
+from fl_core.execution.executors import executor
+from fl_core.execution.transport import ALLOCATOR
+from fl_core.records import timing
 from fl_core.runner import site_of
 from fl_core.task import assemble
-from fl_core.transport import ALLOCATOR
+from fl_core.training.local import Phase
 
 WORKERS = 2
 THREADS = 2

@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from diagnostics.capture import batches, first_tensor, set_mode
-from diagnostics.curvature.linear import nodes
-from diagnostics.gradients import Subject, Tick, placed, quiet
 from fl_core import runner, tree
 from fl_core.costs import round_costs
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.plan import LayerPlan
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.training.losses import Loss
+
+from .capture import batches, first_tensor, set_mode
+from .curvature.linear import nodes
+from .gradients import Subject, Tick, placed, quiet
 
 SIZES = ("parameters", "bytes")
 WORK = ("forward_flops", "backward_flops", "activation_bytes")

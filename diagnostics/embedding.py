@@ -14,12 +14,13 @@ from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
-from diagnostics.capture import Data, batches
-from diagnostics.features import Array, NoValue, collect, constant, reduced
-from diagnostics.gradients import placed
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_seeded
+
+from .capture import Data, batches
+from .features import Array, NoValue, collect, constant, reduced
+from .gradients import placed
 
 COLUMNS = ("client", "class", "x", "y", "sample")
 

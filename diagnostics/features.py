@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diagnostics.capture import Data, batches, first_tensor, set_mode
-from diagnostics.gradients import logits, placed
 from fl_core.errors import check_known
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
+
+from .capture import Data, batches, first_tensor, set_mode
+from .gradients import logits, placed
 
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")

@@ -9,22 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagnostics.gradients import (
-    TENSORS,
-    EpochMeter,
-    Meter,
-    Reading,
-    Subject,
-    Tick,
-    entries,
-    measure,
-    quiet,
-    unread,
-)
 from fl_core.errors import check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row, row
+from fl_core.training.losses import Loss
+
+from .gradients import TENSORS, EpochMeter, Meter, Reading, Subject, Tick, entries, measure, quiet, unread
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from diagnostics.gradients import (
-    TENSORS,
-    EpochMeter,
-    Meter,
-    Reading,
-    Subject,
-    Tick,
-    entries,
-    measure,
-    quiet,
-    tensors_of,
-    unread,
-)
-from diagnostics.resampling import PARTS
 from fl_core.errors import check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row, row
+from fl_core.training.losses import Loss
+
+from .gradients import TENSORS, EpochMeter, Meter, Reading, Subject, Tick, entries, measure, quiet, tensors_of, unread
+from .resampling import PARTS
 
 REDUCTIONS = ("epoch", "batch")
 NORM_VARIANTS = ("norm", "mean", "mean_abs", "norm_batch", "mean_batch", "mean_abs_batch")

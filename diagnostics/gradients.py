@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from diagnostics.capture import Data, batches, set_mode
-from diagnostics.resampling import PARTS, check_resamples, draws, marked
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.training.losses import Loss
+
+from .capture import Data, batches, set_mode
+from .resampling import PARTS, check_resamples, draws, marked
 
 TENSORS = ("weights", "all")
 """A layer's tensors that a metric reads: parameters without biases, or all parameters."""

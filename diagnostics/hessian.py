@@ -25,16 +25,17 @@ from functools import partial
 import torch
 from torch import nn
 
-from diagnostics.capture import Data, batches, set_mode
-from diagnostics.curvature import backends
-from diagnostics.curvature.backends import BACKENDS
-from diagnostics.curvature.exact import Verdict, decide, exact_traces
-from diagnostics.curvature.model import Differentiable, LossNotFinite, twice_differentiable
-from diagnostics.curvature.released import released
-from diagnostics.curvature.sampled import output_traces, sign_traces, weight_traces
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
+from fl_core.training.losses import Loss
+
+from .capture import Data, batches, set_mode
+from .curvature import backends
+from .curvature.backends import BACKENDS
+from .curvature.exact import Verdict, decide, exact_traces
+from .curvature.model import Differentiable, LossNotFinite, twice_differentiable
+from .curvature.released import released
+from .curvature.sampled import output_traces, sign_traces, weight_traces
 
 ESTIMATORS = ("auto", "exact", "fast", "activation", "hutchinson")
 PROBES = {"fast": 1, "activation": 8, "hutchinson": 32, "released": 1}

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from diagnostics.capture import Hook, hooked
-from diagnostics.gradients import TENSORS, Meter, tensors_of
-from diagnostics.resampling import PARTS
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.losses import Loss
+from fl_core.training.losses import Loss
+
+from .capture import Hook, hooked
+from .gradients import TENSORS, Meter, tensors_of
+from .resampling import PARTS
 
 REDUCE = ("pooled", "mean_of_tensors")
 EMBEDDINGS = ("touched", "whole", "released")

@@ -10,14 +10,6 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from diagnostics import select
-from diagnostics.diagnose import Request, diagnose
-from diagnostics.importance import SensitivityAccumulator
-from diagnostics.metrics import DEFAULT, METRICS
-from diagnostics.report import Report
-from diagnostics.resampling import check_resamples, parted
-from diagnostics.sensitivity import recorded_rows
-from diagnostics.similarity import PROBE, probe_set
 from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
 from fl_core.engine import Instruments
@@ -25,6 +17,15 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.runner import Task
+
+from .decide import select
+from .diagnosis import Request, diagnose
+from .importance import SensitivityAccumulator
+from .metrics import DEFAULT, METRICS
+from .report import Report
+from .resampling import check_resamples, parted
+from .sensitivity import recorded_rows
+from .similarity import PROBE, probe_set
 
 DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"

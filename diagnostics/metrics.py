@@ -7,23 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diagnostics import (
-    costs,
-    gradient_similarity,
-    gradient_statistics,
-    noise,
-    probes,
-    scatter,
-    sensitivity,
-    similarity,
-    weights,
-)
-from diagnostics.curvature.rows import hessian_rows, spectrum_rows
-from diagnostics.gradients import GradientMetric, quiet
-from fl_core import losses
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row
+from fl_core.training import losses
+
+from . import costs, gradient_similarity, gradient_statistics, noise, probes, scatter, sensitivity, similarity, weights
+from .curvature.rows import hessian_rows, spectrum_rows
+from .gradients import GradientMetric, quiet
 
 _COMMON = ("subjects", "layers", "loss", "batch", "seed", "mode", "tick")
 

@@ -12,14 +12,15 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from diagnostics.capture import Batch, Data, batches
-from diagnostics.features import NoValue, collect
-from diagnostics.gradients import placed
-from diagnostics.probes import accuracy_error, logistic
 from fl_core import rows
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
+
+from .capture import Batch, Data, batches
+from .features import NoValue, collect
+from .gradients import placed
+from .probes import accuracy_error, logistic
 
 SOLVERS = ("sgd", "lbfgs")
 KINDS = ("origin_accuracy", "probe_accuracy", "match_accuracy")

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
-from diagnostics.capture import Hook, hooked
-from diagnostics.curvature.norms import norms_of, supported
-from diagnostics.gradients import TENSORS, Reading, Subject, Tick, logits, measure, quiet, tensors_of, unread
 from fl_core.errors import check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.training.losses import Loss
+
+from .capture import Hook, hooked
+from .curvature.norms import norms_of, supported
+from .gradients import TENSORS, Reading, Subject, Tick, logits, measure, quiet, tensors_of, unread
 
 ESTIMATORS = ("auto", "ghost", "vmap", "single")
 CHUNK = 32

@@ -18,9 +18,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from diagnostics.metrics import METRICS
-from diagnostics.pictures.costs import cost_steps, costs
-from diagnostics.pictures.drawing import (
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.plan import LayerPlan
+
+from .metrics import METRICS
+from .pictures.costs import cost_steps, costs
+from .pictures.drawing import (
     COLOURS,
     MEAN,
     MOST,
@@ -41,19 +44,11 @@ from diagnostics.pictures.drawing import (
     weighted_mean,
     with_notes,
 )
-from diagnostics.pictures.features import mismatch, tsne, tsne_panels
-from diagnostics.pictures.insides import (
-    aggregation_history,
-    aggregation_weights,
-    allocation,
-    prompt_attention,
-    unfreezing,
-)
-from diagnostics.pictures.regret import regret
-from diagnostics.pictures.runs import clients, comparison, learning, partition
-from diagnostics.pictures.spectrum import has_density, spectral_density
-from fl_core.errors import UsageError, check_known, listing
-from fl_core.plan import LayerPlan
+from .pictures.features import mismatch, tsne, tsne_panels
+from .pictures.insides import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
+from .pictures.regret import regret
+from .pictures.runs import clients, comparison, learning, partition
+from .pictures.spectrum import has_density, spectral_density
 
 __all__ = [
     "aggregation_history",

@@ -12,23 +12,14 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from diagnostics.capture import Data
-from diagnostics.features import (
-    Array,
-    Features,
-    NoValue,
-    collect,
-    constant,
-    folds_of,
-    holdout_of,
-    reduced,
-    standardised,
-)
-from diagnostics.gradients import Subject, Tick, quiet
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row, row
+from fl_core.training.losses import Loss
+
+from .capture import Data
+from .features import Array, Features, NoValue, collect, constant, folds_of, holdout_of, reduced, standardised
+from .gradients import Subject, Tick, quiet
 
 VARIANTS = ("own", "pooled")
 DISTANCES = ("cosine", "euclidean")

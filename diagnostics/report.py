@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from diagnostics.curve import both_ways
-from diagnostics.metrics import METRICS
-from diagnostics.resampling import parted
 from fl_core import rows
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import layer_from_json
+
+from .decide.curve import both_ways
+from .metrics import METRICS
+from .resampling import parted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,8 +93,8 @@ class Report:
         Raises:
             UsageError: a metric that is not there, or Axes for one with its own figure.
         """
-        from diagnostics import plots
-        from diagnostics.pictures.album import OWN
+        from . import plots
+        from .pictures.album import OWN
 
         self._rows(metric)
         if metric in OWN:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from diagnostics.features import Array, NoValue, collect, constant, folds_of
-from diagnostics.gradients import Subject, Tick, quiet
-from diagnostics.probes import SAMPLES
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row, row
+from fl_core.training.losses import Loss
+
+from .features import Array, NoValue, collect, constant, folds_of
+from .gradients import Subject, Tick, quiet
+from .probes import SAMPLES
 
 _GROUPS = 10
 Found = tuple[float, float | None]

@@ -11,23 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from diagnostics.capture import Data, batches
-from diagnostics.gradients import TENSORS, Meter, Reading, Subject, Tick, measure, quiet, tensors_of, unread
-from diagnostics.importance import (
-    EMBEDDINGS,
-    REDUCE,
-    ReleasedTables,
-    Result,
-    SensitivityAccumulator,
-    moving,
-    resampled,
-)
-from diagnostics.resampling import draws, marked
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
+from fl_core.training.losses import Loss
+
+from .capture import Data, batches
+from .gradients import TENSORS, Meter, Reading, Subject, Tick, measure, quiet, tensors_of, unread
+from .importance import EMBEDDINGS, REDUCE, ReleasedTables, Result, SensitivityAccumulator, moving, resampled
+from .resampling import draws, marked
 
 WHEN = ("after", "training", "figure")
 ROWS = {"touched": "touched rows", "released": "mean rows, released code"}

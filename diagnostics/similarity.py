@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diagnostics.capture import Data
-from diagnostics.gradients import Subject, Tick, quiet
-from diagnostics.representation import moments as moments
-from diagnostics.representation.gram import BANDWIDTH, ESTIMATORS, check_bandwidth, linear_cka
-from diagnostics.representation.passes import by_grams, by_package, by_products, by_shifts
-from diagnostics.representation.probe import POSITIONS, PROBE, probe_set, shared_probe
-from diagnostics.representation.rows import Request
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row
+from fl_core.training.losses import Loss
+
+from .capture import Data
+from .gradients import Subject, Tick, quiet
+from .representation import moments as moments
+from .representation.gram import BANDWIDTH, ESTIMATORS, check_bandwidth, linear_cka
+from .representation.passes import by_grams, by_package, by_products, by_shifts
+from .representation.probe import POSITIONS, PROBE, probe_set, shared_probe
+from .representation.rows import Request
 
 __all__ = [
     "POSITIONS",

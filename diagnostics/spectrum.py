@@ -13,9 +13,14 @@ import torch
 from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 
-from diagnostics.capture import Data, batches, set_mode
-from diagnostics.curvature.linear import verdicts
-from diagnostics.curvature.model import (
+from fl_core.errors import RunError, UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.seeds import numpy_generator
+from fl_core.training.losses import Loss
+
+from .capture import Data, batches, set_mode
+from .curvature.linear import verdicts
+from .curvature.model import (
     Differentiable,
     LossNotFinite,
     curvature,
@@ -23,11 +28,7 @@ from diagnostics.curvature.model import (
     no_second_derivative,
     twice_differentiable,
 )
-from diagnostics.curvature.sampled import CUT
-from fl_core.errors import RunError, UsageError, check_known
-from fl_core.layers import Layer
-from fl_core.losses import Loss
-from fl_core.seeds import numpy_generator
+from .curvature.sampled import CUT
 
 DENSE = 40
 """Parameters up to which a block is written out whole."""

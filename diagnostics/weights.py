@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.gradient_similarity import cosine
-from diagnostics.gradients import TENSORS, Subject, Tick, entries, quiet, tensors_of
 from fl_core import tree
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row, row
+from fl_core.training.losses import Loss
+
+from .gradient_similarity import cosine
+from .gradients import TENSORS, Subject, Tick, entries, quiet, tensors_of
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Modules whose ``weight`` scales what they have normalised."""

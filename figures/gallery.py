@@ -18,13 +18,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
-from diagnostics import embedding, measure, plots, select
-from diagnostics.compare import Comparison, compare
-from diagnostics.metrics import METRICS
-from diagnostics.mismatch import mismatch
-from diagnostics.pictures.album import album, figure_of
-from diagnostics.regret import regret
-from diagnostics.report import Report
+from fedlayers.diagnostics import embedding, measure, plots
+from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.metrics import METRICS
+from fedlayers.diagnostics.mismatch import mismatch
+from fedlayers.diagnostics.pictures.album import album, figure_of
+from fedlayers.diagnostics.report import Report
+from fedlayers.studies.compare import Comparison, compare
+from fedlayers.studies.regret import regret
 from figures import items
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig

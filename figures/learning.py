@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, style
-from diagnostics.pictures.runs import comparison
+from fedlayers.diagnostics.pictures.drawing import COLOURS, style
+from fedlayers.diagnostics.pictures.runs import comparison
 from figures import items
 from figures.items import Drawing, Finding
 from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
-from diagnostics import measure
+from fedlayers.diagnostics import measure
 from figures import items
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics import plots
-from diagnostics.pictures.drawing import MARKERS, MEAN, style
-from diagnostics.regret import RANDOM, REFERENCES, Regret, regret
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.pictures.drawing import MARKERS, MEAN, style
+from fedlayers.studies.regret import RANDOM, REFERENCES, Regret, regret
 from figures import items
 from figures.items import Drawing, Finding
 from figures.paired import LEAST, markdown, percent

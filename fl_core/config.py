@@ -14,10 +14,10 @@ import tyro
 
 from fl_core import data
 from fl_core.errors import UsageError, check_known
+from fl_core.execution.stacked import STACKS
+from fl_core.execution.workspace import FORMATS
 from fl_core.layers import WAYS
-from fl_core.local import OPTIMIZERS, Training
-from fl_core.stacked import STACKS
-from fl_core.workspace import FORMATS
+from fl_core.training.local import OPTIMIZERS, Training
 
 BN = ("global", "local", "drop")
 AUTO = "auto"

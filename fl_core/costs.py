@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, check_known
-from fl_core.local import Workspace, batch_slices
+from fl_core.execution.workspace import Workspace
+from fl_core.training.local import batch_slices
 
 
 def training_flops(

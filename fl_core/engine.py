@@ -15,18 +15,18 @@ from fl_core.algorithms.base import Algorithm, Inside, Problem, Round, State, Up
 from fl_core.algorithms.partial import MEASURED, PLayerFL, Scout
 from fl_core.data import FederatedData
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.executors import Executor
+from fl_core.execution.executors import Executor
+from fl_core.execution.shelf import Clients, Shelf
+from fl_core.execution.site import FinishJob, Job, Result, ScoreJob, Site, TrainJob
 from fl_core.layers import Layer
-from fl_core.local import Observer, Phase
 from fl_core.plan import LayerPlan
+from fl_core.records.store import Checkpoint
+from fl_core.records.timing import Clock, Pace
+from fl_core.records.writing import Writer
 from fl_core.rows import Row, row
 from fl_core.schedule import Schedule, sampled_clients
-from fl_core.shelf import Clients, Shelf
-from fl_core.site import FinishJob, Job, Result, ScoreJob, Site, TrainJob
-from fl_core.store import Checkpoint
-from fl_core.timing import Clock, Pace
+from fl_core.training.local import Observer, Phase
 from fl_core.tree import Tree
-from fl_core.writing import Writer
 
 Work = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
 BUFFER = 10_000  # rows that wait for the end of a round before they are written

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fl_core import store
 from fl_core.algorithms.base import find
 from fl_core.errors import UsageError
 from fl_core.models import weights
 from fl_core.models.heads import head_path
+from fl_core.records import store
 from fl_core.tokens import SPECIAL
 from fl_core.tree import Tree
 

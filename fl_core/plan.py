@@ -13,8 +13,8 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.files import write_json
 from fl_core.layers import Layer
+from fl_core.records.files import write_json
 
 FORMAT = "fedlayers.plan/1"
 

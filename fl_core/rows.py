@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fl_core.errors import CorruptError, UsageError
-from fl_core.files import write_atomically
+from fl_core.records.files import write_atomically
 
 SCHEMA = 1
 COLUMNS: dict[str, str] = {

@@ -14,16 +14,17 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import environment, files, models, rows, store, tree, writing
+from fl_core import models, rows, tree
 from fl_core.algorithms.base import Round, find
 from fl_core.algorithms.partial import Scout
 from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.data import FederatedData, Partition
 from fl_core.engine import Engine, Instruments, Schedule
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.executors import Serial, executor
+from fl_core.execution.executors import Serial, executor
+from fl_core.execution.site import Site
 from fl_core.plan import LayerPlan
-from fl_core.site import Site
+from fl_core.records import environment, files, store, writing
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")

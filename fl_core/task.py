@@ -10,21 +10,22 @@ from torch import nn
 
 import fl_core
 from fl_core import data as datasets
-from fl_core import initial, losses, models, tree
+from fl_core import initial, models, tree
 from fl_core.algorithms.base import Algorithm, Problem, find, registry
 from fl_core.algorithms.options import configured
-from fl_core.blocks import paths_of_blocks
 from fl_core.built import Built, Plain
 from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved
 from fl_core.data import FederatedData, Partition
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, listing
+from fl_core.execution.stacked import stacks
+from fl_core.execution.workspace import memory_format
 from fl_core.layers import Layer, layers_of
-from fl_core.losses import Loss
+from fl_core.models.blocks import paths_of_blocks
 from fl_core.plan import LayerPlan
-from fl_core.stacked import stacks
+from fl_core.training import losses
+from fl_core.training.losses import Loss
 from fl_core.tree import Tree
-from fl_core.workspace import memory_format
 
 
 @dataclass

@@ -18,20 +18,20 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from diagnostics.measure import instruments
+from fedlayers.diagnostics.measure import instruments
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData, Source, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine, Instruments, Schedule
-from fl_core.executors import Executor, Serial
+from fl_core.execution.executors import Executor, Serial
+from fl_core.execution.site import Site
 from fl_core.plan import LayerPlan
+from fl_core.records.store import Checkpoint
 from fl_core.rows import Row
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
-from fl_core.site import Site
-from fl_core.store import Checkpoint
 
 torch.set_num_threads(1)
 settings.register_profile("fedlayers", deadline=None)

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from diagnostics.capture import Batch, Data, batches
-from diagnostics.curvature.model import Differentiable, rademacher
 from fl_core.errors import UsageError
-from fl_core.losses import Loss
 from fl_core.seeds import seed_of, torch_generator
+from fl_core.training.losses import Loss
+
+from ..capture import Batch, Data, batches
+from .model import Differentiable, rademacher
 
 BACKENDS = ("fedlayers", "pyhessian", "curvlinops")
 

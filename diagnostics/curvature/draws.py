@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.curvature.model import rademacher
-from diagnostics.curvature.norms import LARGEST, normalised, patches_of
+from .model import rademacher
+from .norms import LARGEST, normalised, patches_of
 
 Draw = Callable[[torch.Generator], Tensor]
 """A new draw u, shaped as the module's output."""

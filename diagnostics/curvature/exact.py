@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagnostics.capture import Batch, Data, batches
-from diagnostics.curvature import linear
-from diagnostics.curvature.model import Differentiable, curvature, no_second_derivative, rademacher
-from diagnostics.curvature.norms import supported
-from diagnostics.curvature.taps import Tap, owner, squares, tapped, usable
 from fl_core.layers import Layer
-from fl_core.losses import CrossEntropy, Loss
 from fl_core.seeds import torch_generator
+from fl_core.training.losses import CrossEntropy, Loss
+
+from ..capture import Batch, Data, batches
+from . import linear
+from .model import Differentiable, curvature, no_second_derivative, rademacher
+from .norms import supported
+from .taps import Tap, owner, squares, tapped, usable
 
 CHECKED = 4
 """Samples of the first batch that the numerical check of exactness uses."""

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diagnostics.capture import activations
-from diagnostics.curvature.linear import nodes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.seeds import seed_of
+from fl_core.training.losses import Loss
+
+from ..capture import activations
+from .linear import nodes
 
 
 class LossNotFinite(Exception):

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from diagnostics.capture import Data, batches
-from diagnostics.curvature.model import Differentiable, curvature, differentiable_once, no_second_derivative
-from diagnostics.curvature.sampled import CUT, Estimates
 from fl_core.seeds import torch_generator
+
+from ..capture import Data, batches
+from .model import Differentiable, curvature, differentiable_once, no_second_derivative
+from .sampled import CUT, Estimates
 
 
 def released(

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from diagnostics.capture import Batch, Data, batches, whole
-from diagnostics.gradients import Subject, Tick, placed, quiet
-from diagnostics.hessian import TraceResult, check_probes, check_way, hessian_trace, released_norm
-from diagnostics.spectrum import AT, Density, check_wanted, hessian_spectrum, spectral_density
 from fl_core.errors import RunError, UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.losses import Loss
 from fl_core.rows import Row, row
+from fl_core.training.losses import Loss
+
+from ..capture import Batch, Data, batches, whole
+from ..gradients import Subject, Tick, placed, quiet
+from ..hessian import TraceResult, check_probes, check_way, hessian_trace, released_norm
+from ..spectrum import AT, Density, check_wanted, hessian_spectrum, spectral_density
 
 VARIANTS = ("trace", "released")
 UNIT = "loss/weight^2"

@@ -18,18 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from diagnostics.capture import Batch, Data, batches, whole
-from diagnostics.curvature.draws import draw_of
-from diagnostics.curvature.exact import factors
-from diagnostics.curvature.model import (
-    Differentiable,
-    curvature,
-    differentiable_once,
-    no_second_derivative,
-    rademacher,
-)
-from diagnostics.curvature.taps import Tap, owner, squares, tapped, usable
 from fl_core.seeds import torch_generator
+
+from ..capture import Batch, Data, batches, whole
+from .draws import draw_of
+from .exact import factors
+from .model import Differentiable, curvature, differentiable_once, no_second_derivative, rademacher
+from .taps import Tap, owner, squares, tapped, usable
 
 Estimates = dict[str, tuple[float, float]]
 """Layer to (value, standard error)."""

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from diagnostics.capture import Hook, hooked
-from diagnostics.curvature.norms import Norms, norms_of
 from fl_core.errors import UsageError
+
+from ..capture import Hook, hooked
+from .norms import Norms, norms_of
 
 
 @dataclass(frozen=True)

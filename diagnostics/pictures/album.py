@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from diagnostics import plots
-from diagnostics.metrics import METRICS
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.evaluate import SCORES
+from fl_core.training.evaluate import SCORES
+
+from .. import plots
+from ..metrics import METRICS
 
 Drawn = Axes | list[Axes]
 Draw = Callable[[pd.DataFrame], Drawn]

@@ -13,18 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from diagnostics.pictures.drawing import (
-    COLOURS,
-    DASHES,
-    NICE,
-    canvas,
-    check_single,
-    missing,
-    of_metric,
-    panels,
-    with_notes,
-)
 from fl_core.errors import UsageError, check_known
+
+from .drawing import COLOURS, DASHES, NICE, canvas, check_single, missing, of_metric, panels, with_notes
 
 _KINDS = {
     "bytes": ("sent, each way and round", "B"),

@@ -18,9 +18,10 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from diagnostics import curve
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import COLUMNS
+
+from ..decide import curve
 
 STYLE = Path(__file__).with_name("fedlayers.mplstyle")
 COLOURS: tuple[str, ...] = tuple(
@@ -161,7 +162,7 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
-    """The rows of pairs as :func:`diagnostics.curve.both_ways`, the clients in the order in which they first appear."""
+    """The rows of pairs both ways round, the clients in the order in which they first appear."""
     pairs = pairs[pairs["client_b"] != ""]
     order = {name: k for k, name in enumerate(pd.unique(pairs[["client", "client_b"]].to_numpy().ravel()))}
     joined = curve.both_ways(pairs)

@@ -13,9 +13,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from diagnostics.embedding import COLUMNS, centroids
-from diagnostics.pictures.drawing import COLOURS, MARKERS, MOST, canvas, missing, panels, with_notes
 from fl_core.errors import UsageError, check_known
+
+from ..embedding import COLUMNS, centroids
+from .drawing import COLOURS, MARKERS, MOST, canvas, missing, panels, with_notes
 
 SHOWN = 20
 """Classes that the legend names at most."""

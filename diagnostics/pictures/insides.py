@@ -26,7 +26,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from diagnostics.pictures.drawing import (
+from fl_core.errors import UsageError, check_known, listing
+
+from .drawing import (
     COLOURS,
     FAINT,
     MARKERS,
@@ -42,7 +44,6 @@ from diagnostics.pictures.drawing import (
     panels,
     with_notes,
 )
-from fl_core.errors import UsageError, check_known, listing
 
 SHARE = LinearSegmentedColormap.from_list("share", ["white", COLOURS[0]])
 NO_VALUE = "grey: no value"

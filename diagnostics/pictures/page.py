@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known
-from fl_core.files import write_atomically
+from fl_core.records.files import write_atomically
 
 DPI = 200
 _CSS = """

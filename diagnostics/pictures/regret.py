@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
 from fl_core.errors import UsageError, check_known
-from fl_core.evaluate import SCORES
 from fl_core.statistics import mean_interval
+from fl_core.training.evaluate import SCORES
+
+from .drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
 
 
 def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1", ax: Axes | None = None) -> Axes:
@@ -21,7 +22,7 @@ def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1
 
     Args:
         scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``validation``, as in
-            :class:`diagnostics.regret.Regret`.
+            :class:`fedlayers.studies.regret.Regret`.
         decisions: columns ``rule``, ``seed`` and ``cut``; a rule without a cut has no mark, and a note says so.
 
     Raises:

@@ -12,7 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgb
 
-from diagnostics.pictures.drawing import (
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.training.evaluate import SCORES
+
+from .drawing import (
     COLOURS,
     DASHES,
     MARKERS,
@@ -28,8 +31,6 @@ from diagnostics.pictures.drawing import (
     weighted_mean,
     with_notes,
 )
-from fl_core.errors import UsageError, check_known, listing
-from fl_core.evaluate import SCORES
 
 
 def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, DASHES, canvas, check_single, legend, missing, of_metric, with_notes
-from diagnostics.spectrum import AT, smoothed
 from fl_core.errors import UsageError, check_known
+
+from ..spectrum import AT, smoothed
+from .drawing import COLOURS, DASHES, canvas, check_single, legend, missing, of_metric, with_notes
 
 METRIC = "hessian_spectrum"
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagnostics.representation.probe import LEAST, NoValue, Place, checked, places
 from fl_core.errors import UsageError, check_known
+
+from .probe import LEAST, NoValue, Place, checked, places
 
 ESTIMATORS = ("full", "minibatch")
 BANDWIDTH = 0.4

@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diagnostics.representation.probe import NoValue, Place, checked
 from fl_core.errors import UsageError
+
+from .probe import NoValue, Place, checked
 
 VARIANCE = 0.99
 """Of the variance that SVCCA keeps."""

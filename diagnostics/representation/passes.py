@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diagnostics.gradients import Subject
-from diagnostics.representation.gram import Recorder, Summary, hsic
-from diagnostics.representation.moments import PROCRUSTES, Kept, Measure, Moments
-from diagnostics.representation.probe import NoValue, Place, along_one, arranged, by_position, watch
-from diagnostics.representation.rows import Faults, Request, Spot, Value
-from diagnostics.representation.shifts import least_angle, unit_maps
-from diagnostics.representation.torch_cka import compared
+from ..gradients import Subject
+from .gram import Recorder, Summary, hsic
+from .moments import PROCRUSTES, Kept, Measure, Moments
+from .probe import NoValue, Place, along_one, arranged, by_position, watch
+from .rows import Faults, Request, Spot, Value
+from .shifts import least_angle, unit_maps
+from .torch_cka import compared
 
 
 def _none(a: Spot, b: Spot) -> float | str:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.capture import Batch, Data, Hook, batches, first_tensor, hooked, set_mode
-from diagnostics.gradients import Subject, placed
 from fl_core.errors import UsageError
+from fl_core.execution.workspace import takes_channels_last
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.workspace import takes_channels_last
+
+from ..capture import Batch, Data, Hook, batches, first_tensor, hooked, set_mode
+from ..gradients import Subject, placed
 
 if TYPE_CHECKING:
     from fl_core.data import FederatedData

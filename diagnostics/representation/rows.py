@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from diagnostics.capture import Data
-from diagnostics.gradients import Subject, Tick
-from diagnostics.representation.probe import LEAST, POSITIONS, Place, check_batch, places, probe_of
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
+
+from ..capture import Data
+from ..gradients import Subject, Tick
+from .probe import LEAST, POSITIONS, Place, check_batch, places, probe_of
 
 Spot = tuple[str, int]
 """Where features come from: the path of a module, and a client's number."""

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from diagnostics.representation.probe import NoValue, checked
 from fl_core.errors import UsageError
+
+from .probe import NoValue, checked
 
 _SAMPLES = 64  # whose spectra are held at a time
 _SHIFTS = 64  # whose singular values are computed at a time

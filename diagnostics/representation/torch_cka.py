@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from diagnostics.gradients import Subject
-from diagnostics.representation.probe import Place, watch
+from ..gradients import Subject
+from .probe import Place, watch
 
 
 class _Batches(list[tuple[Tensor]]):

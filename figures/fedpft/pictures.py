@@ -8,9 +8,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import style
-from diagnostics.pictures.features import tsne_panels
-from diagnostics.pictures.insides import prompt_attention
+from fedlayers.diagnostics.pictures.drawing import style
+from fedlayers.diagnostics.pictures.features import tsne_panels
+from fedlayers.diagnostics.pictures.insides import prompt_attention
 from figures import items
 from figures.fedpft.dealt import dots
 from figures.fedpft.insides import (

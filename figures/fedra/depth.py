@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from safetensors.torch import save
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
@@ -22,7 +22,7 @@ from figures.pieces import Pieces, absent, ran
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
-from fl_core.files import write_atomically
+from fl_core.records.files import write_atomically
 from fl_core.tree import Tree
 
 NAME = "algorithms.pacs_depth"

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, columns, described
 from figures.items import Drawing, Finding, View

@@ -13,8 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy import stats
 
-from diagnostics.pictures.drawing import COLOURS, Panel, heat, style
-from diagnostics.pictures.insides import aggregation_history, aggregation_weights, unfreezing
+from fedlayers.diagnostics.pictures.drawing import COLOURS, Panel, heat, style
+from fedlayers.diagnostics.pictures.insides import aggregation_history, aggregation_weights, unfreezing
 from figures import items
 from figures.items import Drawing, Finding
 from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
+from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.paired import FEWEST, LEAST

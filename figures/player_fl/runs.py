@@ -13,7 +13,7 @@ from figures import items
 from figures.pieces import Pieces, ran
 from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.evaluate import SCORES
+from fl_core.training.evaluate import SCORES
 
 NAME = "player_fl.runs"
 METHODS = {

@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from diagnostics.compare import BASELINES
+from fedlayers.studies.compare import BASELINES
 from figures.paired import LEAST
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
 from figures.standing import Standing
 from fl_core import statistics
-from fl_core.evaluate import SCORES
+from fl_core.training.evaluate import SCORES
 
 SCORE, FAIRNESS, INCENTIVE = "score", "fairness", "incentive"
 CONTROL = "playerfl"
@@ -57,7 +57,7 @@ class Table:
     Attributes:
         place: where it is printed.
         kind: the score itself, its variance over clients (``fairness``), or the share of clients above both baselines.
-        metric: of :data:`fl_core.evaluate.SCORES`.
+        metric: of :data:`fl_core.training.evaluate.SCORES`.
     """
 
     place: str

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.items import Drawing, Finding
 from figures.paired import markdown

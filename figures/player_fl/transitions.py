@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics import select
-from diagnostics.pictures.drawing import COLOURS, style
+from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
 from figures.items import Drawing, Finding
 from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts

@@ -9,10 +9,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.costs import cost_steps
-from diagnostics.pictures.costs import cost_steps as draw_steps
-from diagnostics.pictures.drawing import style
-from diagnostics.pictures.insides import unfreezing
+from fedlayers.diagnostics.costs import cost_steps
+from fedlayers.diagnostics.pictures.costs import cost_steps as draw_steps
+from fedlayers.diagnostics.pictures.drawing import style
+from fedlayers.diagnostics.pictures.insides import unfreezing
 from figures import items
 from figures.items import Drawing, Finding, Item, View
 from figures.paired import markdown

@@ -13,8 +13,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib import ticker
 
-from diagnostics.pictures.drawing import COLOURS, legend, style
-from diagnostics.pictures.runs import learning
+from fedlayers.diagnostics.pictures.drawing import COLOURS, legend, style
+from fedlayers.diagnostics.pictures.runs import learning
 from figures import items
 from figures.items import Drawing, Finding, Item, View
 from figures.paired import LEAST, against, outcome

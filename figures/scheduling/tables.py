@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, FAINT, style
+from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.paired import FEWEST, markdown, percent

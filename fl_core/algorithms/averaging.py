@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_core.algorithms.base import Algorithm, Round, register
-from fl_core.local import Context, Phase
+from fl_core.training.local import Context, Phase
 
 
 @register

@@ -17,8 +17,8 @@ from fl_core import tree
 from fl_core.algorithms.options import configured
 from fl_core.errors import check_known
 from fl_core.layers import Layer
-from fl_core.local import Context, Phase
 from fl_core.plan import LayerPlan
+from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
 

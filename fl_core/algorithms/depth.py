@@ -19,12 +19,12 @@ from torch.nn import functional as F
 from fl_core import models, tree
 from fl_core.algorithms import allocation
 from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, Update, register
-from fl_core.blocks import inside, paths_of_blocks, with_optional_blocks
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.local import Context, Phase
 from fl_core.models.adapters import LAST, adapt
+from fl_core.models.blocks import inside, paths_of_blocks, with_optional_blocks
 from fl_core.models.exits import Exits
 from fl_core.plan import LayerPlan
+from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
 HELD = "held"  # the metric of the rows that say which layers a client had

@@ -15,11 +15,11 @@ from fl_core.algorithms.contrast import QUEUE, Contrasting, Seen
 from fl_core.algorithms.prompts import drawn
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
-from fl_core.local import Context, Group, Phase
 from fl_core.models.heads import split_head
 from fl_core.models.prompted import PROMPTS, Prompted, Transform
 from fl_core.plan import LayerPlan
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.training.local import Context, Group, Phase
 from fl_core.tree import Tree
 
 ATTENTION = "prompt_attention"

@@ -10,11 +10,11 @@ from torch import nn
 
 from fl_core.algorithms.base import Algorithm, Round, register
 from fl_core.errors import UsageError
-from fl_core.local import Context, Group, Phase
 from fl_core.models.gated import Gated
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.steps import Batch, Steps, clipped
 from fl_core.tokens import TokenShape
+from fl_core.training.local import Context, Group, Phase
+from fl_core.training.steps import Batch, Steps, clipped
 
 
 @register

@@ -21,8 +21,8 @@ from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, 
 from fl_core.algorithms.mixing import Mixing
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.local import Context, Phase
 from fl_core.plan import LayerPlan
+from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
 PURPOSE = "hypernetwork"  # of its seeded streams, and the name of its tree

@@ -9,7 +9,7 @@ from itertools import accumulate
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Inside, Message, Round, State, Update, register
 from fl_core.errors import UsageError
-from fl_core.local import Context
+from fl_core.training.local import Context
 from fl_core.tree import Tree
 
 PENDING = "pending"  # at a client: layers trained since they were last sent; at the server: their names, by client

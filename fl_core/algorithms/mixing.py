@@ -15,8 +15,8 @@ from fl_core.algorithms.averaging import half_pull
 from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, Update, register
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.local import Context
 from fl_core.plan import LayerPlan
+from fl_core.training.local import Context
 from fl_core.tree import Tree
 
 AGGREGATION_WEIGHT = "aggregation_weight"

@@ -13,8 +13,8 @@ from fl_core.algorithms.hypernetworks import PFedHN
 from fl_core.algorithms.mixing import Mixing
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.local import Context, Phase
 from fl_core.plan import LayerPlan
+from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
 FROZEN = "frozen"  # a client's tree of what has not thawed yet

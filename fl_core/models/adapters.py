@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fl_core.blocks import paths_of_blocks
 from fl_core.errors import UsageError, check_known
+from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.heads import head_path
 from fl_core.seeds import seed_of, torch_seeded
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_core.blocks import Optional, paths_of_blocks
 from fl_core.errors import UsageError
+from fl_core.models.blocks import Optional, paths_of_blocks
 from fl_core.models.heads import head_path
 from fl_core.seeds import seed_of, torch_seeded
 

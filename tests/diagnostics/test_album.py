@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from diagnostics import diagnose, plots
-from diagnostics.cli import main
-from diagnostics.metrics import METRICS
-from diagnostics.pictures.album import album
-from diagnostics.spectrum import AT, smoothed
+from fedlayers.cli.main import main
+from fedlayers.diagnostics import diagnose, plots
+from fedlayers.diagnostics.metrics import METRICS
+from fedlayers.diagnostics.pictures.album import album
+from fedlayers.diagnostics.spectrum import AT, smoothed
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

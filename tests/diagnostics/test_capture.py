@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.capture import activations, batches, set_mode, untouched
+from fedlayers.diagnostics.capture import activations, batches, set_mode, untouched
 from fl_core.errors import UsageError
 
 

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diagnostics import cli
-from diagnostics.commands import arguments
-from fl_core import rows, store
+from fedlayers.cli import arguments
+from fedlayers.cli import main as cli
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.plan import LayerPlan
+from fl_core.records import store
 
 SMALL = ("--rounds", "2", "--workers", "0")
 
@@ -421,7 +422,7 @@ def _hears_interrupts():
 
 def test_ctrl_c_ends_with_130_and_the_run_goes_on(fedlayers):
     rounds = 60  # some seconds, so that the run does not end before it is interrupted
-    code = "from diagnostics.cli import main; main()"
+    code = "from fedlayers.cli.main import main; main()"
     line = [sys.executable, "-c", code, "run", "--rounds", str(rounds), "--out", "it's"]
     root = str(Path(cli.__file__).parents[1])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
@@ -449,7 +450,7 @@ def test_ctrl_c_ends_with_130_and_the_run_goes_on(fedlayers):
 def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
     """As in ``fedlayers list datasets | head -1``: no traceback at the end."""
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
-    line = [sys.executable, "-c", "from diagnostics.cli import main; main()", "list", "datasets"]
+    line = [sys.executable, "-c", "from fedlayers.cli.main import main; main()", "list", "datasets"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
     process.stdout.close()
     assert process.stderr.read() == ""

@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import friedmanchisquare, t
 
-from diagnostics import cli, measure
-from diagnostics.compare import METRICS, Comparison, compare, headline, jobs_of, pretty
-from fl_core import rows, runner, store
+from fedlayers.cli import main as cli
+from fedlayers.diagnostics import measure
+from fedlayers.studies.compare import METRICS, Comparison, compare, headline, jobs_of, pretty
+from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 from fl_core.plan import Evidence, LayerPlan
+from fl_core.records import store
 
 HEART = RunConfig(dataset="heart", rounds=2)
 QUIET = {"instruments": measure.instruments(), "progress": False}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from diagnostics import diagnose, plots
-from diagnostics.costs import cost_steps, layer_cost, plan_cost, step_work
-from diagnostics.gradients import Subject
+from fedlayers.diagnostics import diagnose, plots
+from fedlayers.diagnostics.costs import cost_steps, layer_cost, plan_cost, step_work
+from fedlayers.diagnostics.gradients import Subject
 from fl_core import models, runner, tree
 from fl_core.costs import training_cost
 from fl_core.errors import UsageError

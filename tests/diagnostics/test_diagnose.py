@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from diagnostics import METRICS, Report, diagnose, gradients
-from diagnostics.gradients import Subject
-from diagnostics.hessian import hessian_trace
-from fl_core import losses
+from fedlayers.diagnostics import METRICS, Report, diagnose, gradients
+from fedlayers.diagnostics.gradients import Subject
+from fedlayers.diagnostics.hessian import hessian_trace
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
+from fl_core.training import losses
 
 mpl.use("agg")
 C = 3
@@ -621,7 +621,7 @@ def test_unused_modules_and_tuples_by_every_metric() -> None:
 def test_progress_counts_every_metric_and_client(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["diagnostics.diagnose"]
+    module = sys.modules["fedlayers.diagnostics.diagnosis"]
     monkeypatch.setattr(module, "tqdm", partial(tqdm, mininterval=0))  # draw every step
     diagnose([net(), net(1)], pair(), progress=True)
     assert "6/6" in capsys.readouterr().err  # two gradient metrics share a pass

@@ -13,9 +13,9 @@ import torch
 from matplotlib.colors import to_hex
 from torch import Tensor, nn
 
-from diagnostics import plots
-from diagnostics.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
-from diagnostics.pictures.drawing import COLOURS, MARKERS
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS
 from fl_core.errors import UsageError
 
 mpl.use("agg")

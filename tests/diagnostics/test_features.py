@@ -13,17 +13,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.features import (
-    NoValue,
-    collect,
-    constant,
-    folds_of,
-    holdout_of,
-    reduced,
-    standardised,
-)
-from diagnostics.gradients import Subject
-from diagnostics.scatter import scatter_ratio, separability
+from fedlayers.diagnostics.features import NoValue, collect, constant, folds_of, holdout_of, reduced, standardised
+from fedlayers.diagnostics.gradients import Subject
+from fedlayers.diagnostics.scatter import scatter_ratio, separability
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 

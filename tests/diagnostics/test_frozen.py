@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics import cli, diagnose
-from diagnostics.curve import curve_of
-from diagnostics.measure import instruments, of_task
-from diagnostics.select import explain, select
+from fedlayers.cli import main as cli
+from fedlayers.diagnostics import diagnose
+from fedlayers.diagnostics.decide.curve import curve_of
+from fedlayers.diagnostics.decide.select import explain, select
+from fedlayers.diagnostics.measure import instruments, of_task
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics import diagnose
-from diagnostics.gradient_similarity import GradSimilarity, cosine, grad_similarity
-from diagnostics.gradient_statistics import NORM_VARIANTS, GradNorm, GradVariance, grad_norm, grad_variance
-from diagnostics.gradients import Subject, measure
-from fl_core import losses
+from fedlayers.diagnostics import diagnose
+from fedlayers.diagnostics.gradient_similarity import GradSimilarity, cosine, grad_similarity
+from fedlayers.diagnostics.gradient_statistics import NORM_VARIANTS, GradNorm, GradVariance, grad_norm, grad_variance
+from fedlayers.diagnostics.gradients import Subject, measure
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
+from fl_core.training import losses
 
 CE = losses.build("cross_entropy")
 N, C = 13, 3

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.gradient_statistics import GradVariance, grad_variance, variance
-from diagnostics.gradients import Subject, measure
-from diagnostics.sensitivity import Sensitivity, federation_sensitivity
-from fl_core import losses
+from fedlayers.diagnostics.gradient_statistics import GradVariance, grad_variance, variance
+from fedlayers.diagnostics.gradients import Subject, measure
+from fedlayers.diagnostics.sensitivity import Sensitivity, federation_sensitivity
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
+from fl_core.training import losses
 
 CE = losses.build("cross_entropy")
 N, C = 23, 3

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from diagnostics import diagnose
-from diagnostics.curvature import sampled
-from diagnostics.curvature.draws import draw_of
-from diagnostics.curvature.released import _direction, nuclear_norm
-from diagnostics.hessian import TraceResult, hessian_trace, released_norm
+from fedlayers.diagnostics import diagnose
+from fedlayers.diagnostics.curvature import sampled
+from fedlayers.diagnostics.curvature.draws import draw_of
+from fedlayers.diagnostics.curvature.released import _direction, nuclear_norm
+from fedlayers.diagnostics.hessian import TraceResult, hessian_trace, released_norm
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.losses import Loss, build
 from fl_core.seeds import torch_generator
+from fl_core.training.losses import Loss, build
 
 CE, FOCAL = build("cross_entropy"), build("player_focal")
 

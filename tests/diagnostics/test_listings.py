@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from diagnostics import listings
-from diagnostics.metrics import METRICS
-from diagnostics.select import RULES
+from fedlayers.cli import listings
+from fedlayers.diagnostics.decide.select import RULES
+from fedlayers.diagnostics.metrics import METRICS
 from fl_core import data, models
 from fl_core.algorithms import registry
 

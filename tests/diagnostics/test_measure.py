@@ -6,13 +6,14 @@ import pandas as pd
 import pytest
 import torch
 
-from diagnostics import diagnose, measure, select
-from diagnostics.similarity import probe_set
+from fedlayers.diagnostics import diagnose, measure
+from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.similarity import probe_set
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
-from fl_core.store import Run
+from fl_core.records.store import Run
 
 SENSITIVITY = "federation_sensitivity"
 CONFIG = RunConfig(dataset="heart", algorithm="fedavg", rounds=2, seed=3)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.gradient_statistics import GradVariance, grad_variance
-from diagnostics.gradients import Subject, measure
-from diagnostics.noise import COUPLED, GradNoise, grad_noise
-from diagnostics.sensitivity import Sensitivity
-from fl_core import losses
+from fedlayers.diagnostics.gradient_statistics import GradVariance, grad_variance
+from fedlayers.diagnostics.gradients import Subject, measure
+from fedlayers.diagnostics.noise import COUPLED, GradNoise, grad_noise
+from fedlayers.diagnostics.sensitivity import Sensitivity
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
+from fl_core.training import losses
 
 CE = losses.build("cross_entropy")
 N, C = 11, 3

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from diagnostics.pictures.page import Page
+from fedlayers.diagnostics.pictures.page import Page
 from fl_core.errors import UsageError
 
 VOID = {"meta", "img", "br"}

@@ -13,8 +13,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from diagnostics import plots
-from diagnostics.pictures.drawing import COLOURS, MARKERS, MOST, weighted_mean
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, MOST, weighted_mean
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

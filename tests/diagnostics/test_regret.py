@@ -14,12 +14,15 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy.stats import t
 
-from diagnostics import cli, plots, select
-from diagnostics.regret import RANDOM, REFERENCES, Regret, regret
-from fl_core import rows, store
+from fedlayers.cli import main as cli
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.decide import select
+from fedlayers.studies.regret import RANDOM, REFERENCES, Regret, regret
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
+from fl_core.records import store
 
 mpl.use("Agg")
 HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=2)
@@ -178,7 +181,7 @@ def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
 
 
 def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
-    from diagnostics import compare
+    from fedlayers.studies import compare
     from fl_core import runner
 
     real, calls = runner.run, []

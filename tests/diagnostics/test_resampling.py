@@ -12,20 +12,22 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from diagnostics import Report, cli, diagnose
-from diagnostics.curve import curve_of
-from diagnostics.gradient_similarity import GradSimilarity
-from diagnostics.gradient_statistics import GradNorm, GradVariance
-from diagnostics.gradients import Subject, measure
-from diagnostics.importance import SensitivityAccumulator
-from diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
-from diagnostics.rules import Opinion, change_point, sensitivity_ratio, stability
-from diagnostics.select import explain, select
-from diagnostics.sensitivity import Sensitivity, recorded_rows
-from fl_core import losses, rows
+from fedlayers.cli import main as cli
+from fedlayers.diagnostics import Report, diagnose
+from fedlayers.diagnostics.decide.curve import curve_of
+from fedlayers.diagnostics.decide.rules import Opinion, change_point, sensitivity_ratio, stability
+from fedlayers.diagnostics.decide.select import explain, select
+from fedlayers.diagnostics.gradient_similarity import GradSimilarity
+from fedlayers.diagnostics.gradient_statistics import GradNorm, GradVariance
+from fedlayers.diagnostics.gradients import Subject, measure
+from fedlayers.diagnostics.importance import SensitivityAccumulator
+from fedlayers.diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
+from fedlayers.diagnostics.sensitivity import Sensitivity, recorded_rows
+from fl_core import rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import frame, row
+from fl_core.training import losses
 
 CE = losses.build("cross_entropy")
 C = 3

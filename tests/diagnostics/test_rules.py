@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
-from diagnostics.curve import curve_of
-from diagnostics.rules import (
+from fedlayers.diagnostics.decide.curve import curve_of
+from fedlayers.diagnostics.decide.rules import (
     RULES,
     Opinion,
     agreement,

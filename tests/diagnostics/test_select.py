@@ -15,10 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from diagnostics import Report, SensitivityAccumulator, diagnose
-from diagnostics.rules import change_point
-from diagnostics.select import RULES, THRESHOLDS, decide, explain, largest_jump, ratios, select, sensitivity_ratio
-from diagnostics.sensitivity import recorded_rows
+from fedlayers.diagnostics import Report, SensitivityAccumulator, diagnose
+from fedlayers.diagnostics.decide.rules import change_point
+from fedlayers.diagnostics.decide.select import (
+    RULES,
+    THRESHOLDS,
+    decide,
+    explain,
+    largest_jump,
+    ratios,
+    select,
+    sensitivity_ratio,
+)
+from fedlayers.diagnostics.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer, layers_of

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.gradients import Subject
-from diagnostics.importance import SensitivityAccumulator, importance
-from diagnostics.sensitivity import combine, cumulative, federation_sensitivity, recorded_rows
-from fl_core import losses
+from fedlayers.diagnostics.gradients import Subject
+from fedlayers.diagnostics.importance import SensitivityAccumulator, importance
+from fedlayers.diagnostics.sensitivity import combine, cumulative, federation_sensitivity, recorded_rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.rows import Row
+from fl_core.training import losses
 
 CE = losses.build("cross_entropy")
 C = 3

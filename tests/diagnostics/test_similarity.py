@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.gradients import Subject
-from diagnostics.similarity import cka, linear_cka, probe_set, shared_probe
+from fedlayers.diagnostics.gradients import Subject
+from fedlayers.diagnostics.similarity import cka, linear_cka, probe_set, shared_probe
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

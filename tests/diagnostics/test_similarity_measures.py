@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from sklearn.cross_decomposition import CCA
 from torch import Tensor
 
-from diagnostics.representation.gram import rbf_cka
-from diagnostics.representation.moments import CCA as CCA_MEASURE
-from diagnostics.representation.moments import (
+from fedlayers.diagnostics.representation.gram import rbf_cka
+from fedlayers.diagnostics.representation.moments import CCA as CCA_MEASURE
+from fedlayers.diagnostics.representation.moments import (
     LINEAR_CKA,
     PROCRUSTES,
     Kept,
@@ -28,7 +28,7 @@ from diagnostics.representation.moments import (
     svcca,
     svcca_measure,
 )
-from diagnostics.representation.shifts import shifted_procrustes
+from fedlayers.diagnostics.representation.shifts import shifted_procrustes
 from fl_core.errors import UsageError
 from tests.diagnostics.test_similarity import dense, features, mixed, song
 
@@ -278,7 +278,7 @@ def test_least_angle_against_every_shift(size: tuple[int, ...], d: tuple[int, in
 def test_shifts_are_left_out_only_where_they_cannot_win(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = maps(seed, 3, 5, 5, 4), maps(seed + 10, 3, 5, 5, 4)
     whole = shifted_procrustes(x, y)
-    monkeypatch.setattr("diagnostics.representation.shifts._SHIFTS", 1)
+    monkeypatch.setattr("fedlayers.diagnostics.representation.shifts._SHIFTS", 1)
     assert shifted_procrustes(x, y) == pytest.approx(whole, abs=1e-12)
 
 

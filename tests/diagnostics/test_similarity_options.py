@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics import METRICS, Report, diagnose, plots
-from diagnostics import similarity as metrics
-from diagnostics.curve import curve_of
-from diagnostics.gradients import Subject
-from diagnostics.representation.gram import rbf_cka
-from diagnostics.representation.moments import mean_cca, procrustes_distance, svcca
-from diagnostics.representation.probe import by_position
-from diagnostics.representation.shifts import shifted_procrustes
+from fedlayers.diagnostics import METRICS, Report, diagnose, plots
+from fedlayers.diagnostics import similarity as metrics
+from fedlayers.diagnostics.decide.curve import curve_of
+from fedlayers.diagnostics.gradients import Subject
+from fedlayers.diagnostics.representation.gram import rbf_cka
+from fedlayers.diagnostics.representation.moments import mean_cca, procrustes_distance, svcca
+from fedlayers.diagnostics.representation.probe import by_position
+from fedlayers.diagnostics.representation.shifts import shifted_procrustes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

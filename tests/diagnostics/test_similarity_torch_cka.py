@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics import METRICS
+from fedlayers.diagnostics import METRICS
 from fl_core.layers import layers_of
 from tests.diagnostics.test_similarity import by_layer, clients, net, pair
 from tests.diagnostics.test_similarity_options import measured

@@ -9,15 +9,17 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from diagnostics import cli, select
-from diagnostics.compare import Comparison
-from diagnostics.report import Report
-from diagnostics.study import over_seeds, study, verdict
-from fl_core import rows, store
+from fedlayers.cli import main as cli
+from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.report import Report
+from fedlayers.studies.compare import Comparison
+from fedlayers.studies.study import over_seeds, study, verdict
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
+from fl_core.records import store
 
 NAMES = ("local", "fedavg", "fedbabu", "playerfl", "playerfl_random")
 HEART = RunConfig(dataset="heart", rounds=2)

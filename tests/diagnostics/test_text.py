@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics import diagnose
-from diagnostics.metrics import METRICS
+from fedlayers.diagnostics import diagnose
+from fedlayers.diagnostics.metrics import METRICS
 from fl_core import models
 from fl_core.tokens import PAD, TokenShape
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics import diagnose, measure
-from diagnostics.gradients import Subject
-from diagnostics.weights import bn_scale, update_magnitude, weight_divergence, weight_magnitude
+from fedlayers.diagnostics import diagnose, measure
+from fedlayers.diagnostics.gradients import Subject
+from fedlayers.diagnostics.weights import bn_scale, update_magnitude, weight_divergence, weight_magnitude
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

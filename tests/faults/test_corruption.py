@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
 
-from diagnostics.measure import instruments
-from diagnostics.select import select
-from fl_core import data, files, models, rows, runner
+from fedlayers.diagnostics.decide.select import select
+from fedlayers.diagnostics.measure import instruments
+from fl_core import data, models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
-from fl_core.store import Run
+from fl_core.records import files
+from fl_core.records.store import Run
 
 ROUNDS = 3
 CONFIG = RunConfig(algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)

@@ -59,7 +59,7 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
     """Let this process kill itself at a moment."""
     from fl_core import rows
     from fl_core.engine import Engine
-    from fl_core.writing import Writer
+    from fl_core.records.writing import Writer
 
     counter = itertools.count(1)
     replace, one_round = Path.replace, Engine.step
@@ -97,9 +97,10 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
 
 def go(out: Path, algorithm: str, workers: int) -> None:
     """Run, or go on where there is a run."""
-    from diagnostics.measure import instruments
-    from fl_core import executors, runner
+    from fedlayers.diagnostics.measure import instruments
+    from fl_core import runner
     from fl_core.config import RunConfig
+    from fl_core.execution import executors
 
     start = executors.Workers.__init__
 
@@ -138,7 +139,7 @@ def nursery(cases: dict[str, dict]) -> None:
     """Kill and recover every case; print what happened, a JSON line each."""
     import torch
 
-    from diagnostics.measure import instruments
+    from fedlayers.diagnostics.measure import instruments
     from fl_core import runner
     from fl_core.config import RunConfig
 
@@ -207,7 +208,7 @@ def happened(tmp_path_factory):
 
 @pytest.mark.parametrize("name", MOMENTS)
 def test_ends_with_the_same_bytes(happened, name):
-    from fl_core.store import Run
+    from fl_core.records.store import Run
 
     case, undisturbed = happened[name], happened[happened[name]["algorithm"]]
     assert case["killed"] == [-signal.SIGKILL] * len(MOMENTS[name]), case["errors"]

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from diagnostics.measure import instruments
-from fl_core import runner, writing
+from fedlayers.diagnostics.measure import instruments
+from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError
-from fl_core.store import Run
+from fl_core.records import writing
+from fl_core.records.store import Run
 
 ROOT = Path(__file__).parents[2]
 CONFIG = RunConfig(algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from diagnostics.select import THRESHOLDS
+from fedlayers.diagnostics.decide.select import THRESHOLDS
 from figures import items, layerwise
 from figures.__main__ import main
 from figures.player_fl import epoch as player_fl

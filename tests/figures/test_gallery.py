@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from diagnostics.cli import COMMANDS, parsed
-from diagnostics.metrics import METRICS
+from fedlayers.cli.main import COMMANDS, parsed
+from fedlayers.diagnostics.metrics import METRICS
 from figures import gallery, items
 from figures.__main__ import main
 from fl_core import rows, runner

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from diagnostics.regret import RANDOM, regret
+from fedlayers.studies.regret import RANDOM, regret
 from figures import items, pieces
 from figures import regret as study
 from figures.__main__ import main

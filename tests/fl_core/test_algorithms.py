@@ -12,10 +12,10 @@ from fl_core import models, runner, tree
 from fl_core.algorithms import Algorithm, Problem, Round, find, register, registry
 from fl_core.algorithms.base import Message
 from fl_core.errors import RunError, UsageError
+from fl_core.execution.site import Part
 from fl_core.layers import Layer, layers_of
-from fl_core.local import Phase
 from fl_core.plan import Evidence, LayerPlan, prefix_length, shifted
-from fl_core.site import Part
+from fl_core.training.local import Phase
 from tests.conftest import CONFIG, TOY, Played, kind_for, network, play, site_of
 
 ALL = sorted(registry())

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 import fl_core.data as data
-from fl_core import losses
 from fl_core.data import files, named
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
+from fl_core.training import losses
 
 SPLITS = ("train", "validation", "test")
 RANDOM = np.random.default_rng(0)

@@ -21,12 +21,12 @@ from fl_core.algorithms import Round, find, registry
 from fl_core.algorithms.allocation import covering, drawn, fixed_depths, random_depth
 from fl_core.algorithms.base import Message, Problem, Update
 from fl_core.algorithms.depth import Limited
-from fl_core.blocks import hold, inside, paths_of_blocks, with_optional_blocks
 from fl_core.errors import UsageError
+from fl_core.execution.workspace import Workspace
+from fl_core.models.blocks import hold, inside, paths_of_blocks, with_optional_blocks
 from fl_core.models.exits import Exits
 from fl_core.runner import Task
 from fl_core.tree import Tree
-from fl_core.workspace import Workspace
 from tests.conftest import BLOCKS, CONFIG, TOY, network, play
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)

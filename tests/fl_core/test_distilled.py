@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fl_core import runner, tree
 from fl_core.algorithms import Algorithm, Round
 from fl_core.errors import UsageError
-from fl_core.local import Context
+from fl_core.execution.workspace import Workspace
 from fl_core.seeds import torch_seeded
+from fl_core.training.local import Context
 from fl_core.tree import Tree
-from fl_core.workspace import Workspace
 from tests.conftest import CONFIG, TOY, Played, network, play, site_of
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, "participation": 0.5, "rounds": 4, "eval_every": 9}

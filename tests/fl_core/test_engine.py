@@ -19,8 +19,8 @@ from fl_core.algorithms import Message, Round, State, Update, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.engine import Instruments, Schedule, sampled_clients
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.local import Context
 from fl_core.plan import LayerPlan
+from fl_core.training.local import Context
 from tests.conftest import CONFIG, SIZES, TOY, federation, network, play
 
 ALL = sorted(registry())

@@ -13,9 +13,10 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score
 from torch import nn
 
-from fl_core import losses, statistics
+from fl_core import statistics
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.evaluate import SCORES, predict, scores
+from fl_core.training import losses
+from fl_core.training.evaluate import SCORES, predict, scores
 
 CE = losses.build("cross_entropy")
 

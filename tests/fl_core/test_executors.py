@@ -16,15 +16,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_core import executors, runner, tree
+from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.errors import NonFiniteError, RunError
-from fl_core.executors import Serial, Workers, executor
-from fl_core.local import Context
+from fl_core.execution import executors
+from fl_core.execution.executors import Serial, Workers, executor
+from fl_core.execution.site import FinishJob, Result, ScoreJob, TrainJob
+from fl_core.execution.transport import ALLOCATOR
 from fl_core.rows import Row
-from fl_core.site import FinishJob, Result, ScoreJob, TrainJob
-from fl_core.transport import ALLOCATOR
+from fl_core.training.local import Context
 from tests.conftest import CONFIG, TOY, kind_for, network, play, site_of
 
 ALL = sorted(registry())
@@ -275,7 +276,7 @@ PARENT = """
 import sys, time
 from tests.conftest import CONFIG, TOY, network, site_of
 from fl_core import runner
-from fl_core.executors import Workers
+from fl_core.execution.executors import Workers
 if __name__ == "__main__":
     workers = Workers(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
     print(*(process.pid for process in workers._processes), flush=True)

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagnostics.mismatch import mismatch, summary
+from fedlayers.diagnostics.mismatch import mismatch, summary
 from fl_core import data, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.algorithms.contrast import Seen
 from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
-from fl_core.local import Context
-from fl_core.site import Part, Site, TrainJob
-from fl_core.steps import Batch, Steps
+from fl_core.execution.site import Part, Site, TrainJob
+from fl_core.training.local import Context
+from fl_core.training.steps import Batch, Steps
 from tests.conftest import CONFIG, TOY, Played, network, play, site_of
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05}

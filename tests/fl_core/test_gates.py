@@ -18,8 +18,8 @@ from fl_core.algorithms import Round, find
 from fl_core.algorithms.options import configured
 from fl_core.algorithms.prompts import Border
 from fl_core.errors import UsageError
+from fl_core.execution.site import TrainJob
 from fl_core.models.gated import Gate, Gated, SwitchableNorm
-from fl_core.site import TrainJob
 from fl_core.tokens import TokenShape
 from tests.conftest import CONFIG, TOY, network, play, site_of
 

@@ -15,10 +15,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fl_core import data as datasets
-from fl_core import models, runner, store, tree
+from fl_core import models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.initial import start
+from fl_core.records import store
 from fl_core.task import assemble
 from fl_core.tokens import SPECIAL, TokenShape
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_core import losses
 from fl_core.errors import UsageError
+from fl_core.training import losses
 
 ALPHA = [0.13, 0.18, 0.22, 0.22, 0.25]
 BUILT = [

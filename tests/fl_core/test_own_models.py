@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.measure import instruments
+from fedlayers.diagnostics.measure import instruments
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of

@@ -10,18 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_core import prefix, tree
+from fl_core import tree
 from fl_core.algorithms import Problem
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.data import Split
 from fl_core.errors import NonFiniteError
+from fl_core.execution import prefix
+from fl_core.execution.prefix import Outputs, cut
+from fl_core.execution.workspace import Workspace
 from fl_core.layers import layers_of
-from fl_core.local import Context, Phase, Training, train
-from fl_core.losses import build
-from fl_core.prefix import Outputs, cut
 from fl_core.seeds import torch_seeded
+from fl_core.training.local import Context, Phase, Training, train
+from fl_core.training.losses import build
 from fl_core.tree import Tree
-from fl_core.workspace import Workspace
 
 CE = build("cross_entropy")
 TRAININGS = {

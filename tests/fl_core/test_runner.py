@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.measure import instruments
-from fl_core import environment, rows, runner, store, tree
+from fedlayers.diagnostics.measure import instruments
+from fl_core import rows, runner, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
@@ -28,6 +28,7 @@ from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
+from fl_core.records import environment, store
 from tests.conftest import CONFIG, TOY, federation, kind_for, network
 
 ALL = sorted(registry())

@@ -14,13 +14,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fl_core import runner, shelf, stacked, store, tree, writing
+from fl_core import runner, tree
 from fl_core.algorithms import registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import State
 from fl_core.errors import UsageError
+from fl_core.execution import shelf, stacked
+from fl_core.execution.shelf import OBJECT, Clients, Shelf
 from fl_core.plan import LayerPlan
-from fl_core.shelf import OBJECT, Clients, Shelf
+from fl_core.records import store, writing
 from tests.conftest import CONFIG, Played, federation, network, play
 
 SIZES = [14 + k % 5 for k in range(40)]

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from fl_core import evaluate, runner, tree
+from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.losses import build
-from fl_core.site import OPTIMIZER_TREE, SCORE_BATCH, FinishJob, ScoreJob, Site, TrainJob
+from fl_core.execution.site import OPTIMIZER_TREE, SCORE_BATCH, FinishJob, ScoreJob, Site, TrainJob
+from fl_core.training import evaluate
+from fl_core.training.losses import build
 from tests.conftest import CONFIG, TOY, federation, network, site_of
 
 

@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_core import models, runner, stacked, tree
+from fl_core import models, runner, tree
 from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.executors import Serial, Workers, executor
-from fl_core.local import Context
-from fl_core.site import FinishJob, Result, ScoreJob, Site, TrainJob
-from fl_core.stacked import Stacked, stacks
-from fl_core.store import Checkpoint
+from fl_core.execution import stacked
+from fl_core.execution.executors import Serial, Workers, executor
+from fl_core.execution.site import FinishJob, Result, ScoreJob, Site, TrainJob
+from fl_core.execution.stacked import Stacked, stacks
+from fl_core.records.store import Checkpoint
+from fl_core.training.local import Context
 from tests.conftest import CONFIG, TOY, network, play, site_of
 
 TRAININGS: dict[str, dict[str, Any]] = {

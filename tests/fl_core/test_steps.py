@@ -13,10 +13,10 @@ from fl_core import seeds, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Problem, Round, State
 from fl_core.errors import NonFiniteError
-from fl_core.local import Context, Group, Phase, Training
-from fl_core.losses import build
-from fl_core.site import Result, Site, TrainJob
-from fl_core.steps import Batch, Steps
+from fl_core.execution.site import Result, Site, TrainJob
+from fl_core.training.local import Context, Group, Phase, Training
+from fl_core.training.losses import build
+from fl_core.training.steps import Batch, Steps
 from tests.conftest import TOY, network, play
 from tests.identities.test_references import layers_of, models
 

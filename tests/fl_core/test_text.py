@@ -14,15 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnostics.measure import instruments
-from fl_core import costs, data, models, runner, store, tree
+from fedlayers.diagnostics.measure import instruments
+from fl_core import costs, data, models, runner, tree
 from fl_core.config import RunConfig, resolved
 from fl_core.data import sources, text
 from fl_core.errors import UsageError
+from fl_core.execution.workspace import Workspace
 from fl_core.layers import layers_of
+from fl_core.records import store
 from fl_core.task import assemble
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
-from fl_core.workspace import Workspace
 
 GOOD, BAD, PLAIN = "good nice great happy", "bad late lost rude", "the flight was on my way"
 

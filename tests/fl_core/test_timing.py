@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_core import runner, timing
+from fl_core import runner
 from fl_core.errors import CorruptError, UsageError
-from fl_core.timing import PARTS, Clock, Pace
+from fl_core.records import timing
+from fl_core.records.timing import PARTS, Clock, Pace
 from tests.conftest import CONFIG, TOY, network
 
 

@@ -11,8 +11,8 @@ import torch
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State
-from fl_core.site import FinishJob, Result, ScoreJob, TrainJob
-from fl_core.transport import ALLOCATOR, Channel, Slot, allocator_settings
+from fl_core.execution.site import FinishJob, Result, ScoreJob, TrainJob
+from fl_core.execution.transport import ALLOCATOR, Channel, Slot, allocator_settings
 
 ODD = {
     "mask": torch.tensor([True, False, True]),

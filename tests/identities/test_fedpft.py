@@ -13,11 +13,11 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.fedpft import FedPFT
 from fl_core.algorithms.options import configured
 from fl_core.built import Built, Plain
-from fl_core.executors import Serial
+from fl_core.execution.executors import Serial
+from fl_core.execution.site import Site, TrainJob
 from fl_core.layers import layers_of
-from fl_core.local import Group, Phase, Training
-from fl_core.losses import build
-from fl_core.site import Site, TrainJob
+from fl_core.training.local import Group, Phase, Training
+from fl_core.training.losses import build
 from tests.conftest import TOY, network
 from tests.identities.test_references import double
 

@@ -15,8 +15,8 @@ from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import Round, State, find
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import UsageError
-from fl_core.local import Training
 from fl_core.models.heads import TwoHeads, split_head
+from fl_core.training.local import Training
 from tests.conftest import CONFIG, TOY, network, play, site_of
 from tests.identities.test_limits import SETTINGS, Setting, run
 from tests.identities.test_references import BATCH, DATA, LR, SEED, average, check_close, initial, moved, one_round

@@ -9,11 +9,11 @@ import torch
 
 from fl_core import models, tree
 from fl_core.algorithms import Problem, Round, State, Update, find
-from fl_core.executors import Serial
+from fl_core.execution.executors import Serial
+from fl_core.execution.site import Site, TrainJob
 from fl_core.layers import layers_of
-from fl_core.local import Training
-from fl_core.losses import build
-from fl_core.site import Site, TrainJob
+from fl_core.training.local import Training
+from fl_core.training.losses import build
 from fl_core.tree import Tree
 from tests.conftest import TOY, network
 from tests.identities.test_limits import Setting, local, run, settings

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from fl_core import models, seeds, tree
 from fl_core.algorithms import Problem, Round, State, Update, find
 from fl_core.data import ClientData, FederatedData, Split
-from fl_core.executors import Serial
+from fl_core.execution.executors import Serial
+from fl_core.execution.site import Site, TrainJob
 from fl_core.layers import layers_of
-from fl_core.local import Training
-from fl_core.losses import build
 from fl_core.plan import LayerPlan
-from fl_core.site import Site, TrainJob
+from fl_core.training.local import Training
+from fl_core.training.losses import build
 from tests.conftest import TOY, network
 
 SEED, BATCH, EPOCHS, LR = 3, 8, 2, 0.05

@@ -17,11 +17,11 @@ from fl_core.algorithms import Problem, Round, State, Update, find
 from fl_core.data import FederatedData
 from fl_core.engine import sampled_clients
 from fl_core.errors import UsageError
-from fl_core.executors import Serial
+from fl_core.execution.executors import Serial
+from fl_core.execution.site import Site, TrainJob
 from fl_core.layers import layers_of
-from fl_core.local import Training
-from fl_core.losses import build
-from fl_core.site import Site, TrainJob
+from fl_core.training.local import Training
+from fl_core.training.losses import build
 from tests.conftest import TOY, federation, network
 from tests.identities.test_references import double
 

@@ -1,0 +1,256 @@
+"""From rows to the curve that a decision reads: one value a layer in use, of each client and combined over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.layers import Layer
+from fl_core.plan import layer_from_json
+from fl_core.rows import read
+
+from ..metrics import METRICS
+from ..resampling import parted, resamples_of
+from ..sensitivity import combine
+
+SENSITIVITY = "federation_sensitivity"
+
+
+class Measured(Protocol):
+    """A diagnosis: its header (layers, digests, seed, version) and all its rows, those of resamples too."""
+
+    @property
+    def header(self) -> Mapping[str, Any]: ...
+    @property
+    def table(self) -> pd.DataFrame: ...
+
+
+Rows = Path | str | Measured | tuple[Mapping[str, Any], pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of the layers in use that are not frozen, input to output: of each client, and their weighted mean.
+
+    Attributes:
+        metric, variant: what was measured.
+        names: the layers, L of them.
+        clients: client -> its values [L].
+        weights: client -> its weight: training samples, or 1 for a metric of pairs.
+        combined: sum_c p_c v^c, [L], with p_c = w_c / sum w.
+        seed: of the measurement, where the rows have one.
+        measured: what was measured, (client,) or both clients of a pair -> its values [L].
+        errors: the same -> standard errors [L], 0 where exact or not known.
+        redrawn: the same -> the values in each resample of the batches, [B, L]; empty where there are none.
+    """
+
+    metric: str
+    variant: str
+    names: tuple[str, ...]
+    clients: dict[str, list[float]]
+    weights: dict[str, float]
+    combined: list[float]
+    seed: int | None
+    measured: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+    errors: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+    redrawn: dict[tuple[str, ...], list[list[float]]] = field(default_factory=dict)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether any value has a standard error, and no resamples in its place."""
+        return any(any(errors) for who, errors in self.errors.items() if who not in self.redrawn)
+
+    def resampled(
+        self, times: Mapping[str, int], random: np.random.Generator, at: float = 0.0
+    ) -> NDArray[np.float64] | None:
+        """The combined values [L] with each client so many times, and measured anew; None without any value.
+
+        Measured anew: one of the resamples of its batches, the one at the fraction ``at`` (0 to below 1) of them, for
+        all clients the same; where there are none, its values with normal errors added. A pair weighs as the product
+        of its two clients' numbers.
+        """
+        weights, values = [], []
+        for who, v in self.measured.items():
+            weight = math.prod(times[client] for client in who)
+            if weight:
+                weights.append(weight * self.weights[who[0]])
+                errors = self.errors.get(who)
+                if who in self.redrawn:
+                    v = self.redrawn[who][int(at * len(self.redrawn[who]))]
+                    values.append(np.asarray(v))
+                else:
+                    values.append(random.normal(v, errors) if errors and any(errors) else np.asarray(v))
+        return None if not weights else np.average(values, axis=0, weights=weights)
+
+
+_CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
+_KEY = ["client", "client_b", "layer"]
+_RESULT = ["value", "status", "n_train"]
+
+
+def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
+    """Header and frame, from a file where it is a path."""
+    if isinstance(rows, (str, Path)):
+        return read(Path(rows))
+    if isinstance(rows, tuple):
+        header, table = rows
+        return header, table
+    return rows.header, rows.table
+
+
+def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, those of pairs of clients in both directions: a client's own are those in which it is the first.
+
+    Pairs that were measured in both directions (layers ``against`` another) stay as they are: these differ.
+    """
+    two = (rows["client_b"] != "") & (rows["client"] != rows["client_b"])
+    turned = rows[two].rename(columns={"client": "client_b", "client_b": "client"})
+    there, other = (set(zip(each["client"], each["client_b"], strict=True)) for each in (rows, turned))
+    return rows if any(a != b for a, b in there & other) else pd.concat([rows, turned], ignore_index=True)
+
+
+def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """The model's layers as the header has them.
+
+    Raises:
+        UsageError: it has none, or they are damaged.
+    """
+    if not header.get("layers"):
+        raise UsageError("the rows' header names no layers; a plan cannot be made from them")
+    return tuple(layer_from_json(item) for item in header["layers"])
+
+
+def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant: str | None = None) -> Curve:
+    """The curve of a metric over the layers in use that are not frozen, from the single clients' rows.
+
+    A metric of pairs gives each client the mean over the pairs it is in, of a distance or of 1 - value of a
+    similarity (cka), so that it too grows with the difference; its clients weigh the same. Of several variants the
+    default is the metric's own (its first that was measured), but of federation sensitivity what was seen in
+    training, which is what PLayer-FL decides on.
+
+    Raises:
+        UsageError: no such metric or variant, several variants, rounds, models or seeds, missing rows or sizes, fewer
+            than two layers in use, or a layer without weights that has no value.
+        RunError: another layer has no value at a client; the message gives the row's status.
+    """
+    table, again = parted(table[table["layer"] != ""])
+    if table.empty:
+        raise UsageError("the rows hold no values of layers; diagnose the models first")
+    table = table[table["metric"] == check_known("metric among the rows", metric, table["metric"].unique())]
+    variant = _variant(table, metric, variant)
+    table = table[table["variant"] == variant]
+    own = table[(table["client"] != "") & (table["client"] != table["client_b"])]
+    if own.empty:
+        raise UsageError(f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})")
+    own = _one_measurement(own)
+    pairs = bool((own["client_b"] != "").any())
+    used = [layer for layer in layers if layer.used and not layer.still]
+    if len(used) < 2:
+        raise UsageError(f"{len(used)} layer in use that trains; a rule needs at least two to decide between")
+    rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
+    for row in both_ways(own).to_dict("records"):
+        rows.setdefault((row["client"], row["layer"]), []).append(row)
+    names = dict.fromkeys(client for client, _ in rows)
+    values = {c: [_value(rows.get((c, layer.name), []), layer, c, metric) for layer in used] for c in names}
+    weights = dict.fromkeys(names, 1.0) if pairs else {c: _weight(own[own["client"] == c], c) for c in names}
+    combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
+    seeds = own["seed"].dropna()
+    seed = None if seeds.empty else int(seeds.iloc[0])
+    kept = tuple(layer.name for layer in used)
+    measured, errors = _measured(own, kept, _apart(metric))
+    redrawn = _redrawn(resamples_of(again[again["metric"] == metric], variant), kept)
+    return Curve(metric, variant, kept, values, weights, combined, seed, measured, errors, redrawn)
+
+
+def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
+    """The values of every resample of each client, [B, L]; not finite where a resample has no value."""
+    found: dict[tuple[str, ...], list[list[float]]] = {}
+    for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby("client", sort=False):
+        values = part.pivot(index="resample", columns="layer", values="value")
+        found[(str(client),)] = values.reindex(columns=list(names)).to_numpy(float).tolist()
+    return found
+
+
+def _measured(
+    own: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
+) -> tuple[dict[tuple[str, ...], list[float]], dict[tuple[str, ...], list[float]]]:
+    """The single values behind a curve, how far apart a pair is, and their standard errors."""
+    values: dict[tuple[str, ...], list[float]] = {}
+    errors: dict[tuple[str, ...], list[float]] = {}
+    for (client, other), part in own.groupby(["client", "client_b"], sort=False):
+        who = (client, other) if other else (client,)
+        there = part.set_index("layer")
+        if set(names) <= set(there.index):
+            found = there.loc[list(names)]
+            values[who] = [apart(v) if other else v for v in found["value"].astype(float)]
+            errors[who] = found["stderr"].astype(float).fillna(0.0).tolist()
+    return values, errors
+
+
+def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
+    there = list(table["variant"].unique())
+    if variant is not None:
+        return check_known(f"variant of {metric}", variant, there)
+    preferred = METRICS[metric].variants if metric in METRICS else ()
+    if metric == SENSITIVITY:
+        preferred = ("training", *preferred)
+    found = next((name for name in preferred if name in there), there[0])
+    if found not in preferred and len(there) > 1:
+        raise UsageError(f"the rows hold several variants of {metric}: {listing(there)}; name one")
+    return found
+
+
+def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows, each client (or pair) and layer once; refuses those of several rounds, models or seeds."""
+    varying = [name for name in _CONTEXT if table[name].nunique(dropna=False) > 1]
+    if varying:
+        parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
+        contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
+        if not all(content.equals(contents[0]) for content in contents):
+            found = (f"{name} ({listing(map(str, table[name].unique()), 6)})" for name in varying)
+            raise UsageError(f"the rows hold more than one {', '.join(found)}; keep the rows of one of them")
+        table = parts[0]
+    table = table.drop_duplicates([*_KEY, *_RESULT])
+    twice = table[table.duplicated(_KEY)]
+    if not twice.empty:
+        client, other, layer = twice.iloc[0][_KEY]
+        who = f"clients {client!r} and {other!r}" if other else f"client {client!r}"
+        raise UsageError(f"the rows hold two different values of layer {layer!r} at {who}; keep one of them")
+    return table
+
+
+def _value(rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric: str) -> float:
+    """A client's value of a layer: its row's, or the mean over its pairs of how far they are apart."""
+    if not rows:
+        raise UsageError(f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}")
+    values = []
+    apart = _apart(metric)
+    for row in rows:
+        if row["status"] != "ok" or not math.isfinite(row["value"]):
+            reason = row["status"] if row["status"] != "ok" else "the value is not finite"
+            message = f"layer {layer.name!r} has no {metric} at client {client!r}: {reason}"
+            if set(layer.weights) - set(layer.frozen):
+                raise RunError(message)
+            raise UsageError(f"{message}; group it with another layer, or name the shared layers (rule 'manual')")
+        values.append(apart(row["value"]) if row["client_b"] else row["value"])
+    return math.fsum(values) / len(values)
+
+
+def _apart(metric: str) -> Callable[[float], float]:
+    """How far apart the two clients of a value are."""
+    return METRICS[metric].apart if metric in METRICS else lambda value: 1 - value
+
+
+def _weight(rows: pd.DataFrame, client: str) -> float:
+    sizes = rows["n_train"].unique()
+    if len(sizes) > 1 or bool(pd.isna(sizes[0])):
+        raise UsageError(f"the rows of client {client!r} do not say how many training samples it has (n_train)")
+    return float(sizes[0])

@@ -1,0 +1,156 @@
+"""A plan in words: what was decided and on which numbers; and, on request, how sure it is and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from fl_core.errors import listing
+from fl_core.plan import LayerPlan
+
+from ..metrics import METRICS
+from .curve import SENSITIVITY
+
+
+def explain(plan: LayerPlan, *, full: bool = False) -> str:
+    """A plan in words: its curve as a table, what each client alone would choose, and other thresholds' decisions.
+
+    Args:
+        full: also each client's own curve, how each metric votes, how often the decision stays over resamples of the
+            clients and their batches, and what the plan costs a round.
+    """
+    why = plan.why
+    subject = f" on {why.metric}" if why.metric else ""
+    subject += f" ({why.variant})" if why.variant else ""
+    limit = f", threshold {why.threshold:g}" if why.threshold is not None else ""
+    limit += _budget(why.detail)
+    parts = [f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated", _table(plan)]
+    if full and why.clients:
+        parts.append("Each client's own values:\n" + _clients(plan))
+    if "metrics" in why.detail:
+        parts.append("Last shared layer by each metric:\n" + _metrics(why.detail))
+    if why.votes:
+        parts.append("Last shared layer by each client's own values:\n" + _tally(why.votes, plan, "clients"))
+    if why.alternatives:
+        parts.append("Last shared layer by another threshold or rule:\n" + _tally(why.alternatives, plan))
+    if full and why.detail.get("stability"):
+        parts.append(_stability(why.detail["stability"]))
+    if full and why.detail.get("cost"):
+        parts.append(_cost(why.detail["cost"], plan))
+    if why.status != "ok":
+        parts.append(f"Note: {why.status}")
+    origin = [
+        f"{what} {value}"
+        for what, value in (
+            ("seed", "" if why.seed is None else why.seed),
+            ("data", why.data[:12]),
+            ("checkpoint", why.checkpoint[:12]),
+            ("version", why.version),
+        )
+        if value != ""
+    ]
+    if origin:
+        parts.append("Measured with " + ", ".join(origin))
+    return "\n\n".join(parts)
+
+
+def _budget(detail: Mapping[str, Any]) -> str:
+    """What a budget rule was given, and how much of it the shared layers take."""
+    if "budget" not in detail:
+        return ""
+    used = f", of which {detail['cost']['shared']:,.0f} are used" if "cost" in detail else ""
+    return f", budget {detail['budget']:,.0f}{used}"
+
+
+def _table(plan: LayerPlan) -> str:
+    values = dict(zip(plan.names, plan.why.values, strict=False))
+    known = [(name, value) for name, value in values.items() if value is not None]
+    steps = {name: after / this for (name, this), (_, after) in pairwise(known) if this != 0}
+    limit = plan.why.threshold if plan.why.rule == "sensitivity_ratio" else None
+    above = next((name for name, step in steps.items() if limit is not None and step > limit), None)
+    width = max(len(name) for name in (*plan.names, "layer"))
+    metric = plan.why.metric
+    pairs = metric in METRICS and METRICS[metric].pairs and not METRICS[metric].distance
+    symbol = "S" if metric == SENSITIVITY else f"1 - {metric}" if pairs else "value"
+    lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if known else []
+    for layer in plan.layers:
+        value = "" if values.get(layer.name) is None else f"{values[layer.name]:.4g}"
+        step = f"{steps[layer.name]:.3f}" if layer.name in steps else ""
+        numbers = f"  {value:>9}  {step:>9}" if known else ""
+        shared = "federated" if layer.name in plan.shared else "local"
+        note = "" if layer.used else "not in the forward pass"
+        note = "frozen" if layer.used and layer.still else note
+        note = f"first above {limit:g}" if layer.name == above else note
+        lines.append(f"  {layer.name:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
+    return "\n".join(lines)
+
+
+def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
+    """Who chooses which layer, one line a layer in the plan's order."""
+    groups = {name: [who for who, choice in choices.items() if choice == name] for name in plan.names}
+    width = max(len(name) for name, who in groups.items() if who)
+    count = {name: f"{len(who)} of {len(choices)} {unit}: " if unit else "" for name, who in groups.items()}
+    return "\n".join(f"  {name.ljust(width)}  {count[name]}{listing(who)}" for name, who in groups.items() if who)
+
+
+def _clients(plan: LayerPlan) -> str:
+    """Layers down, clients across; where they are many, the lowest, the median and the highest."""
+    columns = dict(plan.why.clients)
+    known = [k for k in range(len(plan.names)) if all(values[k] is not None for values in columns.values())]
+    if len(columns) > 8:
+        ranked = [sorted(float(values[k] or 0) for values in columns.values()) for k in range(len(plan.names))]
+        places = {"lowest": 0, "median": len(columns) // 2, "highest": len(columns) - 1}
+        columns = {name: tuple(values[place] for values in ranked) for name, place in places.items()}
+    cells = {name: [name, *(f"{values[k]:.4g}" for k in known)] for name, values in columns.items()}
+    wide = {name: max(map(len, column)) for name, column in cells.items()}
+    left = ["layer", *(plan.names[k] for k in known)]
+    width = max(map(len, left))
+    return "\n".join(
+        f"  {name:<{width}}" + "".join(f"  {cells[client][row]:>{wide[client]}}" for client in cells)
+        for row, name in enumerate(left)
+    )
+
+
+def _metrics(detail: Mapping[str, Any]) -> str:
+    """A line a metric: what it votes, by which rule, and how often that stays over resamples."""
+    lines = [
+        [
+            name,
+            each["last"],
+            each["rule"] + (f" t={each['threshold']:g}" if each["threshold"] is not None else ""),
+            f"stays in {each['stability']['agreement']:.0%}" if each["stability"]["status"] == "ok" else "",
+        ]
+        for name, each in detail["metrics"].items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = ["  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([*shown, f"  agreement with the median: {detail['agreement']:.0%}"])
+
+
+def _stability(found: Mapping[str, Any]) -> str:
+    if found["status"] != "ok":
+        return f"Stability: {found['status']}"
+    shares = [f"{name} {share:.1%}" for name, share in found["cuts"].items()]
+    shares += [f"no decision {found['undecided']:.1%}"] if found["undecided"] > 1e-9 else []
+    head = f"Last shared layer over {found['resamples']} resamples of the {found['of']}"
+    lines = [f"{head}:", f"  the decision stays in {found['agreement']:.1%}", f"  {', '.join(shares)}"]
+    lines += ["  (the batches stayed as they were)"] * ("batches" not in found["of"])
+    return "\n".join(lines)
+
+
+def _cost(cost: Mapping[str, Any], plan: LayerPlan) -> str:
+    """Costs layer by layer, then what the plan costs against sharing everything."""
+    bytes_ = cost["unit"] == "bytes"
+    title = "Bytes that a client uploads a round, and as many down" if bytes_ else "FLOPs of one training sample"
+    width = max(map(len, cost["layers"]))
+    lines = [
+        f"  {name:<{width}}  {value:>14,.0f}  {'federated' if name in plan.shared else 'local'}"
+        for name, value in cost["layers"].items()
+    ]
+    saved = 1 - cost["shared"] / cost["all"] if cost["all"] else 0.0
+    total = f"  federated: {cost['shared']:,.0f} of {cost['all']:,.0f} {cost['unit']}"
+    total += f"; saves {saved:.1%} against sharing every layer" if bytes_ else f" ({1 - saved:.1%})"
+    if "budget" in plan.why.detail:
+        total += f"; budget {plan.why.detail['budget']:,.0f}"
+    return "\n".join([f"{title} ({cost['basis']}):", *lines, total])

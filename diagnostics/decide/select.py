@@ -1,0 +1,347 @@
+"""From measured layers to a decision: a named rule says which layers are federated, and the plan carries its evidence.
+
+A rule reads one curve, a value for each layer in use from input to output, combined over the clients; it shares the
+first layers up to where the curve jumps. The layers after the jump serve each client's own task and stay local.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from fl_core import __version__
+from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.layers import Layer
+from fl_core.plan import Evidence, LayerPlan, still_in
+from fl_core.rows import frame
+
+from ..metrics import DEFAULT
+from ..resampling import parted
+from ..sensitivity import recorded_rows
+from .budget import Costs, bytes_of, flops_of
+from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
+from .explain import explain
+from .rules import (
+    RULES,
+    THRESHOLD,
+    VOTER,
+    VOTERS,
+    Cut,
+    Opinion,
+    Rule,
+    agreement,
+    check_asked,
+    largest_jump,
+    longest_prefix,
+    median_cut,
+    ratios,
+    sensitivity_ratio,
+    stability,
+)
+
+__all__ = [
+    "RULES",
+    "THRESHOLD",
+    "THRESHOLDS",
+    "Rule",
+    "decide",
+    "explain",
+    "largest_jump",
+    "ratios",
+    "select",
+    "sensitivity_ratio",
+]
+
+THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
+"""Thresholds whose decision stands in every plan's evidence, to show how much hangs on the one that was used."""
+
+
+# --- a decision ------------------------------------------------------------------------------------------------
+
+
+def select(
+    rows: Rows,
+    rule: str = "sensitivity_ratio",
+    *,
+    metric: str | None = None,
+    threshold: float = THRESHOLD,
+    layers: Sequence[str] | str | None = None,
+    variant: str | None = None,
+    metrics: Sequence[str] | Mapping[str, str] | None = None,
+    budget: float | None = None,
+    model: nn.Module | None = None,
+    costs: bool = False,
+) -> LayerPlan:
+    """The plan that a rule makes of measured rows; the rows' header names the layers and their tensors.
+
+    The curve is the mean over clients weighted by their training samples, sum_c p_c v^c, recomputed from the clients'
+    own rows; for federation sensitivity v^c is S^c, relative to the client's first layer. For a metric of pairs (cka)
+    v^c is the mean of 1 - value over the pairs of client c, so that it too grows with the difference, and every client
+    weighs the same. Layers outside the forward pass are not in the curve and stay local; frozen layers are not in it
+    either and are shared, for they have the same values everywhere.
+
+    The evidence's ``detail`` tells how often the decision stays over resamples of the clients, and of their batches
+    where the rows have such (:func:`~.rules.stability`), what each metric votes, and on request what the
+    layers cost.
+
+    Args:
+        rows: a rows file, a report, or (header, frame), which may be filtered.
+        rule: one of :data:`RULES`.
+        metric: whose values make the curve; default federation sensitivity. With the rules ``manual`` and
+            ``budget_*`` the curve is only evidence, and there is none unless a metric is named.
+        threshold: of the rules that have one, above 0.
+        layers: for rule ``manual``: exact names of the layers to share, as a sequence or separated by commas.
+        variant: which variant of the metric. Default: its first that was measured; of federation sensitivity
+            ``"training"`` where the rows hold it, on which PLayer-FL decides.
+        metrics: for rule ``vote``: names, each ``"METRIC"`` or ``"METRIC=RULE"``, or {metric: rule}. Default: those of
+            :data:`diagnostics.metrics.DEFAULT` that the rows hold. Without a rule of its own federation sensitivity
+            votes by ``sensitivity_ratio`` and any other metric by ``largest_jump``.
+        budget: for ``budget_bytes`` what one client may upload a round, for ``budget_flops`` what one training sample
+            may cost forward and backward in the shared layers.
+        costs: also put into the evidence what a client uploads a round, for what is shared and for all, if known.
+        model: gives the layers' exact sizes for costs and budgets; default: what the rows say.
+
+    Raises:
+        UsageError: an unknown rule, metric, variant or layer; rows without layers, or of several rounds, models or
+            seeds; a layer in use that can have no value; costs that are not known.
+        RunError: a value could not be computed, or is not above 0 so that its ratio means nothing; of several
+            metrics, no one can vote.
+    """
+    check_asked(rule, threshold, layers=layers, metrics=metrics, budget=budget, metric=metric, variant=variant)
+    chosen = RULES[rule]
+    header, table = opened(rows)
+    every = layers_in(header)
+    why = Evidence(
+        rule=rule,
+        threshold=threshold if chosen.thresholded else None,
+        data=str(header.get("data") or ""),
+        checkpoint=str(header.get("checkpoint") or ""),
+        seed=header.get("seed"),
+        version=str(header.get("version") or ""),
+    )
+    own, _ = parted(table)
+    sent = bytes_of(every, own, model, header.get("bytes")) if costs or chosen.reads == "bytes" else None
+    if chosen.reads == "curves":
+        return _with_costs(_voted(every, table, metrics, threshold, why), sent)
+    if chosen.cut is not None:
+        curve = curve_of(every, table, metric or SENSITIVITY, variant)
+        return _with_costs(_cut(every, curve, chosen, threshold, why), sent)
+    if chosen.reads == "names":
+        names = [name.strip() for name in layers.split(",")] if isinstance(layers, str) else list(layers or ())
+        plan = LayerPlan(every, tuple(name for name in names if name), why)
+    else:
+        sent = sent if chosen.reads == "bytes" else flops_of(every, own)
+        assert sent is not None
+        plan = _affordable(every, sent, float(budget or 0), why)
+    if metric is not None or variant is not None:
+        plan = replace(plan, why=_evidence(plan.why, every, curve_of(every, table, metric or SENSITIVITY, variant)))
+    return _with_costs(plan, sent)
+
+
+# --- the kinds of rules ----------------------------------------------------------------------------------------
+
+
+def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence) -> LayerPlan:
+    """The decision of a rule of one curve."""
+    assert rule.cut is not None
+    count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
+    votes, notes = _votes(curve, rule.cut, threshold)
+    lacking = rule.lacks(curve.combined, threshold) if rule.lacks else ""
+    notes = [f"{lacking}: all but the last layer are shared", *notes] if lacking else notes
+    why = _evidence(why, every, curve, rule)
+    detail = {"stability": stability([Opinion(curve, rule.cut, threshold)], count, why.seed or 0)}
+    return LayerPlan(
+        tuple(every),
+        (*curve.names[:count], *still_in(every)),
+        replace(why, votes=votes, detail=detail, status="; ".join(notes) or "ok"),
+    )
+
+
+def _voted(
+    every: Sequence[Layer],
+    table: pd.DataFrame,
+    metrics: Sequence[str] | Mapping[str, str] | None,
+    threshold: float,
+    why: Evidence,
+) -> LayerPlan:
+    """The median of the cuts that several metrics' own rules make, of all clients and of each one."""
+    opinions: dict[str, Opinion] = {}
+    voters, notes, said = _voters(metrics, table), [], {}
+    for name, by in voters.items():
+        cut = RULES[by].cut
+        assert cut is not None
+        try:
+            curve = curve_of(every, table, name)
+            count = cut(_sound(curve.combined, curve, "combined over clients"), threshold)
+        except RunError as error:
+            notes.append(f"{name} has no vote: {error}")
+            continue
+        opinions[name] = Opinion(curve, cut, threshold)
+        limit = threshold if RULES[by].thresholded else None
+        last, values = curve.names[count - 1], dict(zip(curve.names, curve.combined, strict=True))
+        said[name] = {"rule": by, "variant": curve.variant, "threshold": limit, "last": last, "values": values}
+        said[name]["stability"] = stability([opinions[name]], count, why.seed or 0)
+    if not opinions:
+        raise RunError("; ".join(notes))
+    names = next(iter(opinions.values())).curve.names
+    cuts = {name: names.index(each["last"]) + 1 for name, each in said.items()}
+    count = median_cut(list(cuts.values()))
+    votes: dict[str, list[int]] = {}
+    for each in opinions.values():
+        for client, last in _votes(each.curve, each.cut, threshold)[0].items():
+            votes.setdefault(client, []).append(names.index(last) + 1)
+    seeds = {each.curve.seed for each in opinions.values()} - {None}
+    seed = why.seed if len(seeds) != 1 else seeds.pop()
+    detail = {
+        "metrics": said,
+        "agreement": agreement(cuts, count),
+        "stability": stability(list(opinions.values()), count, seed or 0),
+    }
+    return LayerPlan(
+        tuple(every),
+        (*names[:count], *still_in(every)),
+        replace(
+            why,
+            votes={client: names[median_cut(found) - 1] for client, found in votes.items()},
+            detail=detail,
+            seed=seed,
+            status="; ".join(notes) or "ok",
+        ),
+    )
+
+
+def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFrame) -> dict[str, str]:
+    """Each metric that votes, and its rule."""
+    there = list(table.loc[table["layer"] != "", "metric"].unique())
+    if metrics is None:
+        metrics = [name for name in DEFAULT if name in there]
+    pairs = metrics.items() if isinstance(metrics, Mapping) else (item.partition("=")[::2] for item in metrics)
+    voters: dict[str, str] = {}
+    for name, by in pairs:
+        check_known("metric among the rows", name, there)
+        if name in voters:
+            raise UsageError(f"the metric {name!r} votes twice")
+        known = [rule for rule, each in RULES.items() if each.cut]
+        voters[name] = check_known("rule of a voting metric", by or VOTERS.get(name, VOTER), known)
+    if not voters:
+        raise UsageError(f"no metric to vote; the rows hold {listing(there) or 'no values of layers'}")
+    return voters
+
+
+def _affordable(every: Sequence[Layer], costs: Costs, budget: float, why: Evidence) -> LayerPlan:
+    """The longest prefix of the layers in use whose costs fit the budget."""
+    used = [layer for layer in every if layer.used]
+    count = longest_prefix(costs.of(used), budget)
+    status = "ok" if count else f"not even the first layer fits into {budget:g} {costs.unit}: nothing is shared"
+    shared = tuple(layer.name for layer in used[:count])
+    return LayerPlan(tuple(every), shared, replace(why, detail={"budget": budget}, status=status))
+
+
+def _with_costs(plan: LayerPlan, costs: Costs | None) -> LayerPlan:
+    """The plan with its costs among the evidence, where those of all layers in use are known."""
+    if costs is None:
+        return plan
+    used = [layer for layer in plan.layers if layer.used or layer.name in plan.shared]
+    found = costs.detail(used, plan.shared)
+    return plan if not found else replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": found}))
+
+
+# --- in mid-run ------------------------------------------------------------------------------------------------
+
+
+def decide(
+    layers: Sequence[Layer],
+    measured: Iterable[Mapping[str, Any]],
+    *,
+    names: Sequence[str],
+    rule: str = "sensitivity_ratio",
+    threshold: float = THRESHOLD,
+    seed: int | None = None,
+    data: str = "",
+) -> LayerPlan:
+    """The plan that a rule makes, in mid-run, of what the clients' accumulators recorded while training.
+
+    The same as :func:`select` on rows of the same numbers (variant ``"training"``).
+
+    Args:
+        layers: all layers of the model, in order.
+        measured: for each client ``{"client": index, "weight": training samples}`` with the ``layers``,
+            ``importance`` and ``steps`` of :meth:`~diagnostics.sensitivity.SensitivityAccumulator.result`.
+        names: client names by index.
+        rule: a rule that decides by itself, with its ``threshold``.
+        seed, data: the run's seed and the data's digest, for the evidence.
+
+    Raises:
+        UsageError, RunError: as :func:`select`; also measurements of no client, an unknown client, or another model.
+    """
+    check_known("rule that decides by itself", rule, [name for name, each in RULES.items() if each.cut])
+    results: dict[str, Mapping[str, Any]] = {}
+    weights: dict[str, int] = {}
+    for item in measured:
+        index = item["client"]
+        if not 0 <= index < len(names):
+            raise UsageError(f"sensitivities of client {index}, but there are {len(names)} clients")
+        name = names[index]
+        if name in results:
+            raise UsageError(f"sensitivities of client {name!r} were given twice")
+        for layer in item["layers"]:
+            check_known("layer", layer, [each.name for each in layers])
+        if len(item["layers"]) != len(item["importance"]):
+            raise UsageError(f"client {name!r}: {len(item['layers'])} layers, {len(item['importance'])} importances")
+        results[name], weights[name] = item, item["weight"]
+    if not results:
+        raise UsageError("no client has sent its sensitivities")
+    header = {"layers": [asdict(layer) for layer in layers], "data": data, "seed": seed, "version": __version__}
+    rows = frame(recorded_rows(results, layers, n_train=weights))
+    return select((header, rows), rule, metric=SENSITIVITY, variant="training", threshold=threshold)
+
+
+# --- the evidence ----------------------------------------------------------------------------------------------
+
+
+def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]:
+    """The values, if ratios of them mean something."""
+    for name, value in zip(curve.names, values, strict=True):
+        if not (value > 0 and math.isfinite(value)):
+            raise RunError(f"layer {name!r} has a {curve.metric} of {value:.4g}, {whose}; ratios need values above 0")
+    return values
+
+
+def _votes(curve: Curve, cut: Cut, threshold: float) -> tuple[dict[str, str], list[str]]:
+    """The last shared layer each client alone would choose, and why the others have no vote."""
+    votes, notes = {}, []
+    for client, values in curve.clients.items():
+        try:
+            votes[client] = curve.names[cut(_sound(values, curve, "its own"), threshold) - 1]
+        except RunError as error:
+            notes.append(f"client {client!r} has no vote: {error}")
+    return votes, notes
+
+
+def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None) -> Evidence:
+    """The evidence with the curve in it, and with what other thresholds and the largest jump would decide."""
+    cut = rule.cut if rule is not None and rule.cut is not None and rule.thresholded else sensitivity_ratio
+
+    def placed(values: Sequence[float]) -> tuple[float | None, ...]:
+        at = dict(zip(curve.names, values, strict=True))
+        return tuple(at.get(layer.name) for layer in layers)
+
+    last: dict[str, str] = {}
+    if all(value > 0 for value in curve.combined):
+        last = {f"{t:g}": curve.names[cut(curve.combined, t) - 1] for t in THRESHOLDS}
+        last["largest_jump"] = curve.names[largest_jump(curve.combined) - 1]
+    return replace(
+        why,
+        metric=curve.metric,
+        variant=curve.variant,
+        values=placed(curve.combined),
+        clients={client: placed(values) for client, values in curve.clients.items()},
+        weights=curve.weights,
+        alternatives=last,
+        seed=why.seed if curve.seed is None else curve.seed,
+    )

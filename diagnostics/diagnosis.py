@@ -1,0 +1,319 @@
+"""One call from models and data to tidy rows: :func:`diagnose`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from fl_core import rows, tree
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer, layers_of
+from fl_core.plan import LayerPlan
+from fl_core.rows import Row
+from fl_core.seeds import seed_of, torch_seeded
+from fl_core.training import losses
+from fl_core.training.losses import Loss
+
+from . import gradients
+from .capture import Data, batches, untouched
+from .decide.budget import layer_bytes
+from .gradients import Subject, Tick, placed
+from .metrics import DEFAULT, METRICS, Metric
+from .report import Report
+from .resampling import check_resamples, parted
+
+CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
+"""Columns that only the caller knows."""
+
+
+def diagnose(
+    models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
+    data: Any,
+    metrics: str | Sequence[str] = DEFAULT,
+    *,
+    loss: Loss | str | None = None,
+    layers: str | Sequence[str] | None = None,
+    probe: Data | None = None,
+    by: str = "block",
+    layering: Sequence[Layer] | None = None,
+    batch: int = 256,
+    seed: int = 0,
+    mode: str = "eval",
+    n_train: int | Sequence[int] | Mapping[str, int] | None = None,
+    resamples: int = 0,
+    progress: bool = True,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    context: Mapping[str, Any] | None = None,
+) -> Report:
+    """Measure ``metrics`` on clients' models; the models and torch's random state are left as they were.
+
+    Args:
+        models: one model, a list, or {client: model}; all with the same tensors. Clients without names are called
+            client_0, client_1 and so on.
+        data: a pair (x, y), an object with such ``x`` and ``y``, or a re-iterable loader; or one of these for each
+            client, as a list or {client: data}. One model may be measured on many clients' data, and many on one.
+        metrics: names in :data:`METRICS`. Those that read gradients share one pass over the data.
+        loss: default cross-entropy.
+        layers: exact names of the layers to report; default all of the model's.
+        probe: the samples on which clients' representations are compared, unless a metric's options name its own;
+            default the first 512 of the clients' data, equally many of each.
+        by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`.
+        layering: the models' layers, where more is known of them than the models show: an algorithm that builds
+            adapters or a second head into a model keeps the plain model's layers. Default: found by ``by``.
+        batch: samples at a time; a loader's own batches are left as they are.
+        seed: of everything that is drawn.
+        mode: ``"eval"`` or ``"train"``.
+        n_train: training samples of each client, its weight in combined rows; default the samples of its data.
+        resamples: so many resamples of each client's batches to add, for how sure a decision is
+            (:mod:`diagnostics.resampling`), of grad_variance, grad_norm and federation_sensitivity. They cost no
+            further pass, and for the first two memory: 10 gradients in float64 while a client is read.
+        progress: show a bar.
+        options: of single metrics, {metric: {option: value}}.
+        context: columns for all rows: run, algorithm, seed, round, model, split.
+
+    Raises:
+        UsageError: an unknown name or option, an option out of range, numbers or names of models and data that do not
+            agree, models that differ in their tensors, or data that do not fit.
+    """
+    request = Request.of(metrics, options, probe, layers, batch, mode)
+    chosen, settings = request.metrics, request.settings
+    for name in context or {}:
+        check_known("column of the context", name, CONTEXT)
+    check_resamples(resamples)
+    criterion = _loss(loss)
+    subjects, n_models = _subjects(models, data, n_train, seed)
+    with untouched(*{id(s.model): s.model for s in subjects}.values()):
+        with torch_seeded(seed_of(seed, "diagnose", "example")):
+            x, _ = next(batches(subjects[0].data, 2))
+        every = layering or layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
+        LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
+        request.check(every)  # of all metrics, before the first one takes its time
+        wanted = {layer.name for layer in request.kept(every)}
+        together = {m.name: r for m in chosen if m.shared and (r := m.shared(**settings[m.name]))}
+        common: dict[str, Any] = {"loss": criterion, "batch": batch, "seed": seed, "mode": mode}
+        tasks = (bool(together) + len(chosen) - len(together)) * len(subjects)
+        found: list[Row] = []
+        with tqdm(total=tasks, desc="diagnose", disable=not progress, leave=False) as bar:
+
+            def tick(label: str) -> Tick:
+                def done(client: str) -> None:
+                    bar.set_postfix_str(f"{label} {client}".rstrip(), refresh=False)
+                    bar.update()
+
+                return done
+
+            if together:
+                readers = list(together.values())
+                label = " + ".join(together)
+                found += gradients.measure(subjects, every, readers, tick=tick(label), resamples=resamples, **common)
+            for metric in chosen:
+                if metric.name not in together:
+                    # a single model has no pair, however many clients it is measured on
+                    whom = subjects[:n_models] if metric.pairs else subjects
+                    which = request.read_by(metric, every)
+                    found += metric.compute(whom, which, tick=tick(metric.name), **common, **settings[metric.name])
+    place = {metric.name: k for k, metric in enumerate(chosen)}
+    found = sorted((r for r in found if r["layer"] in wanted), key=lambda r: place[r["metric"]])
+    columns = {"seed": seed, **(context or {})}
+    header = {
+        "schema": rows.SCHEMA,
+        "version": version("fedlayers"),
+        "command": "diagnose",
+        "seed": seed,
+        "model": type(subjects[0].model).__name__,
+        "layers": [asdict(layer) for layer in every],
+        "bytes": layer_bytes(every, subjects[0].model),
+        "data": _digest({s.client: _data_digest(s.data) for s in subjects}),
+        "checkpoint": _digest({s.client: tree.digest(tree.live(s.model)) for s in subjects}),
+        "metrics": {name: {key: _plain(value) for key, value in own.items()} for name, own in settings.items()},
+        "loss": criterion.name,
+        "mode": mode,
+        "by": by,
+        "batch": batch,
+    }
+    own, again = parted(rows.frame({**r, **columns} for r in found))
+    return Report(own.reset_index(drop=True), json.loads(rows.dumps(header)), again.reset_index(drop=True))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured, as far as names and numbers go: to be checked before there are models.
+
+    Attributes:
+        metrics: each once, in the order given.
+        settings: the options of each metric by name, with the probe that is meant for all.
+        layers: names of the layers to report; None = all.
+        batch, mode: as of :func:`diagnose`.
+    """
+
+    metrics: tuple[Metric, ...]
+    settings: dict[str, dict[str, Any]]
+    layers: tuple[str, ...] | None
+    batch: int
+    mode: str
+
+    @classmethod
+    def of(
+        cls,
+        metrics: str | Sequence[str],
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        probe: Data | None = None,
+        layers: str | Sequence[str] | None = None,
+        batch: int = 256,
+        mode: str = "eval",
+    ) -> Request:
+        """A request by the arguments of :func:`diagnose`.
+
+        Raises:
+            UsageError: an unknown metric, option or mode, or both a probe and its number of samples.
+        """
+        metrics = (metrics,) if isinstance(metrics, str) else metrics
+        chosen = tuple(METRICS[check_known("metric", name, METRICS)] for name in dict.fromkeys(metrics))
+        check_known("mode", mode, ("eval", "train"))
+        asked = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
+        return cls(chosen, _settings(chosen, options or {}, probe), asked, batch, mode)
+
+    def kept(self, every: Sequence[Layer]) -> list[Layer]:
+        """The layers to report, of all."""
+        names = [layer.name for layer in every]
+        wanted = names if self.layers is None else [check_known("layer", name, names) for name in self.layers]
+        return [layer for layer in every if layer.name in wanted]
+
+    def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
+        """The layers that a metric is given: all, where it is relative to the first or to the whole."""
+        return every if metric.shared or metric.whole else self.kept(every)
+
+    def check(self, every: Sequence[Layer]) -> None:
+        """Refuse unknown layers and options out of range.
+
+        Raises:
+            UsageError: names the layer or the option, and what it may be.
+        """
+        self.kept(every)
+        for metric in self.metrics:
+            own = self.settings[metric.name]
+            metric.check(self.read_by(metric, every), batch=self.batch, mode=self.mode, **own)
+
+
+def _settings(
+    chosen: Sequence[Metric], options: Mapping[str, Mapping[str, Any]], probe: Data | None
+) -> dict[str, dict[str, Any]]:
+    """The options of each chosen metric by name."""
+    settings: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
+    for name, own in options.items():
+        check_known("metric with options", name, settings)
+        for option in own:
+            check_known(f"option of {name}", option, METRICS[name].options)
+        settings[name].update(own)
+    for metric in chosen:
+        own = settings[metric.name]
+        if probe is not None and "probe" in metric.options and own.get("probe") is None:
+            own["probe"] = probe
+        if own.get("probe") is not None and "samples" in own:
+            raise UsageError(f"{metric.name}: a probe and samples={own['samples']!r}; give one of the two")
+    return settings
+
+
+def _loss(loss: Loss | str | None) -> Loss:
+    if isinstance(loss, Loss):
+        return loss
+    if loss is None or isinstance(loss, str):
+        return losses.build(loss or "cross_entropy")
+    raise UsageError(f"loss must be a name or one of fl_core.training.losses, not {type(loss).__name__}")
+
+
+# --- who is measured on what -----------------------------------------------------------------------------------
+
+
+def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Subject], int]:
+    """The subjects, and the number of models that were given."""
+    model_names, own_models = _listed("models", models, isinstance(models, nn.Module))
+    data_names, own_data = _listed("data", data, _is_one(data))
+    for model in own_models:
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"models must be torch modules; one of them is {type(model).__name__}")
+    m, d = len(own_models), len(own_data)
+    if m != d and 1 not in (m, d):
+        raise UsageError(f"{m} models and {d} sets of data; give as many of each, or one of either")
+    if model_names and data_names and m == d:
+        for name in model_names:
+            check_known("client with data", name, data_names)
+        own_data = [own_data[data_names.index(name)] for name in model_names]
+    count = max(m, d)
+    names = next(
+        (own for own in (model_names, data_names) if own and len(own) == count), [f"client_{k}" for k in range(count)]
+    )
+    own_models, own_data = own_models * (count // m), own_data * (count // d)
+    first = tree.live(own_models[0])
+    for name, model in zip(names, own_models, strict=True):
+        tree.check_same(first, tree.live(model), f"the model of client {names[0]!r}", f"that of client {name!r}")
+    return [
+        Subject(name, model, own, _n_train(n_train, name, k, count, own, seed))
+        for k, (name, model, own) in enumerate(zip(names, own_models, own_data, strict=True))
+    ], m
+
+
+def _listed(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
+    """Names (none for a list) and items."""
+    if one:
+        return [], [given]
+    items = list(given.values()) if isinstance(given, Mapping) else list(given)
+    if not items:
+        raise UsageError(f"no {what} given")
+    return [str(name) for name in given] if isinstance(given, Mapping) else [], items
+
+
+def _is_one(data: Any) -> bool:
+    """Whether this is one client's data: a pair of tensors or a loader, not a list or mapping of such."""
+    if isinstance(data, (list, tuple)):
+        return len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+    return not isinstance(data, Mapping)
+
+
+def _n_train(given: Any, name: str, k: int, count: int, data: Data, seed: int) -> int:
+    if isinstance(given, Mapping):
+        return int(given[check_known("client in n_train", name, given)])
+    if isinstance(given, Sequence):
+        if len(given) != count:
+            raise UsageError(f"n_train has {len(given)} numbers for {count} clients")
+        return int(given[k])
+    if given is not None:
+        return int(given)
+    with torch_seeded(seed_of(seed, "diagnose", "count")):
+        return sum(len(y) for _, y in batches(data, None))
+
+
+# --- the header ------------------------------------------------------------------------------------------------
+
+
+def _data_digest(data: Data) -> str | None:
+    """SHA-256 of a pair; None for a loader, whose samples may come in any order."""
+    if hasattr(data, "x") and hasattr(data, "y"):
+        data = (data.x, data.y)
+    if not (isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data)):
+        return None
+    return tree.digest(dict(zip("xy", data, strict=True)))
+
+
+def _digest(clients: Mapping[str, str | None]) -> str:
+    """One digest over every client's; empty if one is not known (a loader's data are not read for it)."""
+    if None in clients.values():
+        return ""
+    return hashlib.sha256(json.dumps(clients, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON: of a pair its digest, of anything else that is no JSON its type."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(value) if isinstance(value, torch.dtype) else _data_digest(value) or type(value).__name__
+    return value

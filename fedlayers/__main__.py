@@ -1,0 +1,5 @@
+"""``python -m fedlayers``: the command line."""
+
+from fedlayers.cli.main import main
+
+main()

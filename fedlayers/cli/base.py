@@ -1,0 +1,36 @@
+"""What all commands share."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from fedlayers.cli.arguments import option
+
+RunDirectory = Annotated[Positional[Path], option("A run directory.", "DIR")]
+ModelCode = Annotated[
+    str | None,
+    option("Of a run whose model is code: its package.module:callable again, since that code is imported and called."),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """What all commands share."""
+
+    debug: Annotated[bool, option("Show the whole traceback of an error.")] = False
+
+    def main(self, line: str) -> None:
+        """Do it; ``line`` is the command as it was typed.
+
+        Raises:
+            UsageError, RunError: with the reason.
+        """
+        raise NotImplementedError
+
+    def interrupted(self) -> str:
+        """What to know after Ctrl-C."""
+        return "nothing was written"

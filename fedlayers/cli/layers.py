@@ -1,0 +1,188 @@
+"""Commands from models to rows to a plan: diagnose, select."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+from tyro.conf import Positional
+
+from fedlayers.cli import arguments
+from fedlayers.cli.arguments import SetLoss, SetMetric, SetModel, configured, option
+from fedlayers.cli.base import Command, ModelCode
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, check_known
+
+if TYPE_CHECKING:
+    from fedlayers.diagnostics.metrics import Metric
+
+_LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+_DTYPES = ("float32", "float64")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnose(Command):
+    """Measure every layer on every client.
+
+    Either the models of a run are measured, or those of a dataset and a model after every client's first
+    local training, one epoch unless --epochs says more.
+    The rows are what fedlayers select reads.
+
+    Examples:
+        fedlayers diagnose runs/playerfl --round last --model local
+        fedlayers diagnose --dataset heart --model heart_mlp --out rows.jsonl
+        fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
+        fedlayers diagnose --dataset heart --metrics hessian_spectrum --set hessian_spectrum.density=50
+    """
+
+    dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
+    out: Annotated[Path, option("Where the rows go.", "FILE")] = Path("rows.jsonl")
+    metrics: Annotated[tuple[str, ...], option("Registry names; default the four that decide.", "NAME [NAME ...]")] = ()
+    round: Annotated[str, option("Of a run: a round with a checkpoint, or last.", "N|last")] = "last"
+    model: Annotated[
+        str | None, option("Of a run: local, personal or global (default local). Of a dataset: a model's name.")
+    ] = None
+    model_code: ModelCode = None
+    dataset: Annotated[str | None, option("Registered name, or the path of your own data.")] = None
+    resamples: Annotated[
+        int, option("Resamples of each client's batches, for how sure a decision is: select --explain.", "N")
+    ] = 0
+    config: Annotated[
+        RunConfig,
+        arguments.flags(
+            without=(
+                *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
+                *("checkpoint_every", "local_scores", *arguments.GROUPS["algorithm"]),
+            )
+        ),
+    ]
+    set: SetMetric = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
+
+    def main(self, line: str) -> None:
+        from fedlayers.diagnostics import measure
+        from fedlayers.diagnostics.metrics import DEFAULT, METRICS
+        from fedlayers.diagnostics.resampling import check_resamples
+        from fl_core import runner
+
+        if (self.dir is None) == (self.dataset is None):
+            raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
+        arguments.check_output(self.out, "rows")
+        metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
+        for name in metrics:
+            check_known("metric", name, METRICS)
+        own = {
+            name: {key: _option(METRICS[name], key, value) for key, value in given.items()}
+            for name, given in arguments.by_name(self.set, "metric", metrics, "that is measured").items()
+        }
+        how: dict[str, Any] = {"command": line, "options": own, "resamples": check_resamples(self.resamples)}
+        if self.dir is not None:
+            self._check_of_run()
+            round = self.round if self.round == "last" else int(self.round)
+            which, code = self.model or "local", self.model_code
+            report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, **how)
+        else:
+            if self.round != "last":
+                raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
+            config = configured(self.config, (), self.set_model, self.set_loss)
+            config = dataclasses.replace(config, dataset=str(self.dataset), model=self.model)
+            task = runner.assemble(config)
+            for note in task.notes():
+                warnings.warn(note, stacklevel=2)
+            report = measure.of_task(task, metrics, **how)
+        arguments.note_replaced(self.out)
+        report.write(self.out)
+        print(report)
+        for metric in metrics:
+            for variant in measure.shown_variants(report, metric):
+                table = report.values(metric, variant).to_string(float_format="{:.4g}".format)
+                print(f"\n{metric}, {variant} ({METRICS[metric].direction})\n{table}")
+        if report.header["absent"]:
+            print(f"\nwithout a model in this round: {', '.join(report.header['absent'])}")
+        print(f"\nrows: {self.out}")
+
+    def _check_of_run(self) -> None:
+        if self.round != "last" and not self.round.isdigit():
+            raise UsageError(f"--round takes a number or last, not {self.round!r}")
+        given = [f.name for f in dataclasses.fields(RunConfig) if getattr(self.config, f.name) != f.default]
+        given = [name for name in given if name not in ("options", "model_options")]
+        given += [name for name in ("set_model", "set_loss") if getattr(self, name)]
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
+
+
+def _option(metric: Metric, key: str, value: Any) -> Any:
+    """A metric's option as it takes it, from a value of the command line.
+
+    Raises:
+        UsageError: an unknown option, one that no words can give (models, data), or a value of another type.
+    """
+    import torch
+
+    default = metric.options[check_known(f"option of {metric.name}", key, metric.options)]
+    hint = get_type_hints(metric.compute)[key]
+    kinds = get_args(hint) or (hint,)
+    if value is None and NoneType in kinds:
+        return None
+    if torch.dtype in kinds:
+        return getattr(torch, check_known(f"{metric.name}.{key}", value, _DTYPES))
+    known = [kind for kind in kinds if kind in _LIKE]
+    if not known:
+        raise UsageError(f"--set {metric.name}.{key} is no text or number; give it from Python")
+    several = isinstance(value, list) and any(get_origin(kind) is Sequence for kind in kinds)
+    if not all(any(type(each) in _LIKE[kind] for kind in known) for each in (value if several else [value])):
+        such = f"a value such as {default!r}" if default not in (None, ()) else known[0].__name__
+        raise UsageError(f"--set {metric.name}.{key} takes {such}, not {value!r}")
+    return value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Select(Command):
+    """Turn measured rows into a plan: the layers to federate, and why.
+
+    Examples:
+        fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2
+        fedlayers select rows.jsonl --rule vote --metrics federation_sensitivity cka=largest_jump --explain
+        fedlayers select rows.jsonl --rule budget_bytes --budget 40000
+        fedlayers select rows.jsonl --rule manual --layers conv1,conv2 --out plan.json
+    """
+
+    rows: Annotated[Positional[Path], option("What fedlayers diagnose wrote.", "ROWS")]
+    rule: Annotated[str, option("Registry name: fedlayers list rules.")] = "sensitivity_ratio"
+    metric: Annotated[str | None, option("Whose values are read; default federation_sensitivity.")] = None
+    variant: Annotated[str | None, option("Of the metric; default what was seen in training, where it was.")] = None
+    threshold: Annotated[float, option("Of sensitivity_ratio and change_point.")] = 1.2
+    metrics: Annotated[
+        tuple[str, ...], option("For the rule vote: who votes.", "METRIC[=RULE] [METRIC[=RULE] ...]")
+    ] = ()
+    budget: Annotated[float | None, option("For the budget rules: bytes up a client and round, or FLOPs a sample.")] = (
+        None
+    )
+    layers: Annotated[str | None, option("For the rule manual: names separated by commas.")] = None
+    explain: Annotated[bool, option("Also show every client's curve, how sure the decision is, and its costs.")] = False
+    out: Annotated[Path, option("Where the plan goes.", "FILE")] = Path("plan.json")
+
+    def main(self, line: str) -> None:
+        from fedlayers.diagnostics.decide import select
+
+        arguments.check_output(self.out, "plan")
+        plan = select.select(
+            self.rows,
+            self.rule,
+            metric=self.metric,
+            variant=self.variant,
+            threshold=self.threshold,
+            layers=self.layers,
+            metrics=self.metrics or None,
+            budget=self.budget,
+            costs=True,
+        )
+        arguments.note_replaced(self.out)
+        plan.save(self.out)
+        print(select.explain(plan, full=self.explain))
+        print(f"\nplan: {self.out}")

@@ -1,0 +1,83 @@
+"""The command from rows or a plan to pictures: plot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional
+
+from fedlayers.cli import arguments
+from fedlayers.cli.arguments import option
+from fedlayers.cli.base import Command
+from fl_core.errors import UsageError, check_known
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plot(Command):
+    """Draw what a diagnosis or a run recorded, or a plan.
+
+    Examples:
+        fedlayers plot rows.jsonl
+        fedlayers plot rows.jsonl --metrics cka hessian_trace --out pictures
+        fedlayers plot runs/fedavg --metrics macro_f1
+        fedlayers plot out/compare/rows.jsonl --where seed=0
+        fedlayers plot plan.json
+    """
+
+    rows: Annotated[Positional[Path], option("A file of rows, a run directory, or a plan (.json).", "ROWS")]
+    metrics: Annotated[
+        tuple[str, ...], option("Which to draw; default all that the rows hold.", "NAME [NAME ...]")
+    ] = ()
+    where: Annotated[
+        tuple[str, ...], option("Only the rows with these: --where seed=0 client=north.", "COLUMN=VALUE [...]")
+    ] = ()
+    out: Annotated[Path, option("Folder for the pictures, NAME.png; made where it is missing.", "DIR")] = Path(
+        "pictures"
+    )
+    dpi: Annotated[int, option("Points an inch.")] = 200
+
+    def main(self, line: str) -> None:
+        import matplotlib as mpl
+        import matplotlib.pyplot as plt
+
+        from fedlayers.diagnostics import plots
+        from fedlayers.diagnostics.pictures.album import album, figure_of
+        from fl_core.plan import LayerPlan
+        from fl_core.rows import read
+
+        mpl.use("Agg")  # pictures go to files, also where there is a screen
+        arguments.check_folder(self.out)
+        if not 20 <= self.dpi <= 1200:
+            raise UsageError(f"--dpi {self.dpi}: it must be between 20 and 1200")
+        if self.rows.suffix == ".json":
+            if self.metrics or self.where:
+                raise UsageError("--metrics and --where are for rows; a plan is one picture")
+            plan = LayerPlan.load(self.rows)
+            pictures: dict[str, Callable[[], Figure]] = {"plan": lambda: figure_of(plots.plan(plan))}
+        else:
+            _, frame = read(self.rows / "rows.jsonl" if self.rows.is_dir() else self.rows)
+            pictures = album(self._chosen(frame), self.metrics)
+        for name, draw in pictures.items():
+            figure = draw()
+            self.out.mkdir(parents=True, exist_ok=True)
+            path = self.out / f"{name}.png"
+            figure.savefig(path, dpi=self.dpi, bbox_inches="tight", facecolor="white")
+            plt.close(figure)
+            print(path)
+
+    def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows that ``--where`` asks for."""
+        for item in self.where:
+            name, equals, value = item.partition("=")
+            if not equals:
+                raise UsageError(f"--where takes COLUMN=VALUE, not {item!r}")
+            column = frame[check_known("column of the rows", name, frame.columns)].astype("string").fillna("")
+            frame = frame[column == check_known(name, value, filter(None, column.unique()))]
+        return frame

@@ -1,0 +1,99 @@
+"""Commands on single runs: run, resume, verify."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+from fedlayers.cli import arguments
+from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
+from fedlayers.cli.base import Command, ModelCode, RunDirectory
+from fl_core.config import RunConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run(Command):
+    """Train one algorithm on one federation, into a run directory.
+
+    Examples:
+        fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl
+        fedlayers run --dataset digits --algorithm fedper --plan auto --rounds 10
+        fedlayers run --dataset digits --partition dirichlet --alpha 0.1 --clients 3
+        fedlayers run --dataset mine.npz --model timm:resnet18 --out runs/mine
+        fedlayers run --model my_models:network --algorithm fedprox --set mu=0.01
+    """
+
+    out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
+    config: Annotated[RunConfig, arguments.flags()]
+    set: Set = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
+
+    def main(self, line: str) -> None:
+        from fedlayers.diagnostics.measure import instruments
+        from fl_core import runner
+
+        config = configured(self.config, self.set, self.set_model, self.set_loss)
+        engine = runner.run(config, self.out, instruments=instruments(), command=line)
+        finished(engine, self.out)
+
+    def interrupted(self) -> str:
+        begun = (self.out / "config.json").exists()
+        return f"fedlayers resume {shlex.quote(str(self.out))} goes on" if begun else super().interrupted()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resume(Command):
+    """Continue an interrupted run, to the same bits in the end.
+
+    Examples:
+        fedlayers resume runs/playerfl
+    """
+
+    dir: RunDirectory
+    model_code: ModelCode = None
+
+    def main(self, line: str) -> None:
+        from fedlayers.diagnostics.measure import instruments
+        from fl_core import runner
+
+        finished(runner.resume(self.dir, instruments=instruments(), model_code=self.model_code), self.dir)
+
+    def interrupted(self) -> str:
+        return "the same command goes on"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verify(Command):
+    """Check every covered byte of a run against its digest.
+
+    Not covered are timing.jsonl and the rows after the last checkpoint.
+
+    Examples:
+        fedlayers verify runs/playerfl
+    """
+
+    dir: RunDirectory
+
+    def main(self, line: str) -> None:
+        from fl_core.records.store import Run as StoredRun
+
+        print("\n".join(StoredRun(self.dir).verify()))
+        print(f"{self.dir}: every covered byte is as it was written")
+
+
+def finished(engine: Any, out: Path) -> None:
+    """Print what a run came to."""
+    from fl_core.records import timing
+    from fl_core.records.store import Run as StoredRun
+
+    _, frame = StoredRun(out).rows()
+    last = frame[(frame["round"] == engine.done) & (frame["split"] == "test")]
+    print(last.pivot_table(index=["model", "client"], columns="metric", values="value").round(4).to_string())
+    if engine.algorithm.plan is not None:
+        print(f"\n{engine.algorithm.plan}")
+    times = out / "timing.jsonl"
+    print(f"\n{timing.read(times).line()}" if times.is_file() else "")
+    print(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")

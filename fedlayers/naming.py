@@ -1,0 +1,44 @@
+"""The package ``diagnostics`` under two names: in this one, where no user's file can take its place, and bare."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _SameModules(MetaPathFinder, Loader):
+    """Gives ``bare.x`` as the very module ``full.x``, so that a class exists once whatever name it is imported by."""
+
+    def __init__(self, bare: str, full: str) -> None:
+        self.bare, self.full = bare, full
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        ours = sys.modules.get(self.bare) is sys.modules[self.full]
+        return ModuleSpec(fullname, self) if ours and fullname.startswith(self.bare + ".") else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(self.full + spec.name.removeprefix(self.bare))
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own  # importing puts the alias there, by which relative imports would go astray
+
+
+def by_bare_name(bare: str) -> None:
+    """Make a top-level name stand for the package of that name in here, and its modules for that package's modules.
+
+    >>> import diagnostics.report
+    >>> import fedlayers.diagnostics.report
+    >>> diagnostics.report is fedlayers.diagnostics.report
+    True
+    """
+    full = f"{__package__}.{bare}"
+    sys.modules[bare] = import_module(full)
+    sys.meta_path.insert(0, _SameModules(bare, full))

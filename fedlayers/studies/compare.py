@@ -1,0 +1,358 @@
+"""Many runs side by side: the same federation, seeds and budget under several algorithms, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from fl_core import rows, runner, statistics
+from fl_core.algorithms import find
+from fl_core.config import RunConfig, resolved
+from fl_core.data import FederatedData, Partition
+from fl_core.engine import Instruments
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.plan import LayerPlan
+from fl_core.records import store, writing
+from fl_core.records.files import write_atomically
+
+METRICS = ("macro_f1", "accuracy", "loss")
+BASELINES = ("local", "fedavg")
+_GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
+BEST = "@best_val"
+"""What is added to the name of a model that is each client's best on its validation split."""
+MOMENTS = {False: "after the last round", True: "at each client's evaluated round of lowest validation loss"}
+LEGEND = (
+    "Test split {moment}, combined over clients by training samples; mean ± half the 95 % interval over "
+    "seeds.\nfairness: variance over clients of macro-F1, lower is fairer. incentive: clients whose macro-F1 is above "
+    "both local's\nand fedavg's. rank: by macro-F1, mean over seeds, 1 is best."
+)
+
+
+@dataclass
+class Comparison:
+    """What a comparison gives.
+
+    Attributes:
+        frame: the rows of all runs.
+        best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
+        scores: one value a run and metric: the headline model on the test split, combined over clients by training
+            samples (columns algorithm, seed, model, metric, value).
+        table: one line an algorithm: for each metric mean and 95 % interval over seeds, then fairness, incentive and
+            mean rank (by macro-F1).
+        clients: the mean over seeds for each algorithm, client and metric.
+        friedman: test over seeds as blocks that the algorithms' macro-F1 differ.
+    """
+
+    frame: pd.DataFrame
+    best: bool = False
+    scores: pd.DataFrame = field(init=False)
+    table: pd.DataFrame = field(init=False)
+    clients: pd.DataFrame = field(init=False)
+    friedman: statistics.FriedmanTest = field(init=False)
+
+    def __post_init__(self) -> None:
+        final = headline(self.frame, best=self.best)
+        if final.empty:
+            raise UsageError("no test scores of a finished run in these rows")
+        means = final.groupby(["algorithm", "client", "metric"], sort=False)["value"].mean()
+        self.clients = means.reset_index()
+        keys = ["algorithm", "seed", "model", "metric"]
+        self.scores = pd.DataFrame(
+            [
+                {**dict(zip(keys, key, strict=True)), "value": statistics.combine(part["value"], part["n_train"])}
+                for key, part in final.groupby(keys, sort=False)
+            ]
+        )
+        blocks = self._blocks("macro_f1")
+        self.friedman = statistics.friedman(blocks)
+        self.table = self._table(statistics.ranks(blocks, higher_is_better=True))
+
+    def _blocks(self, metric: str) -> pd.DataFrame:
+        """Algorithms x seeds."""
+        chosen = self.scores[self.scores["metric"] == metric]
+        return chosen.pivot(index="algorithm", columns="seed", values="value").loc[chosen["algorithm"].unique()]
+
+    def _table(self, ranks: pd.Series) -> pd.DataFrame:
+        lines = []
+        for name, part in self.scores.groupby("algorithm", sort=False):
+            line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0], "seeds": part["seed"].nunique()}
+            for metric in METRICS:
+                mean, low, high = statistics.mean_interval(part.loc[part["metric"] == metric, "value"])
+                line |= {metric: mean, f"{metric}_low": low, f"{metric}_high": high}
+            own = self._of(str(name), "macro_f1")
+            line["fairness"] = statistics.fairness(own)
+            line["incentive"] = self._incentive(str(name))
+            line["rank"] = ranks[name]
+            lines.append(line)
+        return pd.DataFrame(lines)
+
+    def _of(self, algorithm: str, metric: str) -> pd.Series:
+        own = (self.clients["algorithm"] == algorithm) & (self.clients["metric"] == metric)
+        return self.clients[own].set_index("client")["value"]
+
+    def _incentive(self, name: str) -> float:
+        known = set(self.clients["algorithm"])
+        if name in BASELINES or not set(BASELINES) <= known:
+            return float("nan")
+        local, fedavg = (self._of(base, "macro_f1") for base in BASELINES)
+        return statistics.incentive(self._of(name, "macro_f1"), local, fedavg, higher_is_better=True)
+
+    def differences(self, reference: str, metric: str = "macro_f1") -> pd.DataFrame:
+        """Each other algorithm's score minus the reference's, paired by seed: mean, 95 % interval, number of seeds.
+
+        Raises:
+            UsageError: the reference is not in this comparison.
+        """
+        blocks = self._blocks(metric)
+        check_known("algorithm of this comparison", reference, blocks.index)
+        lines = []
+        for name in blocks.index.drop(reference):
+            paired = (blocks.loc[name] - blocks.loc[reference]).dropna()
+            mean, low, high = statistics.mean_interval(paired)
+            lines.append({"algorithm": name, "value": mean, "low": low, "high": high, "n": len(paired)})
+        return pd.DataFrame(lines, columns=["algorithm", "value", "low", "high", "n"])
+
+    @property
+    def legend(self) -> str:
+        """What the table's columns mean."""
+        return LEGEND.format(moment=MOMENTS[self.best])
+
+    def text(self) -> str:
+        """The table for a terminal, and what its columns mean."""
+        return f"{pretty(self.table).to_string(index=False)}\n\n{self.legend}"
+
+
+def pretty(table: pd.DataFrame) -> pd.DataFrame:
+    """A comparison's table in words: scores in percent, intervals behind the mean."""
+    shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
+    for metric, title, scale in (
+        ("macro_f1", f"macro-F1{_GAP}%", 100),
+        ("accuracy", f"accuracy{_GAP}%", 100),
+        ("loss", "loss", 1),
+    ):
+        spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2 * scale
+        digits = 1 if scale == 100 else 3
+        shown[title] = [
+            f"{m * scale:.{digits}f}" + (f"{_GAP}±{_GAP}{s:.{digits}f}" if np.isfinite(s) else "")
+            for m, s in zip(table[metric], spread, strict=True)
+        ]
+    shown["fairness"] = [f"{v:.1e}" for v in table["fairness"]]
+    shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
+    shown["rank"] = [f"{v:.1f}" for v in table["rank"]]
+    return shown
+
+
+def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
+    """Scores of each run's headline model after its last round: ``personal`` where there is one, else global.
+
+    With ``best`` each client's are those of its evaluated round, but the first of all, in which that model's validation
+    loss is lowest (of equal ones the earlier), and the model's name ends in ``@best_val``. PLayer-FL chooses so too,
+    among every epoch's locally trained models. A personal model that is made at the end only has no other round.
+
+    Raises:
+        UsageError: a client without a validation loss, of which there is no best round.
+    """
+    run = ["algorithm", "seed"]
+    scored = frame[frame["metric"].isin(METRICS) & (frame["model"] != "local")]
+    test = scored[scored["split"] == split]
+    final = test[test["round"] == test.groupby(run)["round"].transform("max")]
+    has_personal = final.groupby(run)["model"].transform(lambda m: (m == "personal").any())
+    final = final[final["model"] == np.where(has_personal, "personal", "global")]
+    if not best:
+        return final
+    of_model = [*run, "client", "model"]
+    judged = scored[(scored["split"] == "validation") & (scored["metric"] == "loss") & (scored["round"] > 0)]
+    judged = judged.dropna(subset="value").sort_values(["value", "round"], kind="stable").drop_duplicates(of_model)
+    wanted = final[of_model].drop_duplicates().merge(judged[[*of_model, "round"]], how="left")
+    if wanted["round"].isna().any():
+        name, seed, client, _ = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
+        raise UsageError(f"client {client!r} has no validation loss in the run of {name} with seed {seed}")
+    found = test.merge(wanted)
+    return found.assign(model=found["model"] + BEST)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison: where it is, what it is, and the plan that it obeys."""
+
+    path: Path
+    config: RunConfig
+    plan: LayerPlan | None
+
+
+Plans = LayerPlan | Mapping[str, LayerPlan] | None
+
+
+def jobs_of(
+    config: RunConfig,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path | str | None,
+    options: Mapping[str, dict[str, Any]] | None = None,
+    plan: Plans = None,
+) -> list[Job]:
+    """The runs of a comparison, all checked, and held against those that are below ``out`` already; writes nothing.
+
+    Without ``out`` the runs are checked for themselves.
+
+    Warns:
+        UserWarning: a plan was measured on samples that some seeds test on.
+
+    Raises:
+        UsageError: as :func:`compare`.
+    """
+    for what, given in (("algorithm", algorithms), ("seed", seeds)):
+        if not given:
+            raise UsageError(f"a comparison needs at least one {what}")
+        twice = [each for k, each in enumerate(given) if each in given[:k]]
+        if twice:
+            raise UsageError(f"the {what} {twice[0]} is named twice")
+    for name in options or {}:
+        check_known("algorithm of this comparison", name, algorithms)
+    plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
+    obey = {name for name in algorithms if find(name).splits}
+    if (plan is not None or config.plan is not None) and not obey:
+        raise UsageError(f"none of {listing(algorithms)} takes a plan")
+    jobs: list[Job] = []
+    dealt: dict[int, tuple[str, Partition]] = {}
+    for seed in seeds:
+        data = None  # the same for all algorithms of a seed
+        for name in algorithms:
+            each = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
+            job = (each, plans.get(name)) if name in obey else (replace(each, plan=None), None)
+            jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", *job))
+            task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
+            data = task.data
+            dealt[seed] = data.digest, data.partition
+            if out is not None:
+                _check_stored(jobs[-1].path, task)
+    for each_plan in {id(job.plan): job.plan for job in jobs if job.plan is not None}.values():
+        _warn_of_seen(each_plan, config, dealt)
+    return jobs
+
+
+def compare(
+    config: RunConfig,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path | str,
+    *,
+    instruments: Instruments,
+    options: Mapping[str, dict[str, Any]] | None = None,
+    plan: Plans = None,
+    best: bool = False,
+    command: str = "",
+    progress: bool = True,
+) -> Comparison:
+    """Run every algorithm with every seed below ``out``/runs, compare, and write ``rows.jsonl`` and ``table.csv``.
+
+    Runs that are finished are read, runs that were interrupted are resumed, so a comparison can be stopped and
+    started again; it refuses runs whose configuration, plan, data or initial model differ. All algorithms of a seed
+    have the same initial model, data split, client sample and batches.
+
+    Args:
+        options: each algorithm's own configuration, by name.
+        plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
+        best: score clients at their best round on validation (:func:`headline`); the runs are the same.
+
+    Raises:
+        UsageError: anything unknown or not fitting, before the first run.
+        RunError: a run failed; the same call goes on from there.
+    """
+    out = Path(out)
+    jobs = jobs_of(config, algorithms, seeds, out, options, plan)
+    held: dict[int, FederatedData] = {}  # the data of one seed at a time
+    frames = []
+    for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):
+        if not (job.path / "config.json").exists():
+            if job.config.seed not in held:
+                held = {job.config.seed: runner.assemble(job.config, plan=job.plan).data}
+            runner.run(
+                job.config,
+                job.path,
+                instruments=instruments,
+                loaded=held[job.config.seed],
+                plan=job.plan,
+                command=command,
+                progress=False,
+            )
+        elif store.Run(job.path).rounds[-1:] != [resolved(job.config).rounds]:
+            runner.resume(job.path, instruments=instruments, progress=False)
+        frames.append(store.Run(job.path).rows()[1])
+    result = Comparison(pd.concat(frames, ignore_index=True), best)
+    header = {**runner.assemble(jobs[0].config, plan=jobs[0].plan).header(command), "runs": len(jobs)}
+    rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
+    write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
+    return result
+
+
+def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
+    """Say which seeds test on samples that the plan was measured on, since a seed draws its own splits."""
+    seed = plan.why.seed
+    if seed is None or not plan.why.data:
+        return
+    if seed not in dealt:
+        try:
+            data = runner.assemble(replace(config, algorithm="fedavg", plan=None, options={}, seed=seed)).data
+        except UsageError:  # data that cannot be dealt so are not what the plan was measured on
+            return
+        measured = data.digest, data.partition
+    else:
+        measured = dealt[seed]
+    if measured[0] != plan.why.data:
+        return  # measured on other data: which samples it has seen is not known
+    seen = _samples(measured[1], "train")
+    leaking = [each for each, (_, partition) in dealt.items() if seen & _samples(partition, "test")]
+    if leaking:
+        warnings.warn(
+            f"the plan was measured on training data of seed {seed} that hold test samples of "
+            f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(map(str, leaking))}; with --plan auto, and under "
+            "playerfl, every run decides on its own training data",
+            stacklevel=3,
+        )
+
+
+def _samples(partition: Partition, split: str) -> set[int]:
+    return {int(place) for own in partition.indices.values() for place in own[split]}
+
+
+def _record(record: Mapping[Any, Any]) -> rows.Row:
+    """A row as it was before it went through a frame: missing numbers are None again."""
+    return {name: None if pd.isna(value) else value for name, value in record.items()}
+
+
+def _check_stored(path: Path, task: runner.Task) -> None:
+    """Refuse a directory that holds anything but the beginning or the whole of this very run."""
+    if not (path / "config.json").exists():
+        return writing.check_free(path)
+    run = store.Run(path)
+    stored, plan = runner.stored_config(run.config)
+    asked = replace(task.config, plan=None) if task.plan is not None else task.config
+    free = {"workers", "device", "data_root", "download"}  # these do not change results
+    for name in (f.name for f in fields(RunConfig) if f.name not in free):
+        if json.dumps(getattr(stored, name)) != json.dumps(getattr(asked, name)):  # a stored tuple is a list
+            raise UsageError(
+                f"{path} was run with {name}={getattr(stored, name)!r}, now it is {getattr(asked, name)!r}: "
+                "choose another directory"
+            )
+    if (plan and plan.digest) != (task.plan and task.plan.digest):
+        raise UsageError(f"{path} was run under another plan ({plan or 'its own'}): choose another directory")
+    if run.begun:
+        began, now = run.rows()[0], task.header("")
+        reasons = {
+            "data": "other data",
+            "checkpoint": "another initial model",
+            "version": "another version of fedlayers",
+        }
+        for key, what in reasons.items():
+            if began[key] != now[key]:
+                raise UsageError(f"{path} was run with {what}: choose another directory")
+    return None

@@ -1,0 +1,271 @@
+"""Where clients train: in this process, or in worker processes. The results are the same bits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import torch
+
+from fl_core.algorithms.base import Algorithm
+from fl_core.data import ClientData, Split
+from fl_core.errors import RunError
+from fl_core.execution.site import Job, Result, Site
+from fl_core.execution.stacked import Stacked
+from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
+
+SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker
+
+
+class Executor(Protocol):
+    """Runs jobs and gives their results in the jobs' order."""
+
+    moved: float  # seconds that this process has spent on carrying jobs and results between processes
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Load an algorithm; jobs that follow use it. Call again when its plan has changed."""
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in order; an error in a job is raised where its result would have come."""
+
+    def close(self) -> None:
+        """Release processes."""
+
+
+class Serial:
+    """Runs every job in this process."""
+
+    moved = 0.0
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Load an algorithm."""
+        self.site.algorithm = algorithm
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in order; what crosses is cloned, as a process border would."""
+        for job in jobs:
+            result = self.site.run(job)
+            result.message = result.message.clone()
+            yield result
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class Workers:
+    """Persistent worker processes, one thread each. They end with this process, however it ends."""
+
+    moved = 0.0
+
+    def __init__(self, site: Site, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        packed = _Packed(site)
+        room = SLOT_TREES * sum(tensor.nbytes + ALIGNED for tensor in site.workspace.live.values())
+        self._links: list[Channel] = []
+        self._processes: list[Any] = []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            jobs, results = (Slot.of(room) for _ in range(2))
+            process = context.Process(target=_serve, args=(theirs, jobs.memory, results.memory, packed), daemon=True)
+            with allocator_settings():
+                process.start()
+            theirs.close()
+            self._links.append(Channel(ours, jobs, results, keeps=True))
+            self._processes.append(process)
+
+    def serve(self, site: Site) -> None:
+        """Run the jobs of another site from now on; the processes, which take seconds to start, stay."""
+        packed = _Packed(site)
+        for link in self._links:
+            self._send(link, ("site", packed))
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Load an algorithm in every worker."""
+        for link in self._links:
+            self._send(link, ("use", algorithm))
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in the jobs' order; a free worker takes the next job.
+
+        However it ends, also by an error or because the caller wants no more, no worker is left with an answer that
+        nobody takes.
+        """
+        busy: dict[Channel, int] = {}
+        try:
+            yield from self._results(iter(jobs), busy)
+        finally:
+            for link in busy:
+                self._receive(link)
+
+    def _results(self, queue: Iterator[Job], busy: dict[Channel, int]) -> Iterator[Result]:
+        idle = deque(self._links)
+        done: dict[int, Any] = {}
+        sent = given = 0
+        exhausted = False
+        while True:
+            while idle and not exhausted and sent - given < 4 * len(self._links):
+                job = next(queue, None)
+                if job is None:
+                    exhausted = True
+                    break
+                link = idle.popleft()
+                with self._moving():
+                    self._send(link, ("run", job))
+                busy[link] = sent
+                sent += 1
+            while given in done:
+                kind, value = done.pop(given)
+                given += 1
+                if kind == "error":
+                    raise value
+                yield value
+            if exhausted and not busy:
+                return
+            if not busy:  # a slow job held the others back, and has just been given
+                continue
+            for ready in wait(list(busy)):  # type: ignore[arg-type]
+                link = next(link for link in busy if link is ready)
+                position = busy.pop(link)
+                with self._moving():
+                    done[position] = self._receive(link)
+                idle.append(link)
+
+    def close(self) -> None:
+        """End the workers."""
+        for link in self._links:
+            link.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.moved += time.perf_counter() - began
+
+    def _send(self, link: Channel, message: Any) -> None:
+        try:
+            link.send(message)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._died(link) from error
+
+    def _receive(self, link: Channel) -> Any:
+        try:
+            return link.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise self._died(link) from error
+
+    def _died(self, link: Channel) -> RunError:
+        process = self._processes[self._links.index(link)]
+        process.join(timeout=5)
+        killed = process.exitcode is not None and process.exitcode < 0
+        hint = (
+            "if memory ran out, use fewer workers"
+            if killed
+            else (
+                "its own message is above; a model's class must be importable there, so not one defined in a notebook "
+                "or inside a function"
+            )
+        )
+        return RunError(f"a worker process ended with exit code {process.exitcode}; {hint}")
+
+
+def executor(site: Site, workers: int, stack: bool = False) -> Executor:
+    """Clients in stacks in this process, whatever the workers; else one by one, here for 0 or 1 workers."""
+    if stack:
+        return Stacked(site)
+    return Serial(site) if workers < 2 else Workers(site, workers)
+
+
+# --- crossing a process border ---------------------------------------------------------------------------------
+
+
+class _Packed:
+    """A site on its way to a worker: two shared tensors hold all clients' data."""
+
+    def __init__(self, site: Site) -> None:
+        self.model, self.training, self.criterion = site.workspace.model, site.training, site.criterion
+        self.layers, self.makers, self.device = site.layers, site.makers, str(site.workspace.device)
+        self.memory, self.keep_frozen = site.workspace.memory, site.workspace.keep_frozen
+        self.rest = replace(site.data, clients=())
+        splits = [(client.train, client.validation, client.test) for client in site.data.clients]
+        self.x = torch.cat([split.x for client in splits for split in client]).share_memory_()
+        self.y = torch.cat([split.y for client in splits for split in client]).share_memory_()
+        names = [client.name for client in site.data.clients]
+        self.lengths = [(name, [len(s) for s in parts]) for name, parts in zip(names, splits, strict=True)]
+
+    def unpack(self) -> Site:
+        clients, at = [], 0
+        for name, sizes in self.lengths:
+            splits = []
+            for size in sizes:
+                splits.append(Split(self.x[at : at + size], self.y[at : at + size]))
+                at += size
+            clients.append(ClientData(name, *splits))
+        data = replace(self.rest, clients=tuple(clients))
+        how = (self.device, self.memory, self.keep_frozen)
+        return Site(self.model, data, self.training, self.criterion, self.layers, self.makers, *how)
+
+
+def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, packed: _Packed) -> None:
+    """A worker's life: answer until the link closes, and never outlive the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    torch.set_num_threads(1)
+    site, link = packed.unpack(), Channel(connection, Slot(results), Slot(jobs), keeps=False)
+    while True:
+        try:
+            kind, value = link.recv()
+        except EOFError:
+            return
+        if kind == "site":
+            site = value.unpack()
+            continue
+        if kind == "use":
+            site.algorithm = value
+            continue
+        try:
+            answer: tuple[str, Any] = ("ok", site.run(value))
+        except Exception as error:  # carried to the parent, which raises it
+            answer = ("error", _portable(error, traceback.format_exc()))
+        try:
+            link.send(answer)
+        except (BrokenPipeError, ConnectionResetError):  # the parent has closed the link
+            return
+
+
+def _portable(error: Exception, where: str) -> Exception:
+    """The error itself with its traceback as a note, or its words where it does not survive pickling."""
+    note = f"in a worker process:\n{where}"
+    error.add_note(note)
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:  # whatever a class's own pickling raises
+        plain = RunError(f"{type(error).__name__}: {error}")
+        plain.add_note(note)
+        return plain
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)

@@ -1,0 +1,142 @@
+"""How jobs and results cross a process border: their trees through shared memory, the rest through a pipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from fl_core.algorithms.base import Message, State
+from fl_core.execution.site import Job, Result
+from fl_core.tree import Tree
+
+_Entry = tuple[str, torch.dtype, torch.Size, int]  # a tensor's name, type, shape and first byte
+ALIGNED = 64  # bytes: any type of number may begin there
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+}
+"""Settings of glibc's allocator with which a training process keeps the memory of one step for the next one, instead
+of giving it back and faulting every page in again. They are read when a process starts."""
+
+
+@contextmanager
+def allocator_settings() -> Iterator[None]:
+    """Processes started inside the block get :data:`ALLOCATOR`, except what the environment sets already."""
+    added = ALLOCATOR.keys() - os.environ.keys()
+    os.environ.update({name: ALLOCATOR[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+class Slot:
+    """Shared memory that holds the trees of one job or result at a time; a tree beyond its size goes as bytes."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+
+    @classmethod
+    def of(cls, n_bytes: int) -> Slot:
+        """A new slot of at least so many bytes."""
+        return cls(torch.empty(-(-n_bytes // ALIGNED) * ALIGNED, dtype=torch.uint8).share_memory_())
+
+    def put(self, value: Any) -> Any:
+        """A job or result with every tree replaced by its place; the slot's earlier contents are overwritten."""
+        end = 0
+
+        def place(source: Tree) -> _Placed | _Bytes:
+            nonlocal end
+            entries: list[_Entry] = []
+            at = end
+            for name, tensor in source.items():
+                entries.append((name, tensor.dtype, tensor.shape, at))
+                at += -(-tensor.nbytes // ALIGNED) * ALIGNED
+            if at > len(self.memory):
+                return _Bytes(save({name: tensor.contiguous() for name, tensor in source.items()}))
+            for name, view in self._views(entries).items():
+                view.copy_(source[name])
+            end = at
+            return _Placed(entries)
+
+        return _map_trees(value, place)
+
+    def take(self, value: Any, copy: bool) -> Any:
+        """What :meth:`put` was given; without ``copy`` its tensors are the slot's memory, until it is filled again."""
+
+        def find(placed: _Placed | _Bytes) -> Tree:
+            if isinstance(placed, _Bytes):
+                return load(placed.data)
+            views = self._views(placed.entries)
+            return {name: view.clone() for name, view in views.items()} if copy else views
+
+        return _map_trees(value, find)
+
+    def _views(self, entries: Iterable[_Entry]) -> Tree:
+        return {
+            name: self.memory[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+            for name, dtype, shape, at in entries
+        }
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Where a tree lies in a slot."""
+
+    entries: list[_Entry]
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """A tree on its own."""
+
+    data: bytes
+
+
+class Channel:
+    """One end of the way between a process and its worker. An end that keeps what it receives copies it."""
+
+    def __init__(self, link: Connection, sends: Slot, receives: Slot, keeps: bool) -> None:
+        self.link, self.sends, self.receives, self.keeps = link, sends, receives, keeps
+
+    def send(self, message: tuple[str, Any]) -> None:
+        """A kind, and a job, a result, or anything without trees."""
+        kind, value = message
+        self.link.send((kind, self.sends.put(value)))
+
+    def recv(self) -> tuple[str, Any]:
+        """What the other end sent."""
+        kind, value = self.link.recv()
+        return kind, self.receives.take(value, copy=self.keeps)
+
+    def fileno(self) -> int:
+        """To wait for several."""
+        return self.link.fileno()
+
+    def close(self) -> None:
+        """The other end meets the end of the file."""
+        self.link.close()
+
+
+def _map_trees(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A job or result with every tree in it changed; anything else as it is."""
+    if isinstance(value, (State, Message)):
+        return replace(value, trees={name: change(t) for name, t in value.trees.items()})
+    if not isinstance(value, (Job, Result)):
+        return value
+    parts = {}
+    for name, part in vars(value).items():
+        if isinstance(part, (State, Message)):
+            parts[name] = _map_trees(part, change)
+        elif name == "tree" and part is not None:
+            parts[name] = change(part)
+    return replace(value, **parts)

@@ -1,0 +1,196 @@
+"""A model skeleton on a device: trees go in, are trained or evaluated, and come out as trees."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_core import tree
+from fl_core.errors import check_known
+from fl_core.execution.prefix import Cut, Outputs, chain, cut, hooked
+from fl_core.models import blocks
+from fl_core.tree import Tree
+
+FORMATS = ("auto", "contiguous", "channels_last")
+_NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def memory_format(model: nn.Module, wanted: str = "auto", example: Tensor | None = None) -> str:
+    """How images and their weights lie in memory while a model trains: ``contiguous`` or ``channels_last``.
+
+    ``auto`` is ``channels_last`` for every model with a Conv2d, except one that fails on an ``example`` so placed. The
+    rule is fixed and never a matter of timing, since the two formats round differently. Trees that leave a workspace
+    are contiguous in either.
+
+    Raises:
+        UsageError: ``wanted`` is unknown.
+    """
+    if check_known("memory format", wanted, FORMATS) != "auto":
+        return wanted
+    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return "contiguous"
+    return "channels_last" if example is None or takes_channels_last(model, example) else "contiguous"
+
+
+def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
+    """Whether a model with convolutions takes images [n, C, H, W] with their channels last.
+
+    One that flattens maps by ``view`` does not: in that order a map has no view as a vector. The model is left as it
+    was; another error of its forward pass is raised.
+    """
+    if x.ndim != 4 or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return False
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(x.to(memory_format=torch.channels_last))
+    except RuntimeError as error:
+        if "view" not in str(error):
+            raise
+        return False
+    finally:
+        for module, training in modes:
+            module.training = training
+    return True
+
+
+def pool_first(model: nn.Module) -> int:
+    """Let maxima be taken before the ReLU that precedes them, which then has a part of the work; the bits stay.
+
+    In a chain of modules (see :func:`~.prefix.chain`) without hooks nobody sees what lies between the two, and
+    max(relu(x)) = relu(max(x)); so have their gradients, which go to the first largest element if that is above 0.
+    What a module with a forward pass of its own does with its parts is not known, so those stay.
+
+    Returns:
+        How many pairs changed places.
+    """
+    if chain(model) is None or any(hooked(module) for module in model.modules()):
+        return 0
+    count = 0
+    for (a, first), (b, second) in pairwise(list(model._modules.items())):
+        if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
+            model._modules[a], model._modules[b] = second, first
+            count += 1
+    return count + sum(pool_first(part) for part in model.children())
+
+
+class Workspace:
+    """A copy of a model on a device, to be filled with trees; images lie in one format (see :func:`memory_format`)."""
+
+    def __init__(
+        self, model: nn.Module, device: str | torch.device = "cpu", memory: str = "auto", keep_frozen: bool = True
+    ) -> None:
+        self.memory = memory_format(model, memory)
+        self.model = copy.deepcopy(model).to(device)
+        pool_first(self.model)
+        self._format = torch.channels_last if self.memory == "channels_last" else torch.contiguous_format
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.ndim == 4:
+                tensor.data = tensor.data.to(memory_format=self._format)  # one channel too, unlike contiguous()
+        self.device = torch.device(device)
+        self.live = tree.live(self.model)
+        self.params = dict(self.model.named_parameters())
+        self.held: frozenset[str] | None = None  # names of the tensors that are there at all; None = all
+        self.keep_frozen = keep_frozen
+        self._outputs, self._cut = Outputs(), Cut((), ())
+        self._ahead: tuple[Tensor, Tensor] | None = None
+        names = {module: name for name, module in self.model.named_modules()}
+        self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples of a batch
+        self.norms = [
+            (module, {f"{names[module]}.{key}".lstrip(".") for key in module.state_dict()})
+            for module in self.model.modules()
+            if isinstance(module, _NORM)
+        ]
+
+    def place(self, x: Tensor) -> Tensor:
+        """Samples [n, *shape] on the device, images in the workspace's memory format."""
+        return x.to(self.device, memory_format=self._format) if x.ndim == 4 else x.to(self.device)
+
+    def hold(self, names: frozenset[str] | None = None) -> None:
+        """Leave out of the forward pass what has none of the named tensors (see :func:`fl_core.models.blocks.hold`)."""
+        if names == self.live.keys():
+            names = None
+        if names != self.held:
+            blocks.hold(self.model, names)
+            self.held = names
+
+    def load(self, source: Tree, held: frozenset[str] | None = None) -> None:
+        """Copy a tree in, strictly: the whole model's, or that of the part which is held; the rest is left out."""
+        self.hold(held)
+        tree.load(self.model, source, self.held)
+
+    def read(self) -> Tree:
+        """The tree as it is now, of the part that is held: contiguous copies on the CPU."""
+        return {
+            name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, t in self.live.items()
+            if self.held is None or name in self.held
+        }
+
+    def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
+        """Logits [n, C]. The skeleton itself runs where ``params`` are its own.
+
+        Args:
+            options: keywords of a built model's forward pass, which then returns what it says.
+        """
+        if params is self.params:
+            if self._ahead is not None and x is self._ahead[0] and not options:
+                return self._cut.onward(self._ahead[1])
+            return self.model(x, **options)
+        return torch.func.functional_call(self.model, dict(params), (x,), options)
+
+    def frozen(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
+        """Amid :meth:`trains`, what the first layers give that stay as they are: [n, ...], see :mod:`~.prefix`.
+
+        None where there are no such layers, or nothing is gained.
+
+        Args:
+            samples, x: the client's own tensor of samples [n, *shape], and the same as :meth:`place` gives it.
+        """
+        where = cut(self.model) if self.keep_frozen else None
+        if where is None:
+            return None
+        self._cut = where
+        return self._outputs.of(client, where, samples, x)
+
+    def go_on(self, x: Tensor, outputs: Tensor) -> None:
+        """From now on the model's own pass over this very ``x`` starts with what the frozen layers give of it."""
+        self._ahead = (x, outputs)
+
+    def infer(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits [n, C] of a whole tree: evaluation mode and no gradient, also amid training."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return torch.func.functional_call(self.model, dict(params), (x,))
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    @contextmanager
+    def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
+        """Training mode in which exactly these tensors move; yields the trained parameters, sorted."""
+        flags = {name: param.requires_grad for name, param in self.params.items()}
+        chosen = {name for name in names if flags.get(name)}  # what the model's author froze stays frozen
+        try:
+            self.model.train()
+            for module, own in self.norms:
+                module.train(bool(own & names))
+            for name, param in self.params.items():
+                param.requires_grad_(name in chosen)
+                param.grad = None
+            yield sorted(chosen)
+        finally:
+            self._ahead = None
+            for name, param in self.params.items():
+                param.requires_grad_(flags[name])
+                param.grad = None

@@ -1,0 +1,37 @@
+"""Packages whose public names are imported when they are first asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` for a package whose names live in other modules.
+
+    Importing the package then costs nothing; a name's module is imported when the name is first used, and the name
+    stays in the package from then on.
+
+    Args:
+        package: the package's ``__name__``.
+        homes: the module of each public name; relative to the package where it begins with a dot.
+
+    >>> homes = {"dumps": "json"}
+    >>> look_up, names = attach("fl_core", homes)
+    >>> look_up("dumps")([1])
+    '[1]'
+    """
+
+    def look_up(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name], package), name)
+        vars(sys.modules[package]).setdefault(name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return look_up, names

@@ -1,0 +1,1 @@
+"""Local training: the one trainer of all algorithms, its steps and losses, and evaluation."""

@@ -1,0 +1,398 @@
+"""Local training: the one trainer that every algorithm and every executor uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_core import seeds, tree
+from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.training.losses import Loss
+from fl_core.training.steps import Steps, check_clip, clipped
+from fl_core.tree import Tree
+
+if TYPE_CHECKING:
+    from fl_core.algorithms.base import Algorithm
+    from fl_core.data import Split
+    from fl_core.execution.workspace import Workspace
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch's order
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains.
+
+    Attributes:
+        epochs: passes over the client's training data in a round.
+        batch: samples a step; the last, smaller batch is used too.
+        lr: learning rate.
+        optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
+        momentum: of SGD.
+        weight_decay, amsgrad: as in PyTorch.
+        clip: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
+            down to it before anything is done with it. None = never.
+        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each.
+    """
+
+    epochs: int = 1
+    batch: int = 32
+    lr: float = 0.01
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    clip: float | None = None
+    keep_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        check_known("optimizer", self.optimizer, OPTIMIZERS)
+        for name, least in (("epochs", 0), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
+            if not getattr(self, name) >= least:
+                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name, used in (("momentum", self.optimizer == "sgd"), ("amsgrad", self.optimizer != "sgd")):
+            if getattr(self, name) and not used:
+                raise UsageError(f"{name}={getattr(self, name)} has no meaning for optimizer {self.optimizer!r}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise UsageError(f"lr must be a number above 0, not {self.lr}")
+        check_clip(self.clip)
+
+    def longest(self, phase: Phase) -> float | None:
+        """The norm to which a phase's gradients are clipped."""
+        return self.clip if phase.clip is None else phase.clip
+
+    def build(
+        self,
+        parameters: list[Tensor] | list[dict[str, Any]],
+        lr: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        optimizer: str | None = None,
+    ) -> torch.optim.Optimizer:
+        """A new optimiser over these tensors, or groups of them; a tensor that does not train is in no optimiser.
+
+        Args:
+            lr, momentum, weight_decay, optimizer: in place of this training's; adam and adamw know no momentum and
+                ignore one.
+        """
+        name = self.optimizer if optimizer is None else optimizer
+        rate = self.lr if lr is None else lr
+        decay = self.weight_decay if weight_decay is None else weight_decay
+        if name == "sgd":
+            speed = self.momentum if momentum is None else momentum
+            return torch.optim.SGD(parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True)
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=rate, weight_decay=decay, amsgrad=self.amsgrad, fused=True)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of a phase with rates of their own; what is None is the phase's, ``lr`` divided by ``slower``."""
+
+    train: frozenset[str]
+    lr: float | None = None
+    slower: float = 1.0
+    momentum: float | None = None
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training, as data.
+
+    Attributes:
+        name: for messages and rows.
+        train: names of the tensors that move (parameters, and the buffers of their normalisations); the rest has no
+            gradient, is in no optimiser, and its normalisations run in evaluation mode.
+        epochs: passes over the training data.
+        tree: which of the client's trees is trained.
+        loss: name of the algorithm's method that gives the objective.
+        stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
+        observe: names of observers that see parameters and gradients of every step of the first pass: those of the
+            loss, not clipped, or with a ``step`` of its own what that follows.
+        lr, momentum, weight_decay, optimizer, clip: if not the run's.
+        groups: tensors among those that train with rates of their own; no tensor is in two groups.
+        steps: stop after so many batches, if ``epochs`` passes have more.
+        step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
+            the gradient of the loss. See :class:`fl_core.training.steps.Steps`.
+    """
+
+    name: str
+    train: frozenset[str]
+    epochs: int
+    tree: str = "model"
+    loss: str = "loss"
+    stream: str = "main"
+    observe: tuple[str, ...] = ()
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    optimizer: str | None = None
+    clip: float | None = None
+    groups: tuple[Group, ...] = ()
+    steps: int | None = None
+    step: str = ""
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip)
+
+    @property
+    def rates(self) -> tuple[float | None, float | None, float | None, str | None]:
+        """What :meth:`Training.build` takes."""
+        return self.lr, self.momentum, self.weight_decay, self.optimizer
+
+
+class Observer(Protocol):
+    """A named accumulator that local training feeds; its result travels in the reply."""
+
+    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        """One step, before the optimiser moves the parameters."""
+
+    def result(self) -> dict[str, Any]:
+        """What was measured, as JSON."""
+
+
+def _no_inference(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    raise RuntimeError("this context has no model beside the one that is trained")
+
+
+@dataclass
+class Context:
+    """What a loss may look at, beside the parameters and the batch."""
+
+    algorithm: str
+    round: int
+    client: int
+    client_name: str
+    n_train: int
+    criterion: Loss
+    forward: Callable[..., Any]  # :meth:`Workspace.forward`
+    reference: Tree  # what the client received, on the training device
+    labels: Tensor  # of the client's training samples, int64 [n_train], on the training device
+    trees: dict[str, Tree] = field(default_factory=dict)  # what else it received or kept, there too
+    infer: Callable[[Mapping[str, Tensor], Tensor], Tensor] = _no_inference  # :meth:`Workspace.infer`
+    held: frozenset[str] | None = None  # names of the tensors that the client has at all; None = all
+    finishing: bool = False  # fine-tuning after that many rounds, instead of training in the next
+    observed: dict[str, Any] = field(default_factory=dict)
+    work: dict[str, float] = field(default_factory=dict)  # steps, samples and mean loss, by "phase/quantity"
+    scratch: dict[str, Tree] = field(default_factory=dict)  # trees that steps keep: the client's, when all is done
+    parts: dict[str, float] = field(default_factory=dict)  # of a phase's loss, by name, summed over its samples
+
+    def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
+        """The loss as it is, which is recorded as a part of the phase's: a mean over so many samples."""
+        self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
+        return loss
+
+    def where(self, phase: str) -> str:
+        """The place, for an error message."""
+        when = f"after round {self.round}" if self.finishing else f"round {self.round + 1}"
+        return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
+
+
+def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
+    """Slices of at most ``size``. With ``whole`` (batch statistics) a last batch of one joins the one before it."""
+    starts = list(range(0, n, size))
+    if whole and len(starts) > 1 and n - starts[-1] == 1:
+        starts.pop()
+    return [slice(a, b) for a, b in pairwise([*starts, n])]
+
+
+def train(
+    workspace: Workspace,
+    algorithm: Algorithm,
+    phase: Phase,
+    source: Tree,
+    split: Split,
+    training: Training,
+    ctx: Context,
+    observers: Mapping[str, Callable[[], Observer]],
+    kept: Tree | None = None,
+) -> tuple[Tree, Tree]:
+    """Run one phase from ``source`` on a client's training split.
+
+    Batches are drawn from the stream (run seed, "batches", round, client, ``phase.stream``), and modules that draw
+    (dropout) from the stream "modules" of the same parts.
+
+    Returns:
+        The trained tree, and the optimiser's state as a tree (empty unless ``training.keep_optimizer``).
+
+    Raises:
+        NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and layer.
+    """
+    workspace.load(source, ctx.held)
+    seed, parts = algorithm.problem.seed, (ctx.round, ctx.client, phase.stream)
+    watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
+    objective = getattr(algorithm, phase.loss)
+    x, y = workspace.place(split.x), split.y.to(workspace.device)
+    draws = seeds.torch_generator(seed, "batches", *parts)
+    slices = batch_slices(len(y), training.batch, whole=workspace.couples)
+    left = phase.epochs * len(slices) if phase.steps is None else phase.steps
+    total, samples, steps = 0.0, 0, 0
+    state: Tree = {}
+    with workspace.trains(phase.train) as names, seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)):
+        params: list[Tensor] = [workspace.params[name] for name in names]
+        if params and phase.epochs and slices:
+            by_name = dict(zip(names, params, strict=True))
+            optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
+            _restore(optimizer, names, params, phase, kept or {})
+            own, seen, longest = None, list(watching.values()), training.longest(phase)
+            if phase.step:
+                explain = partial(_explain, workspace, algorithm, phase, ctx, names)
+                data = (x, y)
+                own = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, explain)
+                step = getattr(algorithm, phase.step)
+            frozen = workspace.frozen(ctx.client, split.x, x)
+            for _ in range(phase.epochs):
+                for bx, by, ahead in _batches((x, y, frozen), slices[:left], draws):
+                    batch = (bx, by)
+                    if ahead is not None:
+                        workspace.go_on(bx, ahead)
+                    if own is not None:
+                        step(own, batch, ctx)
+                        own.taken += 1
+                        continue
+                    loss = objective(workspace.params, batch, ctx)
+                    grads = _gradients(loss, params)
+                    value = loss.item()
+                    if not math.isfinite(value):
+                        raise NonFiniteError(_explain(workspace, algorithm, phase, ctx, names, grads, value, steps))
+                    for observer in seen:
+                        observer.update(workspace.params, _named(names, grads))
+                    if longest is not None:
+                        for name, grad in clipped(_named(names, grads), longest).items():
+                            by_name[name].grad = grad
+                    optimizer.step()
+                    for param in params:
+                        param.grad = None  # its memory serves the next step
+                    del loss, grads
+                    size = len(batch[1])
+                    total, samples, steps = total + value * size, samples + size, steps + 1
+                left = max(0, left - len(slices))
+                seen.clear()
+            if own is not None:
+                total, samples, steps = own.loss, own.samples, own.taken
+            state = _kept(optimizer, names, params, phase) if training.keep_optimizer else {}
+    result = workspace.read()
+    bad = tree.first_nonfinite(tree.pick(result, phase.train))
+    if bad is not None:
+        raise NonFiniteError(f"{ctx.where(phase.name)}: {bad!r} (layer {_layer(algorithm, bad)!r}) is not finite")
+    ctx.observed.update({name: observer.result() for name, observer in watching.items()})
+    ctx.work.update({f"{phase.name}/steps": steps, f"{phase.name}/samples": samples})
+    if samples:
+        ctx.work[f"{phase.name}/loss"] = total / samples
+        ctx.work.update({f"{phase.name}/loss/{name}": part / samples for name, part in ctx.parts.items()})
+    ctx.parts.clear()
+    return result, state
+
+
+def _batches(
+    data: tuple[Tensor, Tensor, Tensor | None], slices: list[slice], draws: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """One epoch of samples, labels and what is known of the samples, in a new order."""
+    x, y, known = data
+    order = torch.randperm(len(y), generator=draws).to(y.device)
+    x_at, y_at, known_at = (_in_order(values, order) for values in (x, y, y if known is None else known))
+    for part in slices:
+        yield x_at(part), y_at(part), None if known is None else known_at(part)
+
+
+def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
+    """Batches by their place in the order. Small data are put in order at once, which saves time with every batch."""
+    if values.nbytes > GATHERED:
+        return lambda part: values[order[part]]
+    ordered = values[order]
+    return lambda part: ordered[part]
+
+
+def _grouped(phase: Phase, params: Mapping[str, Tensor], training: Training) -> list[Tensor] | list[dict[str, Any]]:
+    """What the optimiser moves: the parameters, in groups where the phase has any."""
+    if not phase.groups:
+        return list(params.values())
+    rest, found = dict(params), []
+    usual = training.lr if phase.lr is None else phase.lr
+    for group in phase.groups:
+        lr = usual / group.slower if group.lr is None else group.lr
+        rates = {"lr": lr, "momentum": group.momentum, "weight_decay": group.weight_decay}
+        own: dict[str, Any] = {key: value for key, value in rates.items() if value is not None}
+        found.append(own | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]})
+    return [group for group in (*found, {"params": list(rest.values())}) if group["params"]]
+
+
+def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """None for a tensor outside the forward pass, also where all of them are; also left in each tensor's ``grad``.
+
+    ``backward`` lays a gradient out in memory as its parameter is, which fused optimisers take for granted.
+    """
+    if loss.requires_grad:
+        loss.backward(inputs=params)
+    return tuple(param.grad for param in params)
+
+
+def _named(names: list[str], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+    return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+
+
+def _layer(algorithm: Algorithm, name: str) -> str:
+    return next((layer.name for layer in algorithm.problem.layers if name in layer.tensors), "?")
+
+
+def _explain(
+    workspace: Workspace,
+    algorithm: Algorithm,
+    phase: Phase,
+    ctx: Context,
+    names: list[str],
+    grads: tuple[Tensor | None, ...],
+    value: float,
+    step: int,
+) -> str:
+    """Where a loss that is not finite comes from: the first bad tensor, else the first bad gradient."""
+    text = f"{ctx.where(phase.name)}: the loss is {value} at step {step + 1}"
+    named = _named(names, grads)
+    in_order = [name for layer in algorithm.problem.layers for name in layer.tensors]
+    for kind, tensors in (("tensor", workspace.live), ("gradient of", named)):
+        bad = tree.first_nonfinite({name: tensors[name] for name in in_order if name in tensors})
+        if bad is not None:
+            return f"{text}; first {kind} {bad!r} (layer {_layer(algorithm, bad)!r}) is not finite"
+    return f"{text}; all tensors are finite, so the logits or the loss overflow: a smaller lr may help"
+
+
+def _slot(phase: Phase, name: str, key: str) -> str:
+    return f"{phase.tree}/{phase.name}/{name}#{key}"
+
+
+def _kept(optimizer: torch.optim.Optimizer, names: list[str], params: list[Tensor], phase: Phase) -> Tree:
+    return {
+        _slot(phase, name, key): value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, param in zip(names, params, strict=True)
+        for key, value in optimizer.state[param].items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _restore(
+    optimizer: torch.optim.Optimizer, names: list[str], params: list[Tensor], phase: Phase, kept: Tree
+) -> None:
+    for name, param in zip(names, params, strict=True):
+        prefix = _slot(phase, name, "")
+        found = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
+        if found:
+            optimizer.state[param].update({key: _like(value, param) for key, value in found.items()})
+    if any("momentum_buffer" in state for state in optimizer.state.values()):  # then a fused step wants one for each,
+        for param in params:  # also for what trains for the first time
+            optimizer.state[param].setdefault("momentum_buffer", torch.zeros_like(param))
+
+
+def _like(value: Tensor, param: Tensor) -> Tensor:
+    """A copy on the parameter's device; a moment lies in memory as its parameter does."""
+    if value.shape != param.shape:
+        return value.to(param.device, copy=True)
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -1,0 +1,125 @@
+"""A step of local training that is more than the optimiser's: several gradients, further batches, copies kept aside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from fl_core import seeds
+from fl_core.errors import NonFiniteError, UsageError
+
+if TYPE_CHECKING:
+    from fl_core.execution.workspace import Workspace
+    from fl_core.training.local import Context, Observer, Phase, Training
+
+Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
+
+
+def check_clip(most: float | None) -> None:
+    """Refuse a norm that no gradient can have; None is no clipping."""
+    if most is not None and not most > 0:
+        raise UsageError(f"clip must be above 0, not {most}")
+
+
+def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Gradients scaled down together where their Euclidean norm is above ``most``.
+
+    Where the norm is not finite they are left alone, so that what is wrong is found where it is.
+    """
+    if not grads or not (norm := get_total_norm(list(grads.values()))).isfinite():
+        return dict(grads)
+    scale = (most / (norm + 1e-6)).clamp(max=1.0)
+    return {name: grad * scale for name, grad in grads.items()}
+
+
+class Steps:
+    """What a phase's own step works with.
+
+    The step is a method of the algorithm, named by :attr:`~.local.Phase.step`, which takes this object, the
+    phase's next batch and the context. ``steps.descend(steps.gradients(batch))`` is what happens without one.
+
+    Attributes:
+        params: the parameters that train, by name: the model's own, to be changed in place without gradients.
+        live: all of the model's tensors, by name.
+        optimizer: the phase's, over ``params``.
+        training: the run's local training.
+        longest: norm to which gradients are clipped, or None.
+        taken: batches of the phase that were taken before this one.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        workspace: Workspace,
+        params: Mapping[str, Tensor],
+        objective: Callable[..., Tensor],
+        optimizer: torch.optim.Optimizer,
+        training: Training,
+        ctx: Context,
+        data: Batch,
+        seed: int,
+        observers: Sequence[Observer],
+        explain: Callable[[tuple[Tensor | None, ...], float, int], str],
+    ) -> None:
+        self.params, self.optimizer, self.training, self.longest = params, optimizer, training, training.longest(phase)
+        self._inputs, self.live = workspace.params, workspace.live
+        self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
+        self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
+        self._data, self._observers, self._explain = data, observers, explain
+        self._draws: dict[str, torch.Generator] = {}
+
+    def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
+        """Of the phase's loss on a batch at the parameters' present values; without those that it does not reach.
+
+        The loss gets the batch as it is given: samples and labels, and whatever else the two have agreed on.
+
+        Args:
+            clip: whether the gradients are clipped as the phase asks; not where differences are taken of them.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
+        """
+        loss = self._objective(self._inputs, batch, self._ctx)
+        params = list(self.params.values())
+        for param in params:
+            param.grad = None
+        if loss.requires_grad:
+            loss.backward(inputs=params)  # lays gradients out in memory as the parameters are, unlike autograd.grad
+        grads = tuple(param.grad for param in params)
+        for param in params:
+            param.grad = None
+        value, size = loss.item(), len(batch[1])
+        if not math.isfinite(value):
+            raise NonFiniteError(self._explain(grads, value, self.taken))
+        self.loss, self.samples = self.loss + value * size, self.samples + size
+        found = {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
+        return clipped(found, self.longest) if clip and self.longest is not None else found
+
+    def descend(self, grads: Mapping[str, Tensor]) -> None:
+        """The optimiser's step along these gradients; a parameter without one stays where it is."""
+        for observer in self._observers:
+            observer.update(self._inputs, grads)
+        for name, param in self.params.items():
+            param.grad = grads.get(name)
+        self.optimizer.step()
+        for param in self.params.values():
+            param.grad = None
+
+    def draw(self, stream: str) -> Batch:
+        """A batch drawn independently of the phase's own, without replacement: the next one of the named stream."""
+        x, y = self._data
+        order = torch.randperm(len(y), generator=self.generator("batches", f"/{stream}"))
+        chosen = order[: self.training.batch].to(y.device)
+        return x[chosen], y[chosen]
+
+    def generator(self, purpose: str, stream: str = "") -> torch.Generator:
+        """The phase's own for a purpose, on the CPU; it goes on from step to step."""
+        if purpose + stream not in self._draws:
+            parts = (self._ctx.round, self._ctx.client, f"{self._phase.stream}{stream}")
+            self._draws[purpose + stream] = seeds.torch_generator(self._seed, purpose, *parts)
+        return self._draws[purpose + stream]
