@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.algorithms.options import configured
-from fl_core.errors import check_known
+from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
+from fl_core.registry import Registry
 from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
@@ -299,46 +300,37 @@ class Algorithm:
 
 # --- the registry ----------------------------------------------------------------------------------------------
 
-_REGISTRY: dict[str, type[Algorithm]] = {}
+
+def _from_outside(made: Any, name: str) -> type[Algorithm]:
+    if not (isinstance(made, type) and issubclass(made, Algorithm)):
+        raise UsageError(f"algorithm {name!r} is not a class made of fl_core.algorithms.Algorithm")
+    if not made.name:
+        raise UsageError(f"algorithm {name!r} needs a name for its rows: give the class name = '...'")
+    return made
+
+
+ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", "fl_core.algorithms", "register", _from_outside)
 
 
 def register(algorithm: type[Algorithm]) -> type[Algorithm]:
-    """Class decorator: make an algorithm known under its ``name``."""
-    if algorithm.name in _REGISTRY:
-        raise ValueError(f"two algorithms are called {algorithm.name!r}")
-    _REGISTRY[algorithm.name] = algorithm
+    """Class decorator: make an algorithm known under its ``name``.
+
+    Raises:
+        UsageError: another algorithm has that name.
+    """
+    ALGORITHMS.add(algorithm.name, algorithm, algorithm)
     return algorithm
 
 
 def registry() -> dict[str, type[Algorithm]]:
-    """All algorithms by name."""
-    from fl_core.algorithms import (  # noqa: F401  (they register themselves)
-        averaging,
-        critical,
-        depth,
-        distilled,
-        fedpft,
-        gates,
-        heads,
-        hypernetworks,
-        intervals,
-        meta,
-        mixing,
-        partial,
-        prompts,
-        regularised,
-        scheduling,
-        variates,
-    )
-
-    return dict(_REGISTRY)
+    """All algorithms by name, each imported."""
+    return ALGORITHMS.members()
 
 
 def find(name: str) -> type[Algorithm]:
-    """The algorithm of that name.
+    """The algorithm of that name, or the class that ``package.module:Class`` names.
 
     Raises:
         UsageError: unknown; names the nearest.
     """
-    known = registry()
-    return known[check_known("algorithm", name, known)]
+    return ALGORITHMS[name]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import re
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from torch import nn
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.registry import Builder, check_options, parameters_of
+from fl_core.registry import imported
 
 Options = dict[str, Any]
 
@@ -112,7 +111,7 @@ def from_import(path: str, shape: tuple[int, ...], n_classes: int, options: Opti
 
     It is called with those of ``shape`` and ``n_classes`` that are among its named parameters, and with the options.
     """
-    target = _imported(path)
+    target = imported("model", path)
     if isinstance(target, nn.Module) or not callable(target):
         raise UsageError(f"model {path!r} is a {type(target).__name__}; name a function or class that makes a model")
     named, takes_others = parameters_of(target)
@@ -126,25 +125,6 @@ def from_import(path: str, shape: tuple[int, ...], n_classes: int, options: Opti
     if not isinstance(model, nn.Module):
         raise UsageError(f"model {path!r} returned a {type(model).__name__}, not a torch.nn.Module")
     return model
-
-
-def _imported(path: str) -> Any:
-    module_name, _, attributes = path.partition(":")
-    if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *attributes.split("."))):
-        raise UsageError(f"model {path!r} is not of the form package.module:callable")
-    if "" not in sys.path:
-        sys.path.append("")  # a module in the working directory, after everything that is installed
-    try:
-        target: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise UsageError(f"model {path!r}: there is no module {error.name!r} to import") from error
-    for part in attributes.split("."):
-        if not hasattr(target, part):
-            check_known(f"name in {module_name!r}", part, [name for name in dir(target) if not name.startswith("_")])
-        target = getattr(target, part)
-    return target
 
 
 def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Module:

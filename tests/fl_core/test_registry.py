@@ -1,0 +1,135 @@
+"""Members found in a folder, announced by a package, named by their place, or made in this process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_core import registry
+from fl_core.algorithms.base import ALGORITHMS, Algorithm
+from fl_core.errors import UsageError
+from fl_core.registry import Registry, is_outside
+
+MEMBERS = '''
+from fl_core.errors import UsageError
+from test_kind import thing
+
+LIMIT = 3
+
+@thing(about="a round thing", most=2 + 1)
+def wheel():
+    """Turns.
+
+    More of it.
+    """
+
+@thing("other")
+def hidden(): ...
+
+def plain():
+    """No member."""
+'''
+
+
+@pytest.fixture
+def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
+    folder = tmp_path / "things_of_a_test"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "members.py").write_text(MEMBERS)
+    (tmp_path / "test_kind.py").write_text(
+        "REGISTRY = None\n"
+        "def thing(name=None, **facts):\n"
+        "    def add(made):\n"
+        "        REGISTRY.add(name or made.__name__, made, made)\n"
+        "        return made\n"
+        "    return add\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import test_kind
+
+    test_kind.REGISTRY = Registry("thing", "things_of_a_test", "thing", lambda made, name: made)
+    yield test_kind.REGISTRY
+    for name in ("test_kind", "things_of_a_test", "things_of_a_test.members"):
+        sys.modules.pop(name, None)
+
+
+def test_a_folder_is_read_without_importing_it(things: Registry[Any]) -> None:
+    assert things.names() == ["other", "wheel"]
+    entry = things.inside["wheel"]
+    assert (entry.module, entry.attribute, entry.summary) == ("things_of_a_test.members", "wheel", "Turns.")
+    assert entry.facts == {"about": "a round thing"}  # ``most`` is an expression
+    assert "things_of_a_test.members" not in sys.modules
+
+
+def test_a_member_is_imported_when_it_is_asked_for(things: Registry[Any]) -> None:
+    assert things["other"].__name__ == "hidden"
+    assert set(things.members()) == {"other", "wheel"}
+
+
+def test_an_unknown_name_is_told_with_the_nearest(things: Registry[Any]) -> None:
+    with pytest.raises(UsageError, match=r"unknown thing .* 'whel': did you mean 'wheel'"):
+        things["whel"]
+
+
+def test_an_outside_name_is_imported_from_where_it_says(things: Registry[Any]) -> None:
+    assert things["things_of_a_test.members:plain"].__doc__ == "No member."
+    assert things["things_of_a_test.members:hidden"] is things["other"]
+    with pytest.raises(UsageError, match="did you mean 'plain'"):
+        things["things_of_a_test.members:plaine"]
+    with pytest.raises(UsageError, match="there is no module 'nowhere_at_all'"):
+        things["nowhere_at_all:x"]
+
+
+def test_an_entry_point_is_known_by_its_name_alone(things: Registry[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("thing.spoke", "things_of_a_test.members:plain", registry.GROUP),
+        EntryPoint("algorithm.another", "things_of_a_test.members:wheel", registry.GROUP),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    assert things.names() == ["other", "wheel", "spoke"]
+    assert "things_of_a_test.members" not in sys.modules
+    assert things["spoke"].__name__ == "plain"
+
+
+def test_a_name_is_given_once(things: Registry[Any]) -> None:
+    def wheel() -> None: ...
+
+    with pytest.raises(UsageError, match=r"there is a thing 'wheel' already, things_of_a_test.members:wheel"):
+        things.add("wheel", wheel, wheel)
+    things.add("mine", wheel, wheel)
+    things.add("mine", wheel, wheel)  # a notebook's cell, executed twice
+    assert things["mine"] is wheel
+
+
+@pytest.mark.parametrize(
+    ("name", "outside"), [("fedavg", False), ("a.b:C", True), ("timm:vit.x-1", False), (":x", False), ("a:", False)]
+)
+def test_what_counts_as_a_place(name: str, outside: bool) -> None:
+    assert is_outside(name) == outside
+
+
+def test_an_algorithm_from_outside_must_be_one() -> None:
+    with pytest.raises(UsageError, match="is not a class made of"):
+        ALGORITHMS["fl_core.seeds:seed_of"]
+    with pytest.raises(UsageError, match="needs a name for its rows"):
+        ALGORITHMS["fl_core.algorithms.base:Algorithm"]
+
+
+def test_what_is_read_is_what_is_imported() -> None:
+    for name, entry in ALGORITHMS.inside.items():
+        member = ALGORITHMS[name]
+        assert issubclass(member, Algorithm)
+        assert (member.__module__, member.__name__, member.name) == (entry.module, entry.attribute, name)
+
+
+def test_names_need_no_torch() -> None:
+    code = "import sys; from fl_core.registry import Registry"
+    code += "; r = Registry('algorithm', 'fl_core.algorithms', 'register', None)"
+    code += "; assert 'fedavg' in r; assert 'torch' not in sys.modules, 'torch'"
+    subprocess.run([sys.executable, "-c", code], check=True)
