@@ -130,7 +130,7 @@ class Registry(Generic[Member]):
         if name not in self._members:
             entry = {**self.announced, **self.inside}.get(name)
             if entry is None:
-                check_known(f"{self.kind} (its own code is named as package.module:name)", name, self.names())
+                check_known(self.kind, name, self.names())
                 raise AssertionError(name)
             made = imported(self.kind, f"{entry.module}:{entry.attribute}")
             if name not in self._members:  # an entry point whose object no decorator has made a member

@@ -59,9 +59,9 @@ class Adapted(FedPer):
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     base.registry()
-    base._REGISTRY["adapted"] = Adapted
+    base.ALGORITHMS._members["adapted"] = Adapted
     yield
-    del base._REGISTRY["adapted"]
+    del base.ALGORITHMS._members["adapted"]
 
 
 def task(plan: LayerPlan | None = None, kind: str = "norm", **changes: Any) -> Task:

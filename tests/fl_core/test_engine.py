@@ -332,7 +332,7 @@ class Picky(FedAvg):
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     registry()
     for kind in (Overflowing, Greedy, Picky):
-        monkeypatch.setitem(base._REGISTRY, kind.name, kind)
+        monkeypatch.setitem(base.ALGORITHMS._members, kind.name, kind)
 
 
 def test_an_aggregate_that_is_not_finite_is_named() -> None:

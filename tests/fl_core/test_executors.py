@@ -60,7 +60,7 @@ class Failing(FedAvg):
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     registry()
-    monkeypatch.setitem(base._REGISTRY, Failing.name, Failing)
+    monkeypatch.setitem(base.ALGORITHMS._members, Failing.name, Failing)
 
 
 OPEN: dict[int, Workers] = {}

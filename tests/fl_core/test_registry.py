@@ -73,7 +73,7 @@ def test_a_member_is_imported_when_it_is_asked_for(things: Registry[Any]) -> Non
 
 
 def test_an_unknown_name_is_told_with_the_nearest(things: Registry[Any]) -> None:
-    with pytest.raises(UsageError, match=r"unknown thing .* 'whel': did you mean 'wheel'"):
+    with pytest.raises(UsageError, match=r"unknown thing 'whel': did you mean 'wheel'"):
         things["whel"]
 
 

@@ -225,7 +225,7 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     registry()
     from fl_core.algorithms import base
 
-    monkeypatch.setitem(base._REGISTRY, Watching.name, Watching)
+    monkeypatch.setitem(base.ALGORITHMS._members, Watching.name, Watching)
     data, most = {count: federation([14] * count) for count in counts}, {}
     for count in data:
         gc.collect()

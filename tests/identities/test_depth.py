@@ -118,9 +118,9 @@ class Summed(AllLarge):
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
     registry()
-    base._REGISTRY["summed"] = Summed
+    base.ALGORITHMS._members["summed"] = Summed
     yield
-    del base._REGISTRY["summed"]
+    del base.ALGORITHMS._members["summed"]
 
 
 @pytest.mark.parametrize(("setting", "exits"), [("momentum", (1, 2)), ("two of four clients", (2,))])

@@ -45,7 +45,7 @@ class OnTheModule(FedAvg):
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     base.registry()
-    monkeypatch.setitem(base._REGISTRY, OnTheModule.name, OnTheModule)
+    monkeypatch.setitem(base.ALGORITHMS._members, OnTheModule.name, OnTheModule)
 
 
 def servers(algorithm: str, options: dict[str, Any], kind: str, training: Training) -> list[tree.Tree]:
