@@ -81,7 +81,9 @@ class Registry(Generic[Member]):
         if inside is not None and (inside.module, inside.attribute) != origin:
             taken = (inside.module, inside.attribute)
         if taken != origin:
-            raise UsageError(f"there is a {self.kind} {name!r} already, {':'.join(taken)}; choose another name")
+            raise UsageError(
+                f"the name {name!r} is taken by another {self.kind}, {':'.join(taken)}; choose another name"
+            )
         self._members[name] = member
         self._made_from[origin] = name
 

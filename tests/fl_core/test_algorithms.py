@@ -74,7 +74,7 @@ def test_a_name_cannot_be_taken_twice() -> None:
     class Second(Algorithm):
         name = "fedavg"
 
-    with pytest.raises(ValueError, match="two algorithms are called 'fedavg'"):
+    with pytest.raises(ValueError, match="the name 'fedavg' is taken by another algorithm"):
         register(Second)
 
 

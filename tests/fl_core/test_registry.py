@@ -100,7 +100,7 @@ def test_an_entry_point_is_known_by_its_name_alone(things: Registry[Any], monkey
 def test_a_name_is_given_once(things: Registry[Any]) -> None:
     def wheel() -> None: ...
 
-    with pytest.raises(UsageError, match=r"there is a thing 'wheel' already, things_of_a_test.members:wheel"):
+    with pytest.raises(UsageError, match=r"the name 'wheel' is taken by another thing, things_of_a_test.members:wheel"):
         things.add("wheel", wheel, wheel)
     things.add("mine", wheel, wheel)
     things.add("mine", wheel, wheel)  # a notebook's cell, executed twice
