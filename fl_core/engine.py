@@ -139,7 +139,7 @@ class Engine:
             self._note_time()
         label = f"{self.algorithm.name} seed {self.problem.seed}"
         bar = tqdm(
-            total=self.schedule.rounds,
+            total=self.schedule.end,
             initial=self.done,
             desc=label,
             unit="round",
@@ -147,7 +147,7 @@ class Engine:
             smoothing=0.0,  # the estimate to the end is from all rounds, those with an evaluation too
         )
         with bar:
-            while self.done < self.schedule.rounds:
+            while self.done < self.schedule.end:
                 self.step()
                 bar.set_postfix_str(f"{self.pace.rate:,.0f} steps/s: {self.pace.shares()}", refresh=False)
                 bar.update()

@@ -41,12 +41,14 @@ def run(
     plan: LayerPlan | None = None,
     command: str = "",
     progress: bool = True,
+    until: int | None = None,
 ) -> Engine:
     """Run to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
     Args:
         data, loaded, model, plan: as of :func:`fl_core.task.assemble`.
         command: what was typed, for the record.
+        until: stop after this round, with a checkpoint there; :func:`resume` goes on, and the end has the same bits.
 
     Warns:
         UserWarning: a client has a single class, or less than a batch of samples.
@@ -64,7 +66,7 @@ def run(
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
     if out is None:
-        return _execute(task, instruments, None, progress)
+        return _execute(task, instruments, None, progress, until)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
@@ -78,7 +80,7 @@ def run(
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
-        return _execute(task, instruments, writer, progress)
+        return _execute(task, instruments, writer, progress, until)
 
 
 def _check_storable(stored: Mapping[str, Any]) -> None:
@@ -97,6 +99,7 @@ def resume(
     model: nn.Module | None = None,
     model_code: str | None = None,
     progress: bool = True,
+    until: int | None = None,
 ) -> Engine:
     """Go on from the last complete checkpoint; the end is bit for bit that of an undisturbed run.
 
@@ -106,6 +109,7 @@ def resume(
         data, model: your own, where the run was given them.
         model_code: the ``package.module:callable`` of a run whose model is your own code, said again: a run
             directory from elsewhere must not choose what is imported and called here.
+        until: as of :func:`run`.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.
@@ -127,7 +131,7 @@ def resume(
         _check_device(task.config.device)
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
-            return _execute(task, instruments, writer, progress)
+            return _execute(task, instruments, writer, progress, until)
         done = writer.rewind()
         _check_same_start(task, writer.path, weights=done == 0)
         changed = environment.changes(writer.run.environment)
@@ -137,7 +141,7 @@ def resume(
                 "undisturbed run's",
                 stacklevel=2,
             )
-        return _execute(task, instruments, writer, progress, resume_from=done)
+        return _execute(task, instruments, writer, progress, until, resume_from=done)
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
@@ -220,7 +224,12 @@ def _begin(task: Task, writer: writing.Writer, command: str) -> None:
 
 
 def _execute(
-    task: Task, instruments: Instruments, writer: writing.Writer | None, progress: bool, resume_from: int = 0
+    task: Task,
+    instruments: Instruments,
+    writer: writing.Writer | None,
+    progress: bool,
+    until: int | None,
+    resume_from: int = 0,
 ) -> Engine:
     config = task.config
     site = site_of(task, instruments.observers)
@@ -233,6 +242,7 @@ def _execute(
         int(config.checkpoint_every or 1),
         config.local_scores,
         config.local_models,
+        pause=until,
     )
     with closing(executor(site, config.workers, config.stack == "on")) as pool:
         engine = Engine(

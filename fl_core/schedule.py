@@ -13,6 +13,7 @@ class Schedule:
 
     Attributes:
         local_scores: score what local training gave in every round, not only where all clients are evaluated.
+        pause: the round after which the run stops for now, to be resumed; its checkpoint is written. None = at the end.
         local_models: how many of a round's trained models a checkpoint keeps, those of the first sampled clients.
     """
 
@@ -22,6 +23,12 @@ class Schedule:
     checkpoint_every: int
     local_scores: bool = False
     local_models: int = 100
+    pause: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The round after which training stops, for now or for good."""
+        return self.rounds if self.pause is None else min(self.pause, self.rounds)
 
     def evaluates(self, done: int) -> bool:
         """Whether all clients are evaluated after this many rounds."""
@@ -29,7 +36,7 @@ class Schedule:
 
     def saves(self, done: int) -> bool:
         """Whether a checkpoint is written after this many rounds."""
-        return done % self.checkpoint_every == 0 or done == self.rounds
+        return done % self.checkpoint_every == 0 or done == self.end
 
 
 def sampled_clients(seed: int, index: int, count: int, participation: float) -> tuple[int, ...]:

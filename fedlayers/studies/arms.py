@@ -1,0 +1,124 @@
+"""The candidates of a race: an algorithm each, and the layers that it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_core.algorithms.base import ALGORITHMS, find
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.layers import Layer
+from fl_core.plan import Evidence, LayerPlan, still_in
+from fl_core.registry import is_outside
+
+CUTS: dict[str, Callable[[int], int]] = {
+    "nothing": lambda n: 0,
+    "half": lambda n: max(1, n // 2),
+    "all_but_last": lambda n: n - 1,
+    "all": lambda n: n,
+}
+"""How many of n layers that train are shared, counted from the input."""
+DEFAULT = ("nothing", "half", "all_but_last")
+"""What is raced where nothing else is asked for: no cut is best everywhere, but one of these is nearly so."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A candidate of a race.
+
+    Attributes:
+        name: as it was asked for.
+        algorithm: registry name.
+        plan: what it obeys; None for an algorithm that takes no plan, or has its own default.
+    """
+
+    name: str
+    algorithm: str
+    plan: LayerPlan | None
+
+    @property
+    def folder(self) -> str:
+        """The name as a folder's name."""
+        return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
+
+    @property
+    def words(self) -> str:
+        """What is done, in words."""
+        if self.plan is None:
+            return f"{self.algorithm}, as it is"
+        shared = [name for name in self.plan.trainable if name in self.plan.shared]
+        local = [name for name in self.plan.trainable if name not in self.plan.shared]
+        if not shared:
+            return "share nothing: every client trains alone"
+        if not local:
+            return "share every layer"
+        return f"federate {listing(shared)}; keep {listing(local)} local"
+
+
+def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fedper") -> tuple[Arm, ...]:
+    """The candidates of those names.
+
+    Args:
+        names: each ``nothing``, ``half`` (the first half of the layers), ``all_but_last`` or ``all``; ``first_K`` or
+            ``last_K``, the first or the last K layers; the path of a plan; an algorithm, with its own default plan; or
+            ``ALGORITHM:CUT``, such as ``fedrep:half``.
+        layers: the model's.
+        algorithm: what obeys a cut that is named alone.
+
+    Raises:
+        UsageError: an unknown or repeated name, two arms that are one, a cut that the model does not have, or an
+            algorithm that takes no plan beside a cut.
+
+    >>> layers = [Layer(name, (f"{name}.weight",)) for name in ("conv1", "conv2", "fc1", "fc2")]
+    >>> for arm in arms_of(DEFAULT, layers):
+    ...     print(arm.name, arm.plan.shared)
+    nothing ()
+    half ('conv1', 'conv2')
+    all_but_last ('conv1', 'conv2', 'fc1')
+    """
+    if len(names) < 2:
+        raise UsageError(f"a race needs at least two arms, not {len(names)}")
+    arms: list[Arm] = []
+    for name in names:
+        arm = _arm(name, tuple(layers), algorithm)
+        for other in arms:
+            same_plan = (arm.plan and arm.plan.digest) == (other.plan and other.plan.digest)
+            if arm.name == other.name or (arm.algorithm == other.algorithm and same_plan):
+                raise UsageError(f"the arms {other.name!r} and {arm.name!r} are the same: {arm.words}")
+        arms.append(arm)
+    return tuple(arms)
+
+
+def _arm(name: str, layers: tuple[Layer, ...], algorithm: str) -> Arm:
+    over, _, cut = name.rpartition(":")
+    if over and _is_cut(cut):
+        return Arm(name, over, _plan(cut, layers, over))
+    if name in ALGORITHMS or is_outside(name):
+        return Arm(name, name, None)
+    return Arm(name, algorithm, _plan(name, layers, algorithm))
+
+
+def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
+    if not find(algorithm).splits:
+        raise UsageError(f"{algorithm} takes no plan, so it is an arm by itself, without {cut!r}")
+    if cut.endswith(".json"):
+        plan = LayerPlan.load(Path(cut))
+        plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
+        return plan
+    none = LayerPlan(layers, (), Evidence(rule=f"arm {cut}"))
+    count = len(none.trainable)
+    end, _, size = cut.partition("_")
+    if _is_cut(cut) and cut not in CUTS:
+        if int(size) > count:
+            raise UsageError(f"arm {cut!r}: the model has {count} layers that train")
+        if end == "first":
+            return none.with_first(int(size))
+        return none.with_shared((*none.trainable[count - int(size) :], *still_in(layers)))
+    known = [*CUTS, "first_K", "last_K", "PLAN.json"]
+    return none.with_first(CUTS[check_known("arm (a cut, a plan or an algorithm)", cut, known)](count))
+
+
+def _is_cut(text: str) -> bool:
+    end, _, size = text.partition("_")
+    return text in CUTS or text.endswith(".json") or (end in ("first", "last") and size.isdigit())

@@ -1,0 +1,124 @@
+"""How sure a race is: which arms are excluded, which are left, and whether it matters, from repeated races."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+MARGIN = 0.01
+"""Differences of macro-F1 within this are said not to matter: one point."""
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """What repeated races tell about their leader.
+
+    Attributes:
+        verdict: ``decided`` (every other arm is excluded), ``no matter`` (those left are within the margin of each
+            other), ``not decided``, or ``one race`` (nothing can be said without repetition).
+        left: arms that are not excluded, the leader first.
+        differences: a line for each other arm: leader - arm in macro-F1 (0 to 1), its simultaneous 95 % interval
+            (Tukey's, over all pairs of arms, so that picking the best of them is allowed for), and ``excluded``.
+        at_stake: what following the leader may lose against an arm that is left, at most; NaN for one race.
+        more_seeds: about how many further races would decide, from the deviation seen; None where nothing is to decide
+            or it cannot be told.
+    """
+
+    verdict: str
+    left: tuple[str, ...]
+    differences: pd.DataFrame
+    at_stake: float
+    more_seeds: int | None
+
+
+def leader_of(judged: pd.DataFrame) -> str:
+    """The arm with the best mean score over the seeds; one that failed with any seed cannot lead unless all did.
+
+    Args:
+        judged: as :class:`~fedlayers.studies.race.Standing` has it.
+    """
+    scores = judged.pivot(index="arm", columns="seed", values="score").loc[judged["arm"].unique()]
+    whole = scores.dropna()
+    return str((whole if len(whole) else scores.fillna(-np.inf)).mean(axis=1).idxmax())
+
+
+def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
+    """How sure the leader is, by macro-F1 on validation, paired by seed.
+
+    With F[a, s] of arm a and seed s, the residuals r = F - arm's mean - seed's mean + mean of all have the pooled
+    variance s^2 = sum r^2 / ((A - 1)(S - 1)), and a difference of two arms' means the standard error s sqrt(2 / S).
+    An arm is excluded where the leader is above it by more than the studentized range's q sqrt(1 / 2) standard errors.
+    Those left do not matter where two one-sided t tests place each pair within the margin.
+
+    Args:
+        judged: as :class:`~fedlayers.studies.race.Standing` has it; arms that failed are excluded.
+        margin: of macro-F1, 0 to 1.
+
+    >>> seeds, arms = range(4), {"a": 0.60, "b": 0.59, "c": 0.40}
+    >>> noise = [[0.004, -0.001, 0.002, -0.003], [-0.002, 0.003, 0.001, 0.0], [0.0, 0.001, -0.004, 0.002]]
+    >>> lines = [
+    ...     {"arm": arm, "seed": seed, "macro_f1": mean + noise[k][seed], "score": mean}
+    ...     for k, (arm, mean) in enumerate(arms.items())
+    ...     for seed in seeds
+    ... ]
+    >>> seen = certainty(pd.DataFrame(lines))
+    >>> seen.verdict, seen.left
+    ('decided', ('a',))
+    """
+    leader = leader_of(judged)
+    table = judged.pivot(index="arm", columns="seed", values="macro_f1").loc[judged["arm"].unique()]
+    failed = [str(name) for name in table.index[table.isna().any(axis=1)] if name != leader]
+    values = table.drop(index=failed)
+    others = [str(name) for name in values.index if name != leader]
+    columns = ["arm", "difference", "low", "high", "excluded"]
+    n_arms, n_seeds = values.shape
+    if n_seeds < 2:
+        lines = [
+            [name, values.loc[leader].mean() - values.loc[name].mean(), math.nan, math.nan, False] for name in others
+        ]
+        lines += [[name, math.nan, math.nan, math.nan, True] for name in failed]
+        return Certainty("one race", (leader, *others), pd.DataFrame(lines, columns=columns), math.nan, None)
+    if not others:
+        lines = [[name, math.nan, math.nan, math.nan, True] for name in failed]
+        return Certainty("decided", (leader,), pd.DataFrame(lines, columns=columns), 0.0, None)
+    grid = values.to_numpy(float)
+    residuals = grid - grid.mean(axis=1, keepdims=True) - grid.mean(axis=0, keepdims=True) + grid.mean()
+    freedom = (n_arms - 1) * (n_seeds - 1)
+    deviation = math.sqrt(float((residuals**2).sum()) / freedom)
+    error = deviation * math.sqrt(2 / n_seeds)
+    reach = float(stats.studentized_range.ppf(LEVEL, n_arms, freedom)) / math.sqrt(2)
+    means = values.mean(axis=1)
+    lines, left = [], [leader]
+    for name in others:
+        difference = float(means[leader] - means[name])
+        excluded = difference > reach * error
+        lines.append([name, difference, difference - reach * error, difference + reach * error, excluded])
+        left += [] if excluded else [name]
+    lines += [[name, math.nan, math.nan, math.nan, True] for name in failed]
+    differences = pd.DataFrame(lines, columns=columns)
+    if len(left) == 1:
+        return Certainty("decided", (leader,), differences, 0.0, None)
+    one_sided = float(stats.t.ppf(LEVEL, freedom)) * error
+    spread = float(means[left].max() - means[left].min())
+    at_stake = float(-differences.loc[~differences["excluded"].astype(bool), "low"].min())
+    if spread + one_sided <= margin:
+        return Certainty("no matter", tuple(left), differences, at_stake, None)
+    return Certainty(
+        "not decided", tuple(left), differences, at_stake, _more(means, left, deviation, reach, n_seeds, margin)
+    )
+
+
+def _more(means: pd.Series, left: list[str], deviation: float, reach: float, n_seeds: int, margin: float) -> int | None:
+    """Further seeds until each arm left is excluded or within the margin, at the deviation seen; None above 999."""
+    needed = 0.0
+    for name in left[1:]:
+        gap = abs(float(means[left[0]] - means[name]))
+        resolvable = max(gap / reach, (margin - gap) / float(stats.norm.ppf(LEVEL)))
+        needed = max(needed, 2 * (deviation / resolvable) ** 2)
+    more = math.ceil(needed) - n_seeds
+    return max(1, more) if more <= 999 else None

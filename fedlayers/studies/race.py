@@ -1,0 +1,205 @@
+"""A race: one federation, start and batches under several arms, stopped early, judged on validation samples alone."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedlayers.diagnostics.measure import instruments
+from fedlayers.studies.arms import Arm
+from fl_core import runner, statistics
+from fl_core.config import RunConfig, resolved
+from fl_core.errors import NonFiniteError, UsageError
+from fl_core.records import store
+
+SHARE = 0.6
+"""Of the rounds, how many are raced by default: the ranking of cuts changes until about half of them are over."""
+LEAST = 0.5
+"""Nobody is dropped before this share of the rounds."""
+WINDOW = 3
+"""Evaluated rounds over which an arm is judged, up to the end of the race."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An arm with one seed: what is run, and where."""
+
+    arm: Arm
+    config: RunConfig
+    path: Path
+
+
+class Standing(NamedTuple):
+    """What a race showed.
+
+    Attributes:
+        rounds: a line an arm, seed and evaluated round: ``macro_f1`` and ``loss`` on validation, means over the clients
+            weighted by training samples, and ``score`` = z(macro_f1) - z(loss), standardised over the arms of that
+            seed and round; higher is better.
+        judged: a line an arm and seed: their means over the last evaluated rounds; NaN for an arm that failed.
+        failed: why an arm with a seed has no result, by (arm, seed).
+    """
+
+    rounds: pd.DataFrame
+    judged: pd.DataFrame
+    failed: dict[tuple[str, int], str]
+
+
+def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:
+    """Every arm with every seed, below ``out``/arms."""
+    entries = []
+    for seed in seeds:
+        for arm in arms:
+            options = config.options if arm.algorithm == config.algorithm else {}
+            own = replace(config, algorithm=arm.algorithm, plan=None, seed=seed, options=options, workers=0)
+            entries.append(Entry(arm, own, out / "arms" / f"{arm.folder}-{seed}"))
+    return entries
+
+
+def race_end(config: RunConfig, share: float = SHARE) -> int:
+    """The round after which the race is judged: the first evaluated one at or after this share of the rounds.
+
+    There are at least three evaluated rounds to judge by, where the run has so many.
+
+    Raises:
+        UsageError: a share below a half, where rankings still change, or above 1.
+
+    >>> race_end(RunConfig(rounds=20, eval_every=1))
+    12
+    >>> race_end(RunConfig(rounds=100, eval_every=25))
+    75
+    """
+    if not LEAST <= share <= 1:
+        raise UsageError(
+            f"a race takes from {LEAST:g} to all (1) of the rounds, not {share:g}: rankings change until then"
+        )
+    filled = resolved(config)
+    rounds, every = int(filled.rounds or 1), int(filled.eval_every or 1)
+    evaluated = math.ceil(share * rounds / every)
+    return min(rounds, every * max(evaluated, min(WINDOW, rounds // every)))
+
+
+def run_entry(entry: Entry, until: int | None) -> str:
+    """Train one entry up to a round (None: to the end), from where it stands; returns why it failed, or nothing.
+
+    A run whose training meets NaN or infinity has lost its race; any other failure is an error.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is to be noted of the data was noted before the race
+        try:
+            if not (entry.path / "config.json").exists():
+                runner.run(
+                    entry.config,
+                    entry.path,
+                    instruments=instruments(),
+                    plan=entry.arm.plan,
+                    command=f"arm {entry.arm.name}",
+                    progress=False,
+                    until=until,
+                )
+            elif _done(entry.path) < (until or int(resolved(entry.config).rounds or 1)):
+                runner.resume(entry.path, instruments=instruments(), progress=False, until=until)
+        except NonFiniteError as error:
+            return str(error)
+    return ""
+
+
+def _done(path: Path) -> int:
+    rounds = store.Run(path).rounds
+    return rounds[-1] if rounds else 0
+
+
+def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell: Tell) -> dict[tuple[str, int], str]:
+    """Train all entries up to a round, so many side by side; returns the reasons of those that failed.
+
+    The results are the same bits with any number of workers.
+
+    Args:
+        tell: hears a line whenever one is done.
+    """
+    failed: dict[tuple[str, int], str] = {}
+
+    def note(entry: Entry, reason: str, done: int) -> None:
+        if reason:
+            failed[entry.arm.name, entry.config.seed] = reason
+        tell(
+            f"{done} of {len(entries)}: {entry.arm.name}, seed {entry.config.seed}"
+            + f" failed: {reason}" * bool(reason)
+        )
+
+    if workers <= 1:
+        for done, entry in enumerate(entries, 1):
+            note(entry, run_entry(entry, until), done)
+        return failed
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(entries)), mp_context=context) as pool:
+        waiting: dict[Future[str], Entry] = {pool.submit(run_entry, entry, until): entry for entry in entries}
+        done = 0
+        try:
+            while waiting:
+                finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    done += 1
+                    note(waiting.pop(future), future.result(), done)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failed
+
+
+def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int], str]) -> Standing:
+    """How the arms stand after a round of the race; it reads nothing but validation scores.
+
+    Raises:
+        UsageError: no evaluated round up to there.
+    """
+    lines = []
+    for entry in entries:
+        if (entry.arm.name, entry.config.seed) not in failed:
+            for line in _validation(store.Run(entry.path).rows()[1], until):
+                lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
+    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", "macro_f1", "loss"])
+    if rounds.empty:
+        raise UsageError("no arm has an evaluated round to judge by")
+    rounds["macro_f1"] = rounds["macro_f1"].fillna(0.0)
+    finite = rounds["loss"].replace(np.inf, np.nan)  # a loss beyond all bounds stands as the round's largest
+    rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
+    by_round = rounds.groupby(["seed", "round"])
+    rounds["score"] = by_round["macro_f1"].transform(_standardised) - by_round["loss"].transform(_standardised)
+    judged = []
+    for entry in entries:
+        name, seed = entry.arm.name, entry.config.seed
+        own = rounds[(rounds["arm"] == name) & (rounds["seed"] == seed)].tail(WINDOW)
+        judged.append({"arm": name, "seed": seed, **own[["macro_f1", "loss", "score"]].mean().to_dict()})
+    return Standing(rounds, pd.DataFrame(judged), failed)
+
+
+def _validation(frame: pd.DataFrame, until: int) -> list[dict[str, float]]:
+    """Validation scores of each evaluated round after the start, of the model that a client would use."""
+    scored = frame[(frame["split"] == "validation") & frame["metric"].isin(["macro_f1", "loss"])]
+    scored = scored[(scored["model"] != "local") & (scored["round"] > 0) & (scored["round"] <= until)]
+    lines = []
+    for index, part in scored.groupby("round"):
+        part = part[part["model"] == ("personal" if (part["model"] == "personal").any() else "global")]
+        means = {
+            metric: statistics.combine(of_metric["value"], of_metric["n_train"])
+            for metric, of_metric in part.groupby("metric")
+        }
+        lines.append({"round": int(str(index)), **means})
+    return lines
+
+
+def _standardised(values: pd.Series) -> pd.Series:
+    """Mean 0 and deviation 1 over the arms; 0 where they are all alike."""
+    spread = values.std(ddof=0)
+    return (values - values.mean()) / spread if spread > 1e-12 else values * 0.0

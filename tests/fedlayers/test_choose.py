@@ -1,0 +1,241 @@
+"""Choosing by a race: its arms, its judgement, how sure it is, and that it goes on after a stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedlayers.diagnostics.measure import instruments
+from fedlayers.studies import race
+from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
+from fedlayers.studies.certainty import certainty, leader_of
+from fedlayers.studies.choose import choose
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.errors import RunError, UsageError
+from fl_core.layers import Layer
+from fl_core.plan import LayerPlan
+from fl_core.records.store import Run
+
+LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
+CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
+
+
+# --- arms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("nothing", ""),
+        ("half", "ab"),
+        ("all_but_last", "abcd"),
+        ("all", "abcde"),
+        ("first_3", "abc"),
+        ("last_2", "de"),
+        ("fedrep:half", "ab"),
+    ],
+)
+def test_a_cut_shares_what_its_name_says(name: str, shared: str) -> None:
+    arm, _ = arms_of([name, "fedavg"], LAYERS)
+    assert arm.plan is not None
+    assert arm.plan.shared == tuple(shared)
+    assert arm.algorithm == ("fedrep" if ":" in name else "fedper")
+
+
+def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
+    LayerPlan(LAYERS, ("b", "d")).save(tmp_path / "mine.json")
+    mine, ditto = arms_of([str(tmp_path / "mine.json"), "ditto"], LAYERS)
+    assert mine.plan is not None
+    assert mine.plan.shared == ("b", "d")
+    assert mine.words == "federate b, d; keep a, c, e local"
+    assert (ditto.algorithm, ditto.plan) == ("ditto", None)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["half"], "at least two arms"),
+        (["half", "halve"], "unknown arm .* 'halve': did you mean 'half'"),
+        (["half", "first_2"], "'half' and 'first_2' are the same"),
+        (["half", "first_9"], "the model has 5 layers"),
+        (["half", "fedavg:half"], "fedavg takes no plan"),
+        (["half", "fedpr:half"], "unknown algorithm 'fedpr'"),
+    ],
+)
+def test_arms_that_cannot_race_are_refused(names: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        arms_of(names, LAYERS)
+
+
+# --- the race --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "share", "end"),
+    [(20, 1, 0.6, 12), (20, 5, 0.6, 15), (10, 1, 1.0, 10), (4, 1, 0.5, 3), (5, 5, 0.5, 5), (100, 5, 0.6, 60)],
+)
+def test_a_race_ends_with_an_evaluated_round(rounds: int, every: int, share: float, end: int) -> None:
+    assert race.race_end(RunConfig(rounds=rounds, eval_every=every), share) == end
+
+
+@pytest.mark.parametrize("share", [0.4, 1.1])
+def test_nobody_is_dropped_before_half_the_rounds(share: float) -> None:
+    with pytest.raises(UsageError, match="rankings change"):
+        race.race_end(CONFIG, share)
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, object, list[str]]:
+    out, told = tmp_path_factory.mktemp("race") / "out", list[str]()
+    return out, choose(CONFIG, out, seeds=(0, 1), tell=told.append), told
+
+
+def test_the_judgement_is_that_of_the_formula(raced: tuple[Path, object, list[str]]) -> None:
+    out, choice, _ = raced
+    lines = []
+    for path in sorted((out / "arms").iterdir()):
+        arm, _, seed = path.name.rpartition("-")
+        frame = Run(path).rows()[1]
+        frame = frame[(frame["split"] == "validation") & (frame["model"] == "personal") & frame["round"].between(1, 3)]
+        for (index, metric), part in frame.groupby(["round", "metric"]):
+            value = np.average(part["value"].astype(float), weights=part["n_train"].astype(float))
+            lines.append({"arm": arm, "seed": int(seed), "round": index, "metric": metric, "value": value})
+    table = pd.DataFrame(lines).pivot(index=["seed", "round"], columns=["metric", "arm"], values="value")
+    f1, loss = table["macro_f1"], table["loss"]
+    z = [(each.sub(each.mean(axis=1), axis=0)).div(each.std(axis=1, ddof=0), axis=0) for each in (f1, loss)]
+    expected = (z[0] - z[1]).groupby("seed").mean().stack()
+    judged = choice.standing.judged.set_index(["seed", "arm"])["score"]
+    assert judged.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
+    assert choice.winner.name == judged.groupby("arm").mean().idxmax() or choice.certainty.verdict == "no matter"
+
+
+def test_the_winners_run_is_that_of_an_undisturbed_one(raced: tuple[Path, object, list[str]], tmp_path: Path) -> None:
+    _, choice, _ = raced
+    winner = choice.winner
+    whole = runner.run(
+        RunConfig(dataset="heart", rounds=5, eval_every=1, algorithm=winner.algorithm),
+        tmp_path / "whole",
+        instruments=instruments(),
+        plan=winner.plan,
+        progress=False,
+    )
+    ours, theirs = Run(choice.run).checkpoint("last"), Run(whole.writer.path).checkpoint("last")
+    assert ours.round == theirs.round == 5
+    assert ours.server.trees["model"].keys() == theirs.server.trees["model"].keys()
+    assert all(
+        (value == theirs.server.trees["model"][name]).all() for name, value in ours.server.trees["model"].items()
+    )
+    for path in (choice.run.parent).iterdir():
+        if path != choice.run:
+            assert Run(path).rounds[-1] == 3
+
+
+def test_its_cost_is_told_first_and_its_decision_kept(raced: tuple[Path, object, list[str]]) -> None:
+    out, choice, told = raced
+    assert told[0].startswith("6 runs, 20 rounds in all (4.0 full runs)")
+    kept = json.loads((out / "choice.json").read_text())
+    assert kept["winner"] == choice.winner.name
+    assert len(kept["judged"]) == 6
+    plan = LayerPlan.load(out / "plan.json")
+    assert (plan.why.rule, plan.digest) == ("race", choice.winner.plan.digest)
+    assert choice.text().startswith(choice.lead())
+
+
+def test_the_same_call_goes_on(raced: tuple[Path, object, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    out, choice, _ = raced
+    monkeypatch.setattr(runner, "run", None)  # everything is there
+    again = choose(CONFIG, out, seeds=(0, 1))
+    pd.testing.assert_frame_equal(again.standing.rounds, choice.standing.rounds)
+
+
+def test_side_by_side_gives_the_same(raced: tuple[Path, object, list[str]], tmp_path: Path) -> None:
+    _, choice, _ = raced
+    config = RunConfig(dataset="heart", rounds=5, eval_every=1, workers=2)
+    other = choose(config, tmp_path / "out", arms=DEFAULT, seeds=(0, 1), complete=False)
+    pd.testing.assert_frame_equal(other.standing.rounds, choice.standing.rounds)
+
+
+def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
+    config = RunConfig(dataset="heart", rounds=3, eval_every=1, lr=1e30, optimizer="sgd")
+    with pytest.raises((RunError, UsageError), match=r"every arm failed|no arm has"):
+        choose(config, tmp_path / "out", complete=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seeds", "message"),
+    [({"plan": "auto"}, (0,), "makes its plans itself"), ({}, (), "different seeds"), ({}, (1, 1), "different seeds")],
+)
+def test_what_cannot_be_raced_is_refused(
+    changes: dict[str, str], seeds: tuple[int, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose(RunConfig(**changes), tmp_path / "out", seeds=seeds)
+    assert not (tmp_path / "out").exists()
+
+
+# --- how sure --------------------------------------------------------------------------------------------------
+
+
+def judged_of(means: list[float], deviation: float, seeds: int, draw: int = 0) -> pd.DataFrame:
+    noise = np.random.default_rng(draw).normal(0, deviation, (len(means), seeds))
+    return pd.DataFrame(
+        {"arm": f"arm{arm}", "seed": seed, "macro_f1": mean + noise[arm, seed], "score": mean + noise[arm, seed]}
+        for arm, mean in enumerate(means)
+        for seed in range(seeds)
+    )
+
+
+def test_equal_arms_are_told_apart_in_one_of_twenty() -> None:
+    wrong = sum(len(certainty(judged_of([0.5] * 3, 0.03, 3, draw)).left) < 3 for draw in range(200))
+    assert 1 <= wrong <= 20
+
+
+@pytest.mark.parametrize(
+    ("means", "deviation", "verdict", "left"),
+    [
+        ([0.4, 0.6, 0.5], 0.01, "decided", 1),
+        ([0.5, 0.5, 0.5], 0.002, "no matter", 3),
+        ([0.5, 0.51, 0.2], 0.02, "not decided", 2),
+    ],
+)
+def test_the_verdict_follows_the_scatter(means: list[float], deviation: float, verdict: str, left: int) -> None:
+    seen = certainty(judged_of(means, deviation, 6))
+    assert (seen.verdict, len(seen.left)) == (verdict, left)
+    assert (seen.more_seeds is not None) == (verdict == "not decided")
+
+
+def test_the_intervals_are_tukeys() -> None:
+    from scipy.stats import studentized_range
+
+    judged = judged_of([0.4, 0.5, 0.55], 0.03, 5)
+    grid = judged.pivot(index="arm", columns="seed", values="macro_f1").to_numpy()
+    sums = 0.0
+    for arm in range(3):
+        for seed in range(5):
+            sums += (grid[arm, seed] - grid[arm].mean() - grid[:, seed].mean() + grid.mean()) ** 2
+    half = studentized_range.ppf(0.95, 3, 8) * np.sqrt(sums / 8 / 5)
+    line = certainty(judged).differences.iloc[0]
+    assert line["high"] - line["difference"] == pytest.approx(half)
+
+
+def test_one_race_says_nothing_of_its_certainty() -> None:
+    seen = certainty(judged_of([0.2, 0.6], 0.0, 1))
+    assert (seen.verdict, seen.left, seen.more_seeds) == ("one race", ("arm1", "arm0"), None)
+    assert seen.differences["low"].isna().all()
+
+
+def test_an_arm_that_failed_cannot_lead() -> None:
+    judged = judged_of([0.9, 0.5, 0.4], 0.01, 3)
+    judged.loc[(judged["arm"] == "arm0") & (judged["seed"] == 1), ["macro_f1", "score"]] = np.nan
+    assert leader_of(judged) == "arm1"
+    assert certainty(judged).left == ("arm1",)
+
+
+def test_every_named_cut_is_one_of_any_model() -> None:
+    for layers in range(2, 20):
+        assert all(0 <= count(layers) <= layers for count in CUTS.values())
