@@ -14,26 +14,30 @@ from fl_core.lazy import attach
 if TYPE_CHECKING:
     from .costs import cost_steps, plan_cost
     from .diagnosis import diagnose
-    from .gradients import Subject
-    from .importance import SensitivityAccumulator
-    from .metrics import METRICS, Metric
+    from .gradients.importance import SensitivityAccumulator
+    from .metrics.base import METRICS, Metric, metric
     from .report import Report
-    from .similarity import linear_cka, probe_set
+    from .representation.gram import linear_cka
+    from .representation.probe import probe_set
+    from .subject import Measurement, Subject
 
 _HOMES = {
-    "METRICS": ".metrics",
-    "Metric": ".metrics",
+    "METRICS": ".metrics.base",
+    "Measurement": ".subject",
+    "Metric": ".metrics.base",
     "Report": ".report",
-    "SensitivityAccumulator": ".importance",
-    "Subject": ".gradients",
+    "SensitivityAccumulator": ".gradients.importance",
+    "Subject": ".subject",
     "cost_steps": ".costs",
     "diagnose": ".diagnosis",
-    "linear_cka": ".similarity",
+    "linear_cka": ".representation.gram",
+    "metric": ".metrics.base",
     "plan_cost": ".costs",
-    "probe_set": ".similarity",
+    "probe_set": ".representation.probe",
 }
 __all__ = [
     "METRICS",
+    "Measurement",
     "Metric",
     "Report",
     "SensitivityAccumulator",
@@ -41,6 +45,7 @@ __all__ = [
     "cost_steps",
     "diagnose",
     "linear_cka",
+    "metric",
     "plan_cost",
     "probe_set",
 ]

@@ -16,7 +16,7 @@ from fl_core.layers import Layer
 from fl_core.plan import layer_from_json
 
 from .decide.curve import both_ways
-from .metrics import METRICS
+from .metrics.base import known
 from .resampling import parted
 
 if TYPE_CHECKING:
@@ -136,5 +136,4 @@ class Report:
 
 def _usual(metric: str, present: Sequence[str]) -> str:
     """The variant that is meant where none is named: the metric's first among those that were measured."""
-    preferred = METRICS[metric].variants if metric in METRICS else ()
-    return next((name for name in preferred if name in present), present[0])
+    return next((name for name in known(metric).variants if name in present), present[0])

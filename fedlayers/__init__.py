@@ -9,7 +9,7 @@ from fl_core.lazy import attach
 _HOMES = {
     "Algorithm": "fl_core.algorithms.base",
     "LayerPlan": "fl_core.plan",
-    "Metric": ".diagnostics.metrics",
+    "Metric": ".diagnostics.metrics.base",
     "Report": ".diagnostics.report",
     "RunConfig": "fl_core.config",
     "compare": ".studies.compare",

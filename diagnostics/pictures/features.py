@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from fl_core.errors import UsageError, check_known
 
-from ..embedding import COLUMNS, centroids
+from ..representation.embedding import COLUMNS, centroids
 from .drawing import COLOURS, MARKERS, MOST, canvas, missing, panels, with_notes
 
 SHOWN = 20
@@ -26,7 +26,7 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -
     """Samples in a plane: colour = class, marker = client, a large marker at each client's centre of a class.
 
     Args:
-        frame: from :func:`diagnostics.embedding.tsne`.
+        frame: from :func:`diagnostics.representation.embedding.tsne`.
         centres: draw the centres.
 
     Raises:
@@ -146,7 +146,7 @@ def mismatch(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Origin, Probe and Match accuracy of each client, and their means: the way from the first is the mismatch.
 
     Args:
-        frame: from :func:`diagnostics.mismatch.mismatch`.
+        frame: from :func:`diagnostics.representation.mismatch.mismatch`.
 
     Raises:
         UsageError: an accuracy that the frame does not have.

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from fl_core.errors import UsageError, check_known
 
-from ..spectrum import AT, smoothed
+from ..curvature.spectrum import AT, smoothed
 from .drawing import COLOURS, DASHES, canvas, check_single, legend, missing, of_metric, with_notes
 
 METRIC = "hessian_spectrum"

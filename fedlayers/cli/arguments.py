@@ -129,9 +129,9 @@ def configured(config: RunConfig, own: Sequence[str], model: Sequence[str], loss
     Raises:
         UsageError: an argument that is not KEY=VALUE, or a rule that cannot decide in mid-run.
     """
-    from fedlayers.diagnostics.decide.select import RULES
+    from fedlayers.diagnostics.decide.rules.base import deciding
 
-    check_known("rule that decides by itself", config.rule, [name for name, rule in RULES.items() if rule.cut])
+    deciding(config.rule)
     return dataclasses.replace(
         config,
         options=pairs("--set", own),
@@ -180,10 +180,10 @@ def by_name(given: Sequence[str], kind: str, names: Sequence[str], of: str) -> d
     Raises:
         UsageError: a key that names none of ``names``.
     """
-    from fedlayers.diagnostics.metrics import METRICS
+    from fedlayers.diagnostics.metrics.base import METRICS
     from fl_core.algorithms import registry
 
-    elsewhere: Collection[str] = METRICS if kind == "metric" else registry()
+    elsewhere: Collection[str] = METRICS.names() if kind == "metric" else registry()
     found: dict[str, dict[str, Any]] = {}
     for key, value in pairs("--set", given).items():
         name, dot, own = key.partition(".")

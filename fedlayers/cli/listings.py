@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from fedlayers.diagnostics.decide.select import RULES
-from fedlayers.diagnostics.metrics import METRICS
+from fedlayers.diagnostics.metrics.base import METRICS
 from fl_core import data, models
 from fl_core.algorithms import Algorithm, registry
 
@@ -67,14 +67,14 @@ def metrics() -> str:
     return _table(
         [
             {"name": m.name, "measures": m.description, "direction": m.direction, "variants": ", ".join(m.variants)}
-            for m in METRICS.values()
+            for m in METRICS.members().values()
         ]
     )
 
 
 def rules() -> str:
     """Name and one line of every rule."""
-    return _table([{"name": name, "rule": rule.summary} for name, rule in RULES.items()])
+    return _table([{"name": name, "rule": rule.summary} for name, rule in RULES.members().items()])
 
 
 WIDTH = 160

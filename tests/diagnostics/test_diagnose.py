@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
 from fedlayers.diagnostics import METRICS, Report, diagnose, gradients
-from fedlayers.diagnostics.gradients import Subject
-from fedlayers.diagnostics.hessian import hessian_trace
+from fedlayers.diagnostics.curvature.hessian import hessian_trace
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.gradient_similarity import GradSimilarity, cosine, grad_similarity
-from fedlayers.diagnostics.gradient_statistics import NORM_VARIANTS, GradNorm, GradVariance, grad_norm, grad_variance
-from fedlayers.diagnostics.gradients import Subject, measure
+from fedlayers.diagnostics.gradients.statistics import NORM_VARIANTS
+from fedlayers.diagnostics.gradients.vectors import cosine
+from fedlayers.diagnostics.metrics.grad_norm import GradNorm
+from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
+from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
+from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance
+from tests.diagnostics.calls import one_pass as measure
 
 CE = losses.build("cross_entropy")
 N, C = 13, 3

@@ -9,7 +9,7 @@ import pytest
 
 from fedlayers.cli import listings
 from fedlayers.diagnostics.decide.select import RULES
-from fedlayers.diagnostics.metrics import METRICS
+from fedlayers.diagnostics.metrics.base import METRICS
 from fl_core import data, models
 from fl_core.algorithms import registry
 

@@ -15,19 +15,23 @@ from torch import Tensor, nn
 from fedlayers.cli import main as cli
 from fedlayers.diagnostics import Report, diagnose
 from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.decide.rules import Opinion, change_point, sensitivity_ratio, stability
+from fedlayers.diagnostics.decide.rules.change import change_point
+from fedlayers.diagnostics.decide.rules.jumps import sensitivity_ratio
 from fedlayers.diagnostics.decide.select import explain, select
-from fedlayers.diagnostics.gradient_similarity import GradSimilarity
-from fedlayers.diagnostics.gradient_statistics import GradNorm, GradVariance
-from fedlayers.diagnostics.gradients import Subject, measure
-from fedlayers.diagnostics.importance import SensitivityAccumulator
+from fedlayers.diagnostics.decide.stability import Opinion, stability
+from fedlayers.diagnostics.gradients.importance import SensitivityAccumulator
+from fedlayers.diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
+from fedlayers.diagnostics.metrics.grad_norm import GradNorm
+from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
+from fedlayers.diagnostics.metrics.grad_variance import GradVariance
 from fedlayers.diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
-from fedlayers.diagnostics.sensitivity import Sensitivity, recorded_rows
+from fedlayers.diagnostics.subject import Subject
 from fl_core import rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import frame, row
 from fl_core.training import losses
+from tests.diagnostics.calls import one_pass as measure
 
 CE = losses.build("cross_entropy")
 C = 3

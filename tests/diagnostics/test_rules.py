@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.decide.rules import (
-    RULES,
-    Opinion,
-    agreement,
-    change_gains,
-    change_point,
-    largest_jump,
-    longest_prefix,
-    median_cut,
-    sensitivity_ratio,
-    stability,
-)
+from fedlayers.diagnostics.decide.rules.base import RULES
+from fedlayers.diagnostics.decide.rules.change import change_gains, change_point
+from fedlayers.diagnostics.decide.rules.jumps import largest_jump, sensitivity_ratio
+from fedlayers.diagnostics.decide.rules.several import longest_prefix, median_cut
+from fedlayers.diagnostics.decide.stability import Opinion, agreement, stability
 from fl_core.layers import Layer
 from fl_core.rows import frame, row
 

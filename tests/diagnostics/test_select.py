@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlayers.diagnostics import Report, SensitivityAccumulator, diagnose
-from fedlayers.diagnostics.decide.rules import change_point
+from fedlayers.diagnostics.decide.rules.change import change_point
 from fedlayers.diagnostics.decide.select import (
     RULES,
     THRESHOLDS,
@@ -27,7 +27,7 @@ from fedlayers.diagnostics.decide.select import (
     select,
     sensitivity_ratio,
 )
-from fedlayers.diagnostics.sensitivity import recorded_rows
+from fedlayers.diagnostics.gradients.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer, layers_of

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedlayers.diagnostics import METRICS, Report, diagnose, plots
 from fedlayers.diagnostics import similarity as metrics
 from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.gradients import Subject
 from fedlayers.diagnostics.representation.gram import rbf_cka
 from fedlayers.diagnostics.representation.moments import mean_cca, procrustes_distance, svcca
 from fedlayers.diagnostics.representation.probe import by_position
 from fedlayers.diagnostics.representation.shifts import shifted_procrustes
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

@@ -17,10 +17,10 @@ from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
-from .capture import Batch, Data, batches
+from ..capture import Batch, Data, batches
+from ..subject import placed
+from .classifiers import accuracy_error, logistic
 from .features import NoValue, collect
-from .gradients import placed
-from .probes import accuracy_error, logistic
 
 SOLVERS = ("sgd", "lbfgs")
 KINDS = ("origin_accuracy", "probe_accuracy", "match_accuracy")
@@ -69,7 +69,7 @@ def probe_accuracy(
     Args:
         train, test: features [n, d] and labels [n].
         solver: ``"sgd"``, or ``"lbfgs"`` for the regularised optimum on standardised features
-            (:func:`diagnostics.probes.logistic`, C = 1), to which the other options do not apply.
+            (:func:`diagnostics.representation.classifiers.logistic`, C = 1), to which the other options do not apply.
 
     Raises:
         UsageError: features or labels that do not fit; NonFiniteError: the training diverged.

@@ -18,9 +18,9 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_seeded
 
-from .capture import Data, batches
+from ..capture import Data, batches
+from ..subject import placed
 from .features import Array, NoValue, collect, constant, reduced
-from .gradients import placed
 
 COLUMNS = ("client", "class", "x", "y", "sample")
 

@@ -16,9 +16,10 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.training.losses import Loss
 
-from .capture import Hook, hooked
-from .gradients import TENSORS, Meter, tensors_of
-from .resampling import PARTS
+from ..capture import Hook, hooked
+from ..resampling import PARTS
+from ..subject import TENSORS, tensors_of
+from .passes import Meter
 
 REDUCE = ("pooled", "mean_of_tensors")
 EMBEDDINGS = ("touched", "whole", "released")
