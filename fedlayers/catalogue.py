@@ -1,8 +1,8 @@
 """What can be named: algorithms, metrics, rules, datasets and models, read from sources with nothing heavy imported.
 
 >>> from fedlayers import catalogue
->>> catalogue.entries("algorithm")["fedprox"].summary
-'FedAvg with a proximal term that holds the clients near the model they received.'
+>>> catalogue.entries("algorithm")["fedprox"].facts["paper"]
+'Li et al. 2020'
 >>> catalogue.check("algorithm", "fedprxo")
 Traceback (most recent call last):
     ...
@@ -23,7 +23,8 @@ HOMES = {
     "algorithm": ("fl_core.algorithms", "register"),
     "metric": ("fedlayers.diagnostics.metrics", "metric"),
     "rule": ("fedlayers.diagnostics.decide", "rule"),
-    "dataset": ("fl_core.data", "dataset"),
+    "dataset": ("fl_core.data.named", "dataset"),
+    "partition": ("fl_core.data.partitions", "partition"),
     "model": ("fl_core.models", "register"),
 }
 """Of each kind the package whose files hold the members, and the decorator that makes one."""
@@ -39,7 +40,7 @@ def entries(kind: str) -> dict[str, Entry]:
     """All members of a kind by name: the packages' own, those of installed packages, and those of this process.
 
     Args:
-        kind: ``algorithm``, ``metric``, ``rule``, ``dataset`` or ``model``.
+        kind: one of :data:`HOMES`.
     """
     registry = Registry.of_kind.get(kind) or Registry(kind, *HOMES[check_known("kind", kind, HOMES)], _no_member)
     return registry.entries() or _imported(kind)
@@ -59,17 +60,19 @@ def check(kind: str, name: str) -> str:
 
 
 def check_names(config: RunConfig) -> None:
-    """Refuse a configuration that names an algorithm, a dataset or a model that does not exist.
+    """Refuse a configuration that names an algorithm, a model, a partition or a dataset that does not exist.
 
     Raises:
         UsageError: unknown, with the nearest name.
     """
     check("algorithm", config.algorithm)
+    if config.model is not None and ":" not in config.model:
+        check_known("model", config.model, [*entries("model"), *MODEL_SOURCES])
+    if config.partition is not None:
+        check("partition", config.partition)
     dataset = Path(config.dataset)
     if not (is_outside(config.dataset) or dataset.exists() or len(dataset.parts) > 1 or dataset.suffix):
         check_known("dataset (and no such path)", config.dataset, sorted(entries("dataset")))
-    if config.model is not None and ":" not in config.model:
-        check_known("model", config.model, [*entries("model"), *MODEL_SOURCES])
 
 
 def check_deciding(rule: str) -> str:
@@ -102,4 +105,6 @@ def _imported(kind: str) -> dict[str, Entry]:
         return {name: Entry(name, "", "", rule.summary, vars(rule)) for name, rule in RULES.items()}
     from fl_core import data
 
-    return {name: Entry(name, "", "", facts=vars(recipe)) for name, recipe in data.datasets().items()}
+    if kind == "partition":
+        return {name: Entry(name, "", "") for name in data.partitions.KINDS}
+    return {name: Entry(name, "", "") for name in data.datasets()}

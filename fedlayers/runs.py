@@ -36,7 +36,7 @@ def run(
     >>> engine.done
     2
     >>> engine.algorithm.plan
-    LayerPlan([fc1] fc2 fc3 fc4; [shared], by sensitivity_ratio on federation_sensitivity > 1.2)
+    LayerPlan([fc1] fc2 fc3 fc4; [shared], by sensitivity_ratio t=1.2)
 
     Args:
         config: what the run is; keys of :class:`fl_core.config.RunConfig` may be given by name, in its place or to

@@ -10,11 +10,6 @@ STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
 FORMATS = ("auto", "contiguous", "channels_last")
 """How images lie in memory."""
-PARTITIONS = (
-    *("iid", "dirichlet", "pathological", "natural", "natural_dirichlet", "non_iid_1", "non_iid_2"),
-    *("capped_dirichlet", "fedpft_dirichlet", "fedpft_pathological"),
-)
-"""How a dataset is dealt to clients."""
 CLIENT_COLUMN = "client"
 LABEL_COLUMN = "label"
 TEXT_COLUMN = "text"

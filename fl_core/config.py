@@ -154,7 +154,6 @@ def check(config: RunConfig) -> None:
     """
     _check_types(config)
     for what, value, known in (
-        ("partition", config.partition, choices.PARTITIONS),
         ("value of bn", config.bn, choices.BN),
         ("way of grouping layers", config.by, choices.WAYS),
         ("optimizer", config.optimizer, choices.OPTIMIZERS),

@@ -86,10 +86,8 @@ class Sources:
 
     def summary(self, module: str, name: str) -> str:
         """The first line of a definition's docstring; empty where there is none."""
-        body = self.tree(module).body
-        return next(
-            (first_line(ast.get_docstring(n)) for n in body if isinstance(n, Definition) and n.name == name), ""
-        )
+        nodes = [node for node in self.tree(module).body if isinstance(node, Definition) and node.name == name]
+        return first_line(ast.get_docstring(nodes[0])) if nodes else ""
 
     def entry(self, module: str, node: Definition, call: ast.Call | None) -> Entry:
         """A definition under a decorator, which has arguments where there is a ``call``."""
@@ -124,7 +122,7 @@ class Sources:
         """The fields of a dataclass with their defaults; of a default that is no literal, its text."""
         fields: dict[str, Any] = {}
         for place, each in reversed(self._lineage(module, node)):
-            values = {name: value for name, value in _assigned(each, fields=True).items()}
+            values = _assigned(each, fields=True)
             fields |= {name: ast.unparse(value) for name, value in values.items()} | self._plain(place, values)
         return fields
 

@@ -59,24 +59,23 @@ def algorithms() -> str:
 
 def datasets() -> str:
     """Name and defaults of every dataset; rounds are times local epochs where those are not 1."""
+    from fl_core import data
+
+    shown = ("model", "clients", "partition", "alpha", "samples", "rounds", "batch", "lr", "optimizer", "loss")
     lines = []
-    for name, entry in sorted(catalogue.entries("dataset").items()):
-        recipe = entry.facts
-        lines.append(
-            {
-                "name": name,
-                "model": recipe["model"],
-                "clients": recipe["clients"] or "natural",
-                "partition": recipe["partition"],
-                "alpha": recipe["alpha"] if recipe["partition"] == "dirichlet" else "",
-                "samples": recipe["samples"] or "all",
-                "rounds": recipe["rounds"] if recipe["epochs"] == 1 else f"{recipe['rounds']} x {recipe['epochs']}",
-                "batch": recipe["batch"],
-                "lr": recipe["lr"],
-                "optimizer": _with(recipe["optimizer"], recipe["optimizer_options"]),
-                "loss": _with(recipe["loss"], recipe["loss_options"]),
-            }
-        )
+    recipes = data.datasets()
+    for name, recipe in recipes.items():
+        values: dict[str, object] = {key: getattr(recipe, key) for key in shown}
+        values["clients"] = recipe.clients or "natural"
+        values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
+        values["samples"] = recipe.samples or "all"
+        values["rounds"] = recipe.rounds if recipe.epochs == 1 else f"{recipe.rounds} x {recipe.epochs}"
+        values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
+        values["loss"] = _with(recipe.loss, recipe.loss_options)
+        lines.append({"name": name, **values})
+    for name, entry in catalogue.entries("dataset").items():
+        if name not in recipes:  # another package's, which is not imported to be listed
+            lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
     return _table(lines)
 
 

@@ -13,13 +13,16 @@ import numpy as np
 import torch
 
 from fl_core import seeds
-from fl_core.choices import PARTITIONS as KINDS
 from fl_core.data import deal, draw
 from fl_core.data.arrays import Integers
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
 from fl_core.tree import Tree
 
+KINDS = (
+    *("iid", "dirichlet", "pathological", "natural", "natural_dirichlet", "non_iid_1", "non_iid_2"),
+    *("capped_dirichlet", "fedpft_dirichlet", "fedpft_pathological"),
+)
 SPLITS = ("train", "validation", "test")
 SHARES = (0.64, 0.16, 0.20)
 NATURAL = ("natural", "natural_dirichlet")
