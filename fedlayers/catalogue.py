@@ -42,8 +42,17 @@ def entries(kind: str) -> dict[str, Entry]:
     Args:
         kind: one of :data:`HOMES`.
     """
-    registry = Registry.of_kind.get(kind) or Registry(kind, *HOMES[check_known("kind", kind, HOMES)], _no_member)
-    return registry.entries() or _imported(kind)
+    return _registry(kind).entries() or _imported(kind)
+
+
+def own_entries(kind: str) -> dict[str, Entry]:
+    """Those members of a kind that the packages' own files hold, by name."""
+    return _registry(kind).inside or _imported(kind)
+
+
+def _registry(kind: str) -> Registry[object]:
+    """The registry of a kind: the one with this process's members where it is loaded, else one that only reads."""
+    return Registry.of_kind.get(kind) or Registry(kind, *HOMES[check_known("kind", kind, HOMES)], _no_member)
 
 
 def _no_member(made: object, name: str) -> object:
