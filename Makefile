@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures notebooks test clean
+.PHONY: help setup demo figures notebooks lists test clean
 
 help:            ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ figures: $(READY) ## the figures and tables that have rows, drawn anew: figures/
 
 notebooks: $(READY) ## the notebooks executed anew and stored, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks
+
+lists: $(READY)  ## the README's lists, made anew from what there is
+	$(BIN)/python -m fedlayers.lists
 
 test: $(READY)   ## style, types and tests
 	$(BIN)/ruff check .

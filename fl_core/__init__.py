@@ -1,8 +1,16 @@
 """Federated learning over named layers: trees, layers, plans, data, models, algorithms and the round loop."""
 
-from importlib.metadata import PackageNotFoundError, version
+__version__: str
 
-try:
-    __version__ = version("fedlayers")
-except PackageNotFoundError:  # a checkout on the path, not installed
-    __version__ = "unknown"
+
+def __getattr__(name: str) -> str:
+    """``__version__``, looked up when it is asked for: reading the metadata takes longer than all else here."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        globals()[name] = version("fedlayers")
+    except PackageNotFoundError:  # a checkout on the path, not installed
+        globals()[name] = "unknown"
+    return str(globals()[name])

@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-import tyro
-
-from fl_core import data
+from fl_core import choices
 from fl_core.errors import UsageError, check_known
-from fl_core.execution.stacked import STACKS
-from fl_core.execution.workspace import FORMATS
-from fl_core.layers import WAYS
-from fl_core.training.local import OPTIMIZERS, Training
+from fl_core.registry import is_outside
 
-BN = ("global", "local", "drop")
+if TYPE_CHECKING:
+    from fl_core.data import FederatedData
+    from fl_core.training.local import Training
+
 AUTO = "auto"
 READING = ("samples", "client_column", "label_column", "text_column")
 DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance")
@@ -83,15 +81,15 @@ class RunConfig:
     """Keep each client's optimiser state from round to round, in place of a new one."""
     loss: str | None = None
     """cross_entropy, focal or player_focal."""
-    loss_options: Annotated[dict[str, Any] | None, tyro.conf.Suppress] = None
+    loss_options: dict[str, Any] | None = None
     """Of the loss; what is not given is the dataset's own, if the loss is."""
     bn: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
     by: str = "block"
     """What a layer is: block (normalisations and declared groups joined) or module."""
-    options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
-    model_options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
     """Weights to start from: a run's directory, or a file."""
@@ -111,22 +109,24 @@ class RunConfig:
     """Rounds between checkpoints; default a twentieth of the rounds."""
     local_scores: bool = False
     """Score trained local models in every round, not only at evaluations."""
-    local_models: Annotated[int, tyro.conf.Suppress] = 100
+    local_models: int = 100
     """Locally trained models that a checkpoint keeps for diagnoses: those of the first so many clients of the round."""
     data_root: str | None = None
     """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Let torchvision fetch missing files."""
-    client_column: str = data.tables.CLIENT_COLUMN
+    client_column: str = choices.CLIENT_COLUMN
     """Of your own .csv or .jsonl file."""
-    label_column: str = data.tables.LABEL_COLUMN
+    label_column: str = choices.LABEL_COLUMN
     """Of your own .csv or .jsonl file."""
-    text_column: str = data.tables.TEXT_COLUMN
+    text_column: str = choices.TEXT_COLUMN
     """Of your own texts, .csv or .jsonl."""
 
     @property
     def training(self) -> Training:
         """The local training of a resolved configuration."""
+        from fl_core.training.local import Training
+
         names = {f.name for f in fields(Training)}
         return Training(**{name: value for name, value in vars(self).items() if name in names})
 
@@ -146,7 +146,34 @@ class RunConfig:
         return cls(**values)
 
 
-def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
+def check(config: RunConfig) -> None:
+    """Refuse what no dataset, model or algorithm could make right: a value of the wrong type, range or choice.
+
+    Raises:
+        UsageError: names the key and what it may be.
+    """
+    _check_types(config)
+    for what, value, known in (
+        ("value of bn", config.bn, choices.BN),
+        ("way of grouping layers", config.by, choices.WAYS),
+        ("optimizer", config.optimizer, choices.OPTIMIZERS),
+        ("loss", config.loss, choices.LOSSES),
+        ("value of stack", config.stack, choices.STACKS),
+        ("memory format", config.memory_format, choices.FORMATS),
+    ):
+        if value is not None:
+            check_known(what, value, known)
+    for name, least in (("rounds", 1), ("workers", 0), ("local_models", 0), ("eval_every", 1), ("checkpoint_every", 1)):
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise UsageError(f"{name} must be at least {least}, not {value}")
+    if not config.threshold > 0:
+        raise UsageError(f"threshold must be above 0, not {config.threshold}")
+    if not 0 < config.participation <= 1:
+        raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
+
+
+def resolved(config: RunConfig, given: FederatedData | None = None) -> RunConfig:
     """The configuration with the dataset's defaults filled in, checked as far as names and numbers go.
 
     Args:
@@ -155,7 +182,9 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     Raises:
         UsageError: names the key and what it may be; with ``given``, a key that says how data are read or dealt.
     """
-    _check_types(config)
+    from fl_core import data
+
+    check(config)
     if given is not None:
         _check_undealt(config, given.name)
         recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
@@ -167,24 +196,6 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     loss = config.loss or recipe.loss
     own_loss = recipe.loss_options if loss == recipe.loss else {}
     rounds = recipe.rounds if config.rounds is None else config.rounds
-    check_known("value of bn", config.bn, BN)
-    check_known("way of grouping layers", config.by, WAYS)
-    check_known("optimizer", optimizer, OPTIMIZERS)
-    check_known("value of stack", config.stack, STACKS)
-    check_known("memory format", config.memory_format, FORMATS)
-    for name, value, least in (
-        ("rounds", rounds, 1),
-        ("workers", config.workers, 0),
-        ("local_models", config.local_models, 0),
-        ("eval_every", config.eval_every, 1),
-        ("checkpoint_every", config.checkpoint_every, 1),
-    ):
-        if value is not None and value < least:
-            raise UsageError(f"{name} must be at least {least}, not {value}")
-    if not config.threshold > 0:
-        raise UsageError(f"threshold must be above 0, not {config.threshold}")
-    if not 0 < config.participation <= 1:
-        raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
     default = max(1, rounds // 20)
     epochs = recipe.epochs if config.epochs is None else config.epochs
     root = config.data_root or os.environ.get(data.named.ROOT_VARIABLE)
@@ -230,7 +241,9 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 
 def _located(dataset: str) -> str:
-    return dataset if dataset in data.datasets() else str(Path(dataset).absolute())
+    from fl_core import data
+
+    return dataset if dataset in data.datasets() or is_outside(dataset) else str(Path(dataset).absolute())
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:

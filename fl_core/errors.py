@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -42,6 +41,8 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in known:
         return name
+    import difflib  # for a mistake only
+
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(f"unknown {kind} {name!r}: {hint}known: {listing(known, 40)}")

@@ -7,41 +7,18 @@ group ``fedlayers``; ``package.module:attribute``, said in place of a name; or a
 
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fl_core.errors import UsageError, check_known
+from fl_core.sources import Entry, first_line, read_package
 
 GROUP = "fedlayers"
 Member = TypeVar("Member")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A member as its source says it, without importing it.
-
-    Attributes:
-        module: where it is, importable; empty for an entry point that has not been imported.
-        attribute: its name there.
-        summary: the first line of its docstring.
-        facts: what the decorator's keywords say, and a class's own attributes, as far as they are literals.
-        bases: the names of a class's bases, as written.
-    """
-
-    name: str
-    module: str
-    attribute: str
-    summary: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    bases: tuple[str, ...] = ()
 
 
 class Registry(Generic[Member]):
@@ -60,8 +37,12 @@ class Registry(Generic[Member]):
     'FedProx'
     """
 
+    of_kind: ClassVar[dict[str, Registry[Any]]] = {}
+    """The registries that this process has loaded."""
+
     def __init__(self, kind: str, package: str, marker: str, adopt: Callable[[Any, str], Member]) -> None:
         self.kind, self.package, self.marker, self.adopt = kind, package, marker, adopt
+        self.of_kind[kind] = self
         self._members: dict[str, Member] = {}
         self._made_from: dict[tuple[str, str], str] = {}  # (module, qualified name) -> the member's name
 
@@ -90,25 +71,22 @@ class Registry(Generic[Member]):
     @cached_property
     def inside(self) -> dict[str, Entry]:
         """What the package's own files hold, by name in sorted order, read without importing them."""
-        entries = {entry.name: entry for entry in _read_package(self.package, self.marker)}
+        entries = {entry.name: entry for entry in read_package(self.package, self.marker)}
         return dict(sorted(entries.items()))
 
     @cached_property
     def announced(self) -> dict[str, Entry]:
         """What installed packages announce as entry points, read from their metadata."""
-        found = {}
-        for point in entry_points(group=GROUP):
+        entries = {}
+        for point in entry_points(GROUP):
             kind, _, name = point.name.partition(".")
             if kind == self.kind and name:
-                found[name] = Entry(name, point.module, point.attr, f"from {point.value}")
-        return found
+                entries[name] = Entry(name, point.module, point.attr, f"from {point.value}")
+        return entries
 
     def entries(self) -> dict[str, Entry]:
         """All members that have a name, without importing any."""
-        here = {
-            name: Entry(name, *origin, (getattr(self._members[name], "__doc__", "") or "").strip().partition("\n")[0])
-            for origin, name in self._made_from.items()
-        }
+        here = {name: _entry(name, *origin, self._members[name]) for origin, name in self._made_from.items()}
         return {**self.announced, **here, **self.inside}
 
     def names(self) -> list[str]:
@@ -148,6 +126,26 @@ class Registry(Generic[Member]):
         return {name: self[name] for name in self.names()}
 
 
+def entry_points(group: str) -> Any:
+    """What installed packages announce; the module that reads their metadata is imported only then."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
+
+
+def _entry(name: str, module: str, attribute: str, member: Any) -> Entry:
+    """A member that this process has made, with what its plain attributes say."""
+    facts: dict[str, Any] = {}
+    for key in (key for key in dir(member) if not key.startswith("_")):
+        value = getattr(member, key)
+        if isinstance(value, type) and is_dataclass(value):
+            facts[key] = {field.name: field.default for field in fields(value)}
+        elif value is None or isinstance(value, (str, int, float, tuple)):
+            facts[key] = value
+    family = first_line(getattr(sys.modules.get(module), "__doc__", ""))
+    return Entry(name, module, attribute, first_line(getattr(member, "__doc__", "")), facts, (), family)
+
+
 def is_outside(name: str) -> bool:
     """Whether a name is the place of somebody's own code, ``package.module:attribute``."""
     module, colon, attribute = name.partition(":")
@@ -176,64 +174,3 @@ def imported(kind: str, path: str) -> Any:
             check_known(f"name in {module_name!r}", part, [name for name in dir(target) if not name.startswith("_")])
         target = getattr(target, part)
     return target
-
-
-# --- reading a folder's sources --------------------------------------------------------------------------------
-
-
-def _read_package(package: str, marker: str) -> Iterator[Entry]:
-    spec = find_spec(package)
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        for path in sorted(Path(folder).glob("*.py")):
-            source = path.read_bytes()
-            if marker.encode() in source:
-                module = package if path.stem == "__init__" else f"{package}.{path.stem}"
-                yield from _read_module(ast.parse(source), module, marker)
-
-
-def _read_module(tree: ast.Module, module: str, marker: str) -> Iterator[Entry]:
-    for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            for decorator in node.decorator_list:
-                call = decorator if isinstance(decorator, ast.Call) else None
-                if _last_name(call.func if call else decorator) == marker:
-                    yield _entry(node, call, module)
-
-
-def _entry(node: ast.ClassDef | ast.FunctionDef, call: ast.Call | None, module: str) -> Entry:
-    facts = dict(_literals((k.arg, k.value) for k in call.keywords)) if call else {}
-    bases: tuple[str, ...] = ()
-    if isinstance(node, ast.ClassDef):
-        bases = tuple(ast.unparse(base) for base in node.bases)
-        facts |= dict(_literals(_assigned(node)))
-    said = [ast.literal_eval(call.args[0])] if call and call.args and isinstance(call.args[0], ast.Constant) else []
-    name = said[0] if said and isinstance(said[0], str) else facts.get("name", node.name)
-    summary = (ast.get_docstring(node) or "").partition("\n")[0]
-    return Entry(str(name), module, node.name, summary, facts, bases)
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """The attributes that a class body sets, a chain or a tuple of names each by itself."""
-    for statement in node.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
-            yield statement.target.id, statement.value
-        elif isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    yield target.id, statement.value
-                elif isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-                    names = [each.id for each in target.elts if isinstance(each, ast.Name)]
-                    yield from zip(names, statement.value.elts, strict=False)
-
-
-def _literals(pairs: Any) -> Iterator[tuple[str, Any]]:
-    for key, value in pairs:
-        if key is not None:
-            try:
-                yield key, ast.literal_eval(value)
-            except ValueError:  # an expression: what it gives is only known to who imports it
-                continue

@@ -15,10 +15,9 @@ from typing import Annotated, Any, get_type_hints
 
 from tyro.conf import DisallowNone, FlagConversionOff, FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
-from fl_core import rows
-from fl_core.config import RunConfig
+from fedlayers import catalogue
+from fl_core.config import RunConfig, check
 from fl_core.errors import RunError, UsageError, check_known
-from fl_core.plan import LayerPlan
 
 KINDS = {"plan": "plan", "rows": "diagnosis"}
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -124,14 +123,14 @@ def _flag(name: str, kind: Any) -> Any:
 
 
 def configured(config: RunConfig, own: Sequence[str], model: Sequence[str], loss: Sequence[str]) -> RunConfig:
-    """A configuration with the ``--set`` arguments in it.
+    """A configuration with the ``--set`` arguments in it, its names and choices checked.
 
     Raises:
-        UsageError: an argument that is not KEY=VALUE, or a rule that cannot decide in mid-run.
+        UsageError: an argument that is not KEY=VALUE, an unknown name, or a rule that cannot decide in mid-run.
     """
-    from fedlayers.diagnostics.decide.rules.base import deciding
-
-    deciding(config.rule)
+    check(config)
+    catalogue.check_names(config)
+    catalogue.check_deciding(config.rule)
     return dataclasses.replace(
         config,
         options=pairs("--set", own),
@@ -180,10 +179,7 @@ def by_name(given: Sequence[str], kind: str, names: Sequence[str], of: str) -> d
     Raises:
         UsageError: a key that names none of ``names``.
     """
-    from fedlayers.diagnostics.metrics.base import METRICS
-    from fl_core.algorithms import registry
-
-    elsewhere: Collection[str] = METRICS.names() if kind == "metric" else registry()
+    elsewhere = catalogue.entries(kind)
     found: dict[str, dict[str, Any]] = {}
     for key, value in pairs("--set", given).items():
         name, dot, own = key.partition(".")
@@ -228,6 +224,9 @@ def note_replaced(path: Path) -> None:
 
 def _held(path: Path) -> dict[str, str]:
     """What of this package's a file holds, by kind: a plan, or the rows of a diagnosis."""
+    from fl_core import rows
+    from fl_core.plan import LayerPlan
+
     if not path.is_file():
         return {}
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from tyro.conf import Positional
 
+from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import SetLoss, SetMetric, SetModel, configured, option
 from fedlayers.cli.base import Command, ModelCode
@@ -71,14 +72,25 @@ class Diagnose(Command):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
+        if (self.dir is None) == (self.dataset is None):
+            raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
+        for name in self.metrics:
+            catalogue.check("metric", name)
+        if self.dataset is None:
+            self._check_of_run()
+        elif self.round != "last":
+            raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
+        config = configured(self.config, (), self.set_model, self.set_loss)
+        if self.dataset is not None:
+            config = dataclasses.replace(config, dataset=self.dataset, model=self.model)
+            catalogue.check_names(config)
+
         from fedlayers.diagnostics import measure
         from fedlayers.diagnostics.diagnosis import chosen_metrics
         from fedlayers.diagnostics.metrics.base import DEFAULT
         from fedlayers.diagnostics.resampling import check_resamples
         from fl_core import runner
 
-        if (self.dir is None) == (self.dataset is None):
-            raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
         arguments.check_output(self.out, "rows")
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
@@ -91,15 +103,10 @@ class Diagnose(Command):
         how: dict[str, Any] = {"command": line, "options": own, "resamples": check_resamples(self.resamples)}
         how["measure_batch"] = self.measure_batch
         if self.dir is not None:
-            self._check_of_run()
             round = self.round if self.round == "last" else int(self.round)
             which, code = self.model or "local", self.model_code
             report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, **how)
         else:
-            if self.round != "last":
-                raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
-            config = configured(self.config, (), self.set_model, self.set_loss)
-            config = dataclasses.replace(config, dataset=str(self.dataset), model=self.model)
             task = runner.assemble(config)
             for note in task.notes():
                 warnings.warn(note, stacklevel=2)
@@ -180,6 +187,8 @@ class Select(Command):
     out: Annotated[Path, option("Where the plan goes.", "FILE")] = Path("plan.json")
 
     def main(self, line: str) -> None:
+        catalogue.check("rule", self.rule)
+
         from fedlayers.diagnostics.decide import select
 
         arguments.check_output(self.out, "plan")

@@ -1,19 +1,35 @@
-"""What ``fedlayers list`` prints."""
+"""The command list: what can be named."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Annotated, Any
 
-from fedlayers.diagnostics.decide.select import RULES
-from fedlayers.diagnostics.metrics.base import METRICS
-from fl_core import data, models
-from fl_core.algorithms import Algorithm, registry
+from tyro.conf import Positional
+
+from fedlayers import catalogue
+from fedlayers.cli.arguments import option
+from fedlayers.cli.base import Command
+from fl_core.errors import check_known
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class List(Command):
+    """What can be named, with defaults and one line each.
+
+    Examples:
+        fedlayers list algorithms
+        fedlayers list datasets
+    """
+
+    what: Annotated[Positional[str], option("algorithms, datasets, models, metrics or rules.", "WHAT")]
+
+    def main(self, line: str) -> None:
+        print(LISTINGS[check_known("listing", self.what, LISTINGS)]())
 
 
 def algorithms() -> str:
@@ -21,31 +37,34 @@ def algorithms() -> str:
 
     The cost is in scalars that a client receives and sends in a round, P being all of the model's.
     """
-    families: dict[str, dict[str, type[Algorithm]]] = {}
-    for name, kind in sorted(registry().items(), key=lambda item: (item[1].__module__, item[0])):
-        families.setdefault(kind.__module__, {})[name] = kind
-    width, left = _width(110), 2 + max(map(len, registry())) + 2
+    entries = catalogue.entries("algorithm")
+    width, left = _width(110), 2 + max(map(len, entries)) + 2
     legend = "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: obeys --plan."
-    said = [textwrap.fill(legend, width)]
-    for module, members in families.items():
-        family = ((sys.modules[module].__doc__ or "").strip() or module).partition("\n")[0]
-        said.append("\n" + textwrap.fill(family, width))
-        for name, kind in members.items():
-            parts = [kind.paper, f"trained: {kind.trains}", f"travels: {kind.travels}", f"kept: {kind.keeps}"]
-            parts += [f"cost: {kind.cost}", *["plan"] * kind.splits]
-            keys = [f"{f.name}={f.default}" for f in dataclasses.fields(kind.Config)]
-            lines = [" | ".join(parts), *["--set " + ", ".join(keys)] * bool(keys)]
-            for k, line in enumerate(lines):
-                first = f"  {name}".ljust(left) if not k else " " * left
-                said.append(textwrap.fill(line, width, initial_indent=first, subsequent_indent=" " * left))
-    return "\n".join(said)
+    lines = [textwrap.fill(legend, width)]
+    for family, members in catalogue.families(entries.values()).items():
+        lines.append("\n" + textwrap.fill(family, width))
+        for entry in members:
+            facts = entry.facts
+            if "paper" in facts:
+                parts = [facts["paper"], f"trained: {facts['trains']}", f"travels: {facts['travels']}"]
+                parts += [f"kept: {facts['keeps']}", f"cost: {facts['cost']}", *["plan"] * facts["splits"]]
+            else:  # another package's, which is not imported to be listed
+                parts = [entry.summary]
+            keys = [f"{key}={default}" for key, default in facts.get("Config", {}).items()]
+            for k, text in enumerate([" | ".join(parts), *["--set " + ", ".join(keys)] * bool(keys)]):
+                first = f"  {entry.name}".ljust(left) if not k else " " * left
+                lines.append(textwrap.fill(text, width, initial_indent=first, subsequent_indent=" " * left))
+    return "\n".join(lines)
 
 
 def datasets() -> str:
     """Name and defaults of every dataset; rounds are times local epochs where those are not 1."""
+    from fl_core import data
+
     shown = ("model", "clients", "partition", "alpha", "samples", "rounds", "batch", "lr", "optimizer", "loss")
     lines = []
-    for name, recipe in data.datasets().items():
+    recipes = data.datasets()
+    for name, recipe in recipes.items():
         values: dict[str, object] = {key: getattr(recipe, key) for key in shown}
         values["clients"] = recipe.clients or "natural"
         values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
@@ -54,34 +73,44 @@ def datasets() -> str:
         values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
         values["loss"] = _with(recipe.loss, recipe.loss_options)
         lines.append({"name": name, **values})
+    for name, entry in catalogue.entries("dataset").items():
+        if name not in recipes:  # another package's, which is not imported to be listed
+            lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
     return _table(lines)
 
 
-def named_models() -> str:
+def models() -> str:
     """Name and one line of every model."""
-    return _table([{"name": name, "model": line} for name, line in models.describe().items()])
+    lines = {name: entry.summary for name, entry in catalogue.entries("model").items()} | catalogue.MODEL_SOURCES
+    return _table([{"name": name, "model": line} for name, line in lines.items()])
 
 
 def metrics() -> str:
     """Name, meaning, direction and variants of every metric."""
     return _table(
         [
-            {"name": m.name, "measures": m.description, "direction": m.direction, "variants": ", ".join(m.variants)}
-            for m in METRICS.members().values()
+            {
+                "name": name,
+                "measures": entry.facts.get("description", entry.summary),
+                "direction": entry.facts.get("direction", ""),
+                "variants": ", ".join(entry.facts.get("variants", ())),
+            }
+            for name, entry in catalogue.entries("metric").items()
         ]
     )
 
 
 def rules() -> str:
     """Name and one line of every rule."""
-    return _table([{"name": name, "rule": rule.summary} for name, rule in RULES.members().items()])
+    entries = catalogue.entries("rule").items()
+    return _table([{"name": name, "rule": entry.facts.get("summary", entry.summary)} for name, entry in entries])
 
 
 WIDTH = 160
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,
-    "models": named_models,
+    "models": models,
     "metrics": metrics,
     "rules": rules,
 }
@@ -90,12 +119,12 @@ LISTINGS: dict[str, Callable[[], str]] = {
 def _with(name: str, options: Mapping[str, Any]) -> str:
     """A name with its options, in short; a list holds a number for every class."""
 
-    def said(key: str, value: Any) -> str:
+    def option_text(key: str, value: Any) -> str:
         if value is True:
             return key
         return f"{key}=…" if isinstance(value, list) else f"{key}={value:g}"
 
-    return " ".join([name, *(said(key, value) for key, value in options.items())])
+    return " ".join([name, *(option_text(key, value) for key, value in options.items())])
 
 
 def _width(most: int) -> int:

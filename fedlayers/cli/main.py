@@ -1,72 +1,59 @@
-"""The command line: fedlayers study | run | resume | verify | diagnose | select | plot | compare | regret | list."""
+"""The command line: fedlayers study | run | resume | verify | diagnose | select | plot | compare | regret | list.
+
+Nothing heavy is imported before a command needs it: what only asks, or is mistaken, is answered at once.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import os
-import shlex
 import sys
-import traceback
-import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import tyro
-from tyro.conf import Positional
-
-from fedlayers.cli import arguments
-from fedlayers.cli.arguments import option
-from fedlayers.cli.base import Command
-from fedlayers.cli.layers import Diagnose, Select
-from fedlayers.cli.pictures import Plot
-from fedlayers.cli.runs import Resume, Run, Verify
-from fedlayers.cli.studies import Compare, Regret, Study
 from fl_core.errors import RunError, UsageError, check_known
 
+if TYPE_CHECKING:
+    from fedlayers.cli.base import Command
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class List(Command):
-    """What can be named, with defaults and one line each.
-
-    Examples:
-        fedlayers list algorithms
-        fedlayers list datasets
-    """
-
-    what: Annotated[Positional[str], option("algorithms, datasets, models, metrics or rules.", "WHAT")]
-
-    def main(self, line: str) -> None:
-        from fedlayers.cli import listings
-
-        print(listings.LISTINGS[check_known("listing", self.what, listings.LISTINGS)]())
-
-
-COMMANDS: dict[str, type[Command]] = {
-    "study": Study,
-    "run": Run,
-    "resume": Resume,
-    "verify": Verify,
-    "diagnose": Diagnose,
-    "select": Select,
-    "plot": Plot,
-    "compare": Compare,
-    "regret": Regret,
-    "list": List,
+COMMANDS = {
+    "study": "studies",
+    "run": "runs",
+    "resume": "runs",
+    "verify": "runs",
+    "diagnose": "layers",
+    "select": "layers",
+    "plot": "pictures",
+    "compare": "studies",
+    "regret": "studies",
+    "list": "listings",
 }
+"""The module of each command, which is a class of the command's name there."""
+ABOUT = "Measure which layers of a network to federate and which to keep local, and check the choice."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+        sys.exit(0)
     try:
-        command = parsed(given)
+        command = parsed(words)
     except UsageError as error:
         _leave(2, str(error))
+    _execute(command, words)
+
+
+def _execute(command: Command, words: Sequence[str]) -> None:
+    """Do what a command asks for; whatever ends it is said in one line."""
+    import shlex
+    import traceback
+    import warnings
+
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _Notes()
-            command.main(shlex.join(["fedlayers", *given]))
+            command.main(shlex.join(["fedlayers", *words]))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -81,29 +68,47 @@ def main(argv: Sequence[str] | None = None) -> None:
         _leave(2 if isinstance(error, UsageError) else 1, reason)
 
 
-def parsed(given: Sequence[str]) -> Command:
-    """The command that the arguments ask for; help and flags that do not parse end the program.
+def overview() -> str:
+    """All commands with a line each, which is read from their sources."""
+    from fl_core.sources import Sources
+
+    sources = Sources("fedlayers.cli")
+    width = max(map(len, COMMANDS))
+    lines = [
+        f"  {name.ljust(width)}  {sources.summary(f'fedlayers.cli.{module}', name.capitalize())}"
+        for name, module in COMMANDS.items()
+    ]
+    usage = "usage: fedlayers COMMAND [FLAGS]"
+    return "\n".join([usage, "", ABOUT, "", *lines, "", "fedlayers COMMAND --help shows flags and examples."])
+
+
+def command_class(name: str) -> type[Command]:
+    """The command of that name.
+
+    Raises:
+        UsageError: there is none, with the nearest.
+    """
+    from importlib import import_module
+
+    module = COMMANDS[check_known("command", name, COMMANDS)]
+    return getattr(import_module(f"fedlayers.cli.{module}"), name.capitalize())
+
+
+def parsed(words: Sequence[str]) -> Command:
+    """The command that the words ask for; help and flags that do not parse end the program.
 
     Raises:
         UsageError: an unknown command.
     """
-    name = given[0] if given else "--help"
-    if name.startswith("-"):
-        about = "Measure which layers of a network to federate and which to keep local, and check the choice."
-        brief: Any = {name: _brief(kind) for name, kind in COMMANDS.items()}
-        tyro.extras.subcommand_cli_from_dict(brief, prog="fedlayers", description=about, args=[name])
-    kind = COMMANDS[check_known("command", name, COMMANDS)]
+    kind = command_class(words[0])
+    import inspect
+
+    import tyro
+
+    from fedlayers.cli.arguments import MARKERS
+
     text = inspect.getdoc(kind)
-    return tyro.cli(kind, prog=f"fedlayers {name}", description=text, args=given[1:], config=arguments.MARKERS)
-
-
-def _brief(kind: type[Command]) -> Any:
-    """A stand-in for a command in the overview: its first line."""
-
-    def command() -> None: ...
-
-    command.__doc__ = (inspect.getdoc(kind) or "").partition("\n")[0]
-    return command
+    return tyro.cli(kind, prog=f"fedlayers {words[0]}", description=text, args=words[1:], config=MARKERS)
 
 
 class _Notes:
@@ -112,7 +117,7 @@ class _Notes:
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
-    def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
+    def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
         text = " ".join(str(message).split())
         if text not in self.seen:
             self.seen.add(text)

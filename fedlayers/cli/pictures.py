@@ -44,18 +44,17 @@ class Plot(Command):
     dpi: Annotated[int, option("Points an inch.")] = 200
 
     def main(self, line: str) -> None:
-        import matplotlib as mpl
-        import matplotlib.pyplot as plt
-
-        from fedlayers.diagnostics import plots
-        from fedlayers.diagnostics.pictures.album import album, figure_of
-        from fl_core.plan import LayerPlan
-        from fl_core.rows import read
-
-        mpl.use("Agg")  # pictures go to files, also where there is a screen
         arguments.check_folder(self.out)
         if not 20 <= self.dpi <= 1200:
             raise UsageError(f"--dpi {self.dpi}: it must be between 20 and 1200")
+
+        from fedlayers.diagnostics import plots
+        from fedlayers.diagnostics.pictures.album import album, figure_of
+        from fedlayers.studies.pictures import save, to_files
+        from fl_core.plan import LayerPlan
+        from fl_core.rows import read
+
+        to_files()
         if self.rows.suffix == ".json":
             if self.metrics or self.where:
                 raise UsageError("--metrics and --where are for rows; a plan is one picture")
@@ -68,8 +67,7 @@ class Plot(Command):
             figure = draw()
             self.out.mkdir(parents=True, exist_ok=True)
             path = self.out / f"{name}.png"
-            figure.savefig(path, dpi=self.dpi, bbox_inches="tight", facecolor="white")
-            plt.close(figure)
+            save(figure, path, self.dpi)
             print(path)
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:

@@ -32,12 +32,11 @@ class Run(Command):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        from fedlayers.diagnostics.measure import instruments
-        from fl_core import runner
-
         config = configured(self.config, self.set, self.set_model, self.set_loss)
-        engine = runner.run(config, self.out, instruments=instruments(), command=line)
-        finished(engine, self.out)
+
+        from fedlayers import runs
+
+        finished(runs.run(config, self.out, command=line), self.out)
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
@@ -56,10 +55,9 @@ class Resume(Command):
     model_code: ModelCode = None
 
     def main(self, line: str) -> None:
-        from fedlayers.diagnostics.measure import instruments
-        from fl_core import runner
+        from fedlayers import runs
 
-        finished(runner.resume(self.dir, instruments=instruments(), model_code=self.model_code), self.dir)
+        finished(runs.resume(self.dir, model_code=self.model_code), self.dir)
 
     def interrupted(self) -> str:
         return "the same command goes on"

@@ -6,14 +6,41 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command
 from fl_core.config import AUTO, RunConfig
+from fl_core.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Compare(Command):
+class ManyRuns(Command):
+    """What the commands share that train many runs: each can be stopped and started again."""
+
+    seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 3
+    config: RunConfig
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
+
+    def interrupted(self) -> str:
+        return "the same command goes on"
+
+    def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
+        """The configuration and the seeds, checked as far as names and numbers go."""
+        if self.seeds < 1:
+            raise UsageError("--seeds: there must be at least one seed")
+        config = configured(self.config, options, self.set_model, self.set_loss)
+        return config, tuple(range(config.seed, config.seed + self.seeds))
+
+
+def _check_algorithms(names: tuple[str, ...]) -> None:
+    for name in names:
+        catalogue.check("algorithm", name)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare(ManyRuns):
     """Run several algorithms over several seeds and compare them.
 
     Finished runs are kept and interrupted ones resumed, so that the same command goes on after a stop.
@@ -26,45 +53,35 @@ class Compare(Command):
     algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedper", "playerfl"),
     )
-    seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 3
     best_val: Annotated[bool, option("Score each client at its evaluated round of lowest validation loss.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        import matplotlib as mpl
+        config, seeds = self.asked()
+        _check_algorithms(self.algorithms)
+        options = arguments.by_algorithm(self.set, self.algorithms)
 
-        from fedlayers.studies import study
+        from fedlayers.studies import pictures
+        from fedlayers.studies.compare import compare
         from fl_core.plan import LayerPlan
 
-        mpl.use("Agg")  # pictures go to files, also where there is a screen
-
+        pictures.to_files()
         plan = None
-        config = configured(self.config, (), self.set_model, self.set_loss)
         if config.plan not in (None, AUTO):
             plan, config = LayerPlan.load(str(config.plan)), dataclasses.replace(config, plan=None)
-        result = study.compared(
-            config,
-            self.algorithms,
-            tuple(range(config.seed, config.seed + self.seeds)),
-            self.out,
-            options=arguments.by_algorithm(self.set, self.algorithms),
-            plan=plan,
-            best=self.best_val,
-            command=line,
+        comparison = compare(
+            config, self.algorithms, seeds, self.out, options=options, plan=plan, best=self.best_val, command=line
         )
-        print(result.text())
+        for name, figure in pictures.of_comparison(comparison).items():
+            pictures.save(figure, self.out / f"{name}.png")
+        print(comparison.text())
         print(f"\nrows, table and pictures: {self.out}")
-
-    def interrupted(self) -> str:
-        return "the same command goes on"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Regret(Command):
+class Regret(ManyRuns):
     """Train every cut, and tell what each rule's choice loses.
 
     Cuts are judged on the validation split; test scores stand beside. After a stop the same command goes on; with
@@ -78,39 +95,32 @@ class Regret(Command):
         tuple[str, ...],
         option("Read on federation_sensitivity or METRIC.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
     ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
-    seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 3
     score: Annotated[str, option("macro_f1, accuracy or loss.")] = "macro_f1"
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
     set: Set = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        import matplotlib as mpl
+        _check_algorithms((self.algorithm,))
+        config, seeds = self.asked(self.set)
 
         from fedlayers.diagnostics import plots
         from fedlayers.diagnostics.pictures.album import figure_of
+        from fedlayers.studies import pictures
         from fedlayers.studies.regret import regret
 
-        mpl.use("Agg")  # pictures go to files, also where there is a screen
-
-        config = configured(self.config, self.set, self.set_model, self.set_loss)
+        pictures.to_files()
         config = dataclasses.replace(config, algorithm=self.algorithm)
-        seeds = tuple(range(config.seed, config.seed + self.seeds))
         result = regret(config, self.rules, seeds, self.out, score=self.score, command=line)
         figure = figure_of(plots.regret(result.scores, result.decisions, self.score))
-        figure.savefig(self.out / "regret.png", dpi=200, bbox_inches="tight", facecolor="white")
+        pictures.save(figure, self.out / "regret.png")
         print(result.text())
         print(f"\ntables and picture: {self.out}")
 
-    def interrupted(self) -> str:
-        return "the same command goes on"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Study(Command):
+class Study(ManyRuns):
     """Measure, decide, federate and compare; write a report.
 
     Every client trains once and its layers are measured; a rule decides which layers to federate; the
@@ -128,25 +138,14 @@ class Study(Command):
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan"))]
     set: SetEach = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        import matplotlib as mpl
+        config, seeds = self.asked()
+        _check_algorithms(self.algorithms)
+        options = arguments.by_algorithm(self.set, self.algorithms)
 
-        from fedlayers.studies import study
+        from fedlayers.studies import pictures
+        from fedlayers.studies.study import study
 
-        mpl.use("Agg")  # pictures go to files, also where there is a screen
-
-        study.study(
-            configured(self.config, (), self.set_model, self.set_loss),
-            self.algorithms,
-            tuple(range(self.config.seed, self.config.seed + self.seeds)),
-            self.out,
-            options=arguments.by_algorithm(self.set, self.algorithms),
-            command=line,
-            say=print,
-        )
-
-    def interrupted(self) -> str:
-        return "the same command goes on"
+        pictures.to_files()
+        study(config, self.algorithms, seeds, self.out, options=options, command=line, say=print)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from fedlayers.runs import of_diagnostics
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
@@ -245,7 +246,7 @@ def compare(
     seeds: Sequence[int],
     out: Path | str,
     *,
-    instruments: Instruments,
+    instruments: Instruments | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
     best: bool = False,
@@ -259,6 +260,7 @@ def compare(
     have the same initial model, data split, client sample and batches.
 
     Args:
+        instruments: what measures and decides in mid-run; the diagnostics' by default.
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
         best: score clients at their best round on validation (:func:`headline`); the runs are the same.
@@ -267,7 +269,7 @@ def compare(
         UsageError: anything unknown or not fitting, before the first run.
         RunError: a run failed; the same call goes on from there.
     """
-    out = Path(out)
+    out, instruments = Path(out), instruments or of_diagnostics()
     jobs = jobs_of(config, algorithms, seeds, out, options, plan)
     held: dict[int, FederatedData] = {}  # the data of one seed at a time
     frames = []

@@ -229,7 +229,6 @@ def _trained(
         [config.algorithm],
         seeds,
         out / "cuts" / str(cut),
-        instruments=measure.instruments(),
         options={config.algorithm: config.options},
         plan=plan,
         command=command,

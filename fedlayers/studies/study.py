@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -16,7 +15,8 @@ from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.pictures.album import album, figure_of
 from fedlayers.diagnostics.pictures.page import Page
 from fedlayers.diagnostics.report import Report
-from fedlayers.studies.compare import Comparison, Plans, compare, jobs_of, pretty
+from fedlayers.studies.compare import Comparison, compare, jobs_of, pretty
+from fedlayers.studies.pictures import of_comparison, save
 from fl_core import __version__, runner
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import UsageError, listing
@@ -40,36 +40,6 @@ class Outcome:
     plan: LayerPlan
     comparison: Comparison
     page: Path
-
-
-def compared(
-    config: RunConfig,
-    algorithms: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    options: Mapping[str, dict[str, Any]] | None = None,
-    plan: Plans = None,
-    best: bool = False,
-    command: str = "",
-    progress: bool = True,
-) -> Comparison:
-    """:func:`fedlayers.studies.compare.compare`, with its pictures below ``out``."""
-    result = compare(
-        config,
-        algorithms,
-        seeds,
-        out,
-        instruments=measure.instruments(),
-        options=options,
-        plan=plan,
-        best=best,
-        command=command,
-        progress=progress,
-    )
-    for name, figure in pictures_of(result).items():
-        _save(figure, out / f"{name}.png")
-    return result
 
 
 def study(
@@ -121,7 +91,6 @@ def study(
         algorithms,
         seeds,
         out / "comparison",
-        instruments=measure.instruments(),
         options=options,
         command=command,
         progress=progress,
@@ -145,18 +114,7 @@ def _epochs(config: RunConfig) -> str:
     return "one local epoch" if config.epochs == 1 else f"{config.epochs} local epochs"
 
 
-# --- pictures and the page -------------------------------------------------------------------------------------
-
-
-def pictures_of(result: Comparison) -> dict[str, Figure]:
-    """The comparison in pictures: scores with intervals, clients, and learning curves."""
-    table = result.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
-    table = table.assign(n=table["seeds"])
-    return {
-        "comparison": figure_of(plots.comparison(table, "macro_f1")),
-        "clients": figure_of(plots.clients(result.frame, "macro_f1")),
-        "learning": figure_of(plots.learning(result.frame, "macro_f1")),
-    }
+# --- the page -------------------------------------------------------------------------------------
 
 
 def write_page(
@@ -210,7 +168,7 @@ def write_page(
         f"{len(seeds)} seeds, {config.rounds} rounds; PLayer-FL and its variants decide in each seed for themselves."
     )
     page.text(verdict(result))
-    for name, figure in pictures_of(result).items():
+    for name, figure in of_comparison(result).items():
         _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
     page.table(pretty(result.table), result.legend)
 
@@ -271,9 +229,4 @@ def verdict(result: Comparison, reference: str = "playerfl") -> str:
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
     page.figure(figure, caption, alt=caption)
-    _save(figure, out / f"{name}.png")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=200, bbox_inches="tight", facecolor="white")
-    plt.close(figure)
+    save(figure, out / f"{name}.png")

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from fl_core.choices import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.data import arrays, text
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 
-CLIENT_COLUMN = "client"
-LABEL_COLUMN = "label"
-TEXT_COLUMN = "text"
 COLUMNS = (CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN)
 
 

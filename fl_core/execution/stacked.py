@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
+from fl_core.choices import STACKS
 from fl_core.errors import check_known
 from fl_core.execution.prefix import chain, hooked
 from fl_core.execution.site import Job, Part, Result, Site
@@ -19,7 +20,6 @@ from fl_core.training.local import GATHERED, Phase, Training, batch_slices
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree
 
-STACKS = ("auto", "on", "off")
 TOGETHER = 50
 """Clients that are trained together; more of them gain nothing."""
 LARGEST = 100_000

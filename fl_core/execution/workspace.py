@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import tree
+from fl_core.choices import FORMATS
 from fl_core.errors import check_known
 from fl_core.execution.prefix import Cut, Outputs, chain, cut, hooked
 from fl_core.models import blocks
 from fl_core.tree import Tree
 
-FORMATS = ("auto", "contiguous", "channels_last")
 _NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 

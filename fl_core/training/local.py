@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
+from fl_core.choices import OPTIMIZERS
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.training.losses import Loss
 from fl_core.training.steps import Steps, check_clip, clipped
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from fl_core.data import Split
     from fl_core.execution.workspace import Workspace
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
 GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch's order
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from fl_core import data
+from fl_core import choices, data
 from fl_core.config import RunConfig, resolved
 from fl_core.data.named import ROOT_VARIABLE
 from fl_core.errors import UsageError
+from fl_core.training import losses
 from fl_core.training.local import Training
 from tests.conftest import TOY
 
@@ -200,3 +201,7 @@ def test_a_configuration_survives_json() -> None:
     assert RunConfig.from_json(stored) == config
     assert resolved(RunConfig.from_json(stored)) == config
     assert replace(config, seed=1) != config
+
+
+def test_the_words_that_a_key_takes_are_those_that_the_code_knows():
+    assert tuple(losses.LOSSES) == choices.LOSSES

@@ -121,7 +121,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
     assert len(out.splitlines()) < 115
     assert "None" not in out
     for line in examples:
-        assert isinstance(cli.parsed(line.split()), cli.COMMANDS[name])
+        assert isinstance(cli.parsed(line.split()), cli.command_class(name))
 
 
 def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
@@ -424,7 +424,7 @@ def test_ctrl_c_ends_with_130_and_the_run_goes_on(fedlayers):
     rounds = 60  # some seconds, so that the run does not end before it is interrupted
     code = "from fedlayers.cli.main import main; main()"
     line = [sys.executable, "-c", code, "run", "--rounds", str(rounds), "--out", "it's"]
-    root = str(Path(cli.__file__).parents[1])
+    root = str(Path(cli.__file__).parents[2])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     process = subprocess.Popen(
         line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_hears_interrupts
@@ -449,7 +449,7 @@ def test_ctrl_c_ends_with_130_and_the_run_goes_on(fedlayers):
 
 def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
     """As in ``fedlayers list datasets | head -1``: no traceback at the end."""
-    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
     line = [sys.executable, "-c", "from fedlayers.cli.main import main; main()", "list", "datasets"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
     process.stdout.close()

@@ -1,0 +1,111 @@
+"""What can be named: algorithms, metrics, rules, datasets and models, read from sources with nothing heavy imported.
+
+>>> from fedlayers import catalogue
+>>> catalogue.entries("algorithm")["fedprox"].facts["paper"]
+'Li et al. 2020'
+>>> catalogue.check("algorithm", "fedprxo")
+Traceback (most recent call last):
+    ...
+fl_core.errors.UsageError: unknown algorithm 'fedprxo': did you mean 'fedprox'? known: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from fl_core.config import RunConfig
+from fl_core.errors import check_known
+from fl_core.registry import Registry, is_outside
+from fl_core.sources import Entry
+
+HOMES = {
+    "algorithm": ("fl_core.algorithms", "register"),
+    "metric": ("fedlayers.diagnostics.metrics", "metric"),
+    "rule": ("fedlayers.diagnostics.decide.rules", "rule"),
+    "dataset": ("fl_core.data.named", "dataset"),
+    "partition": ("fl_core.data.partitions", "partition"),
+    "model": ("fl_core.models", "register"),
+}
+"""Of each kind the package whose files hold the members, and the decorator that makes one."""
+MODEL_SOURCES = {
+    "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
+    "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
+    "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names",
+}
+"""What else a model's name may be."""
+
+
+def entries(kind: str) -> dict[str, Entry]:
+    """All members of a kind by name: the packages' own, those of installed packages, and those of this process.
+
+    Args:
+        kind: one of :data:`HOMES`.
+    """
+    return _registry(kind).entries() or _imported(kind)
+
+
+def own_entries(kind: str) -> dict[str, Entry]:
+    """Those members of a kind that the packages' own files hold, by name."""
+    return _registry(kind).inside or _imported(kind)
+
+
+def _registry(kind: str) -> Registry[object]:
+    """The registry of a kind: the one with this process's members where it is loaded, else one that only reads."""
+    return Registry.of_kind.get(kind) or Registry(kind, *HOMES[check_known("kind", kind, HOMES)], _no_member)
+
+
+def _no_member(made: object, name: str) -> object:
+    raise AssertionError(f"{name} is read here and made elsewhere")
+
+
+def check(kind: str, name: str) -> str:
+    """Return the name if there is such a member, or if it says where one is, ``package.module:attribute``.
+
+    Raises:
+        UsageError: unknown, with the nearest name.
+    """
+    return name if is_outside(name) else check_known(kind, name, entries(kind))
+
+
+def check_names(config: RunConfig) -> None:
+    """Refuse a configuration that names an algorithm, a model, a partition or a dataset that does not exist.
+
+    Raises:
+        UsageError: unknown, with the nearest name.
+    """
+    check("algorithm", config.algorithm)
+    if config.model is not None and ":" not in config.model:
+        check_known("model", config.model, [*entries("model"), *MODEL_SOURCES])
+    if config.partition is not None:
+        check("partition", config.partition)
+    dataset = Path(config.dataset)
+    if not (is_outside(config.dataset) or dataset.exists() or len(dataset.parts) > 1 or dataset.suffix):
+        check_known("dataset (and no such path)", config.dataset, sorted(entries("dataset")))
+
+
+def check_deciding(rule: str) -> str:
+    """Return the rule's name if it can decide in mid-run, from one curve and a threshold.
+
+    Raises:
+        UsageError: it cannot, with the nearest that can.
+    """
+    deciding = [name for name, entry in entries("rule").items() if entry.facts.get("reads", "curve") == "curve"]
+    return rule if is_outside(rule) else check_known("rule that decides by itself", rule, deciding)
+
+
+def families(members: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Entries by what their module is about, in the order of modules and names."""
+    grouped: dict[str, list[Entry]] = {}
+    for entry in sorted(members, key=lambda each: (each.module, each.name)):
+        grouped.setdefault(entry.family or entry.module, []).append(entry)
+    return grouped
+
+
+def _imported(kind: str) -> dict[str, Entry]:
+    """The members of a kind that no decorator with plain values makes yet."""
+    from fl_core import data
+
+    if kind == "partition":
+        return {name: Entry(name, "", "") for name in data.partitions.KINDS}
+    return {name: Entry(name, "", "") for name in data.datasets()}

@@ -1,0 +1,109 @@
+"""``python -m fedlayers.lists``: the README's lists of what can be named, made anew from what there is.
+
+A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``; all else in the file stays.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from fedlayers import catalogue
+from fl_core.errors import UsageError, check_known
+from fl_core.sources import Entry
+
+BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def algorithms() -> str:
+    """A row a family, those in bold that obey a plan."""
+    families = catalogue.families(_ours("algorithm"))
+    rows = []
+    for family, members in families.items():
+        names = [f"**`{each.name}`**" if each.facts.get("splits") else f"`{each.name}`" for each in members]
+        rows.append((family, " ".join(names)))
+    return _table(("family", "algorithms"), rows)
+
+
+def metrics() -> str:
+    """A row a metric: what it says of a layer, and how it is obtained."""
+    return _table(
+        ("metric", "what it says of a layer", "its value", "how"),
+        (
+            (f"`{each.name}`", *(str(each.facts.get(fact, "")) for fact in ("description", "direction", "how")))
+            for each in _ours("metric")
+        ),
+    )
+
+
+def rules() -> str:
+    """A row a rule."""
+    rows = ((f"`{each.name}`", str(each.facts.get("summary", each.summary))) for each in _ours("rule"))
+    return _table(("rule", "what it decides"), rows)
+
+
+def datasets() -> str:
+    """A row a dataset: what it is, and the clients and the model that it has by default."""
+    from fl_core import data
+
+    rows, recipes = [], data.datasets()
+    for entry in sorted(_ours("dataset"), key=lambda each: each.name):
+        recipe = recipes[entry.name]
+        clients = "its natural clients" if recipe.partition == "natural" else f"{recipe.clients}, {recipe.partition}"
+        rows.append((f"`{entry.name}`", entry.summary, clients, f"`{recipe.model}`"))
+    return _table(("dataset", "samples", "clients", "model"), rows)
+
+
+def models() -> str:
+    """A row a model."""
+    summaries = {entry.name: entry.summary for entry in _ours("model")} | catalogue.MODEL_SOURCES
+    return _table(("model", "what it is"), ((f"`{name}`", summary) for name, summary in summaries.items()))
+
+
+LISTS: dict[str, Callable[[], str]] = {
+    "algorithms": algorithms,
+    "metrics": metrics,
+    "rules": rules,
+    "datasets": datasets,
+    "models": models,
+}
+
+
+def updated(text: str) -> str:
+    """A page with its lists made anew.
+
+    >>> page = "Rules:\\n<!-- list:rules -->\\nan old list\\n<!-- end -->\\nThe end."
+    >>> print(updated(page).splitlines()[2])
+    | rule | what it decides |
+
+    Raises:
+        UsageError: a list of something else, or a page without any.
+    """
+    if not BLOCK.search(text):
+        raise UsageError("there is no <!-- list:KIND --> ... <!-- end --> in this page")
+    return BLOCK.sub(lambda found: found[1] + LISTS[check_known("list", found[2], LISTS)]() + found[3], text)
+
+
+def _ours(kind: str) -> list[Entry]:
+    """The packages' own members of a kind: what else an environment holds is not the README's."""
+    return list(catalogue.own_entries(kind).values())
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = [heads, ["---"] * len(heads), *([_cell(text) for text in row] for row in rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def _cell(text: str) -> str:
+    return text.rstrip(".").replace("``", "`").replace("|", "\\|")
+
+
+def main(path: Path = Path("README.md")) -> None:
+    """Bring a page's lists up to date."""
+    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))

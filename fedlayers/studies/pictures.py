@@ -1,0 +1,38 @@
+"""Pictures of comparisons, and pictures as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.pictures.album import figure_of
+
+if TYPE_CHECKING:
+    from fedlayers.studies.compare import Comparison
+
+
+def to_files() -> None:
+    """Draw for files from here on, also where there is a screen: what commands do."""
+    mpl.use("Agg")
+
+
+def save(figure: Figure, path: Path, dpi: int = 200) -> None:
+    """Write a figure on white, without a margin, and let go of it."""
+    figure.savefig(path, dpi=dpi, bbox_inches="tight", facecolor="white")
+    plt.close(figure)
+
+
+def of_comparison(comparison: Comparison) -> dict[str, Figure]:
+    """A comparison in pictures by name: scores with intervals, clients, and learning curves."""
+    table = comparison.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
+    table = table.assign(n=table["seeds"])
+    return {
+        "comparison": figure_of(plots.comparison(table, "macro_f1")),
+        "clients": figure_of(plots.clients(comparison.frame, "macro_f1")),
+        "learning": figure_of(plots.learning(comparison.frame, "macro_f1")),
+    }

@@ -1,0 +1,16 @@
+"""The words that a configuration's keys may be, for those who ask before what they name is loaded."""
+
+BN = ("global", "local", "drop")
+"""Running statistics of batch normalisation: averaged, each client's own, or none."""
+WAYS = ("block", "module")
+"""What a layer is: a weighted module with its normalisation, or every module by itself."""
+OPTIMIZERS = ("sgd", "adam", "adamw")
+LOSSES = ("cross_entropy", "focal", "player_focal")
+STACKS = ("auto", "on", "off")
+"""Whether clients are trained together in one process."""
+FORMATS = ("auto", "contiguous", "channels_last")
+"""How images lie in memory."""
+CLIENT_COLUMN = "client"
+LABEL_COLUMN = "label"
+TEXT_COLUMN = "text"
+"""The columns of somebody's own table, unless they say others."""

@@ -1,0 +1,225 @@
+"""What a package's files define, read from their text: names, first lines and plain values, with nothing imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+Definition = ast.ClassDef | ast.FunctionDef
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A member as its source says it, without importing it.
+
+    Attributes:
+        module: where it is, importable; empty for an entry point that has not been imported.
+        attribute: its name there.
+        summary: the first line of its docstring.
+        facts: what the decorator's keywords say, and a class's attributes, its own and inherited ones, as far as they
+            are literals; of a class within the class, such as ``Config``, its fields with their defaults.
+        bases: the names of a class's bases, as written.
+        family: the first line of its module's docstring.
+    """
+
+    name: str
+    module: str
+    attribute: str
+    summary: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    bases: tuple[str, ...] = ()
+    family: str = ""
+
+
+def first_line(text: str | None) -> str:
+    """The first line of a docstring; empty without one."""
+    return (text or "").strip().partition("\n")[0]
+
+
+def read_package(package: str, marker: str) -> Iterator[Entry]:
+    """What the modules of a package define under the decorator ``marker``, in the order of files and lines."""
+    sources = Sources(package)
+    for module in sources.modules:
+        if marker in sources.text(module):
+            for node in sources.tree(module).body:
+                if isinstance(node, Definition):
+                    for decorator in node.decorator_list:
+                        call = decorator if isinstance(decorator, ast.Call) else None
+                        if _last_name(call.func if call else decorator) == marker:
+                            yield sources.entry(module, node, call)
+
+
+class Sources:
+    """The modules of a package as syntax trees, each read when it is first asked for."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self._texts: dict[str, str] = {}
+        self._trees: dict[str, ast.Module] = {}
+        self._values: dict[str, dict[str, ast.expr]] = {}
+
+    @cached_property
+    def modules(self) -> dict[str, Path]:
+        """Each module's file by the module's name, in the order of the files' names."""
+        folder = _path(self.package)
+        found = {path.stem: path for path in sorted(folder.glob("*.py"))} if folder.is_dir() else {}
+        return {self.package if stem == "__init__" else f"{self.package}.{stem}": p for stem, p in found.items()}
+
+    def text(self, module: str) -> str:
+        """A module's source; empty where there is none, or it is another package's."""
+        if module not in self._texts:
+            ours = module.partition(".")[0] == self.package.partition(".")[0]
+            path = self.modules.get(module) or (_path(module).with_suffix(".py") if ours else Path())
+            self._texts[module] = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return self._texts[module]
+
+    def tree(self, module: str) -> ast.Module:
+        """A module's syntax tree."""
+        if module not in self._trees:
+            self._trees[module] = ast.parse(self.text(module))
+        return self._trees[module]
+
+    def summary(self, module: str, name: str) -> str:
+        """The first line of a definition's docstring; empty where there is none."""
+        nodes = [node for node in self.tree(module).body if isinstance(node, Definition) and node.name == name]
+        return first_line(ast.get_docstring(nodes[0])) if nodes else ""
+
+    def entry(self, module: str, node: Definition, call: ast.Call | None) -> Entry:
+        """A definition under a decorator, which has arguments where there is a ``call``."""
+        facts: dict[str, Any] = {}
+        bases: tuple[str, ...] = ()
+        if isinstance(node, ast.ClassDef):
+            bases = tuple(ast.unparse(base) for base in node.bases)
+            facts = self._attributes(module, node)
+        if call:
+            facts |= self._plain(module, {k.arg: k.value for k in call.keywords if k.arg})
+        said = call.args[0] if call and call.args else None
+        named = said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else None
+        name = named or facts.get("name") or node.name
+        family = first_line(ast.get_docstring(self.tree(module)))
+        return Entry(str(name), module, node.name, first_line(ast.get_docstring(node)), facts, bases, family)
+
+    # --- classes ---
+
+    def _attributes(self, module: str, node: ast.ClassDef) -> dict[str, Any]:
+        """The plain attributes of a class and of what it is made of, where that is in this package."""
+        facts: dict[str, Any] = {}
+        for place, each in reversed(self._lineage(module, node)):
+            for name in (item.name for item in each.body if isinstance(item, Definition)):
+                facts.pop(name, None)
+            values = _assigned(each)
+            facts = {name: value for name, value in facts.items() if name not in values} | self._plain(place, values)
+            for inner in (item for item in each.body if isinstance(item, ast.ClassDef)):
+                facts[inner.name] = self._fields(place, inner)
+        return facts
+
+    def _fields(self, module: str, node: ast.ClassDef) -> dict[str, Any]:
+        """The fields of a dataclass with their defaults; of a default that is no literal, its text."""
+        fields: dict[str, Any] = {}
+        for place, each in reversed(self._lineage(module, node)):
+            values = _assigned(each, fields=True)
+            fields |= {name: ast.unparse(value) for name, value in values.items()} | self._plain(place, values)
+        return fields
+
+    def _lineage(self, module: str, node: ast.ClassDef) -> list[tuple[str, ast.ClassDef]]:
+        """A class and its bases in the order in which an attribute is looked up."""
+        found = [(module, node)]
+        for base in node.bases:
+            located = self._class(module, ast.unparse(base))
+            found += self._lineage(*located) if located else []
+        return [each for k, each in enumerate(found) if each not in found[k + 1 :]]
+
+    def _class(self, module: str, path: str) -> tuple[str, ast.ClassDef] | None:
+        """The class that a module calls by a name, or by ``Outer.Inner``."""
+        name, _, inner = path.partition(".")
+        for node in self.tree(module).body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                if not inner:
+                    return module, node
+                nested = [each for _, owner in self._lineage(module, node) for each in owner.body]
+                return next(((module, n) for n in nested if isinstance(n, ast.ClassDef) and n.name == inner), None)
+            if isinstance(node, ast.ImportFrom):
+                home = _absolute(node, module, module in self.modules and module == self.package)
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return self._class(home, ".".join(filter(None, (alias.name, inner))))
+        return None
+
+    # --- values ---
+
+    def _plain(self, module: str, values: Mapping[str, ast.expr]) -> dict[str, Any]:
+        """Those of the values that are literals, or made of names that stand for literals."""
+        plain = {}
+        for name, value in values.items():
+            try:
+                plain[name] = ast.literal_eval(_Filled(self, module).visit(value))
+            except ValueError:  # an expression: what it gives is only known to who imports it
+                continue
+        return plain
+
+    def constant(self, module: str, name: str) -> ast.expr | None:
+        """What a module assigns to a name, or the module that it is imported from."""
+        if module not in self._values:
+            self._values[module] = _assigned(self.tree(module))
+        if name in self._values[module]:
+            return self._values[module][name]
+        for node in self.tree(module).body:
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return self.constant(_absolute(node, module, module == self.package), alias.name)
+        return None
+
+
+class _Filled(ast.NodeTransformer):
+    """Puts a module's constants in the place of their names."""
+
+    def __init__(self, sources: Sources, module: str) -> None:
+        self.sources, self.module = sources, module
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self.sources.constant(self.module, node.id)
+        return node if value is None else value
+
+
+def _path(module: str) -> Path:
+    """A module's folder, or its file without the ending; only its top-level package is looked for, none imported."""
+    top, *rest = module.split(".")
+    spec = find_spec(top)
+    folders = spec.submodule_search_locations if spec else None
+    return Path(*folders[:1], *rest) if folders else Path(module)
+
+
+def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    """The module that an import names."""
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    parts = parts[: len(parts) - node.level + is_package]
+    return ".".join([*parts, *filter(None, [node.module])])
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _assigned(node: ast.ClassDef | ast.Module, fields: bool = False) -> dict[str, ast.expr]:
+    """What a body assigns, a chain or a tuple of names each by itself; or the fields of a dataclass only."""
+    values: dict[str, ast.expr] = {}
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+            if not (fields and "ClassVar" in ast.unparse(statement.annotation)):
+                values[statement.target.id] = statement.value
+        elif isinstance(statement, ast.Assign) and not fields:
+            for target in statement.targets:
+                if isinstance(target, ast.Name):
+                    values[target.id] = statement.value
+                elif isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+                    names = [each.id for each in target.elts if isinstance(each, ast.Name)]
+                    values |= dict(zip(names, statement.value.elts, strict=False))
+    return values

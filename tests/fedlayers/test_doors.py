@@ -1,0 +1,155 @@
+"""The one import that a newcomer makes: every door opens, says what it is, and shows a run of itself."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedlayers as fl
+import fedlayers.catalogue
+import fedlayers.runs
+from fedlayers import catalogue
+from fl_core.errors import UsageError
+from tests.conftest import TOY, network
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", sorted(set(fl.__all__) - {"__version__"}))
+def test_a_door_opens_and_says_what_it_is(name):
+    assert name in dir(fl)
+    door = getattr(fl, name)
+    assert (door.__doc__ or "").strip(), name
+
+
+def test_types_are_those_of_the_doors():
+    """What mypy is told of each name is where it really comes from."""
+    tree = ast.parse(Path(fl.__file__).read_text())
+    told = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module != "typing" and node.names[0].asname:
+            told[node.names[0].asname] = node.module
+    assert told == fl._HOMES
+
+
+def test_an_unknown_door_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'diagnosis'"):
+        getattr(fl, "diagnosis")  # noqa: B009
+
+
+@pytest.mark.parametrize("module", [fedlayers, fedlayers.runs, fedlayers.catalogue])
+def test_examples_do_what_they_show(module):
+    found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert found.attempted
+    assert not found.failed
+
+
+# --- run -------------------------------------------------------------------------------------------------------
+
+
+def test_run_takes_objects_in_the_place_of_names(tmp_path):
+    plan = fl.LayerPlan.all_but_last(fl.layers_of(network("plain"), TOY.clients[0].train.x[:2]))
+    engine = fl.run(algorithm="fedper", rounds=1, batch=8, data=TOY, model=network("plain"), plan=plan, progress=False)
+    assert engine.algorithm.plan.digest == plan.digest
+    plan.save(tmp_path / "plan.json")
+    again = fl.run(
+        fl.RunConfig(algorithm="fedper", rounds=3, batch=8),
+        rounds=1,
+        data=TOY,
+        model=network("plain"),
+        plan=tmp_path / "plan.json",
+        progress=False,
+    )
+    assert (again.done, again.algorithm.plan.digest) == (1, plan.digest)
+
+
+def test_run_measures_and_decides_by_itself():
+    engine = fl.run(dataset="heart", model="heart_mlp", algorithm="fedper", plan="auto", rounds=1, progress=False)
+    assert engine.algorithm.plan.why.metric == "federation_sensitivity"
+
+
+def test_run_refuses_an_unknown_key_with_the_nearest():
+    with pytest.raises(UsageError, match="unknown key of a run 'algoritm': did you mean 'algorithm'"):
+        fl.run(algoritm="fedavg")
+
+
+# --- beside somebody's own files -------------------------------------------------------------------------------
+
+THEIRS = {"diagnostics.py": "MINE = 'their diagnostics'\n", "figures.py": "MINE = 'their figures'\n"}
+BOTH = """
+import {first}
+import {second}
+import diagnostics, figures
+assert diagnostics.MINE == "their diagnostics", diagnostics
+assert figures.MINE == "their figures", figures
+import fedlayers as fl
+import torch
+
+models = {{name: torch.nn.Linear(3, 2) for name in "ab"}}
+samples = {{name: (torch.randn(8, 3), torch.randint(2, (8,))) for name in "ab"}}
+report = fl.diagnose(models, samples, ["weight_divergence"], progress=False)
+assert report.frame["status"].eq("ok").all()
+import fedlayers.diagnostics.report
+assert isinstance(report, fedlayers.diagnostics.report.Report)
+
+if __name__ == "__main__":
+    engine = fl.run(dataset="heart", algorithm="playerfl", rounds=1, workers=2, progress=False)
+    assert engine.done == 1
+    print("all done")
+"""
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """Runs Python in a folder with a ``diagnostics.py`` and a ``figures.py`` of somebody's own."""
+    for name, text in THEIRS.items():
+        (tmp_path / name).write_text(text)
+
+    def python(*words):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    python.folder = tmp_path
+    return python
+
+
+@pytest.mark.parametrize("order", [("fedlayers", "diagnostics"), ("diagnostics", "fedlayers")])
+def test_files_of_ones_own_stay_ones_own(beside, order):
+    (beside.folder / "script.py").write_text(BOTH.format(first=order[0], second=order[1]))
+    done = beside("script.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "all done\n"
+
+
+def test_the_command_line_works_beside_them(beside):
+    done = beside("-m", "fedlayers", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "  diagnose  " in done.stdout
+    done = beside("-m", "fedlayers", "diagnose", "--dataset", "heart", "--metrics", "weight_divergence")
+    assert done.returncode == 0, done.stderr
+    assert "rows: rows.jsonl" in done.stdout
+
+
+def test_the_bare_name_is_the_same_package_where_nobody_else_has_it(tmp_path):
+    code = (
+        "import diagnostics.report, fedlayers.diagnostics.report as full; from diagnostics import diagnose; "
+        "import fedlayers as fl; assert fl.diagnose is diagnose; assert diagnostics.report.Report is full.Report"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", catalogue.HOMES)
+def test_a_name_from_outside_is_nobodys_to_correct(kind):
+    assert catalogue.check(kind, "some_module:thing") == "some_module:thing"
+    with pytest.raises(UsageError, match=f"unknown {kind} 'nothing_such'"):
+        catalogue.check(kind, "nothing_such")

@@ -1,0 +1,98 @@
+"""Imports go down only, and in no circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ORDER = ("fl_core", "diagnostics", "fedlayers", "figures", "notebooks")
+"""From the bottom up."""
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the packages by name; ``diagnostics`` under its own, not through the link in ``fedlayers``."""
+    found = {}
+    for package in ORDER:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if parts[:2] != ("fedlayers", "diagnostics"):
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(module: str, always: bool) -> set[str]:
+    """The modules of the packages that a module imports: whenever it is imported itself, or at all."""
+    tree = ast.parse(MODULES[module].read_text())
+    targets: set[str] = set()
+    for node in _imports(tree.body) if always else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".") if MODULES[module].name == "__init__.py" else module.split(".")[:-1]
+            base = package[: len(package) - node.level + 1] if node.level else []
+            home = ".".join([*base, *filter(None, [node.module])])
+            home = _short(home)
+            names = [f"{home}.{alias.name}" for alias in node.names]
+            targets |= {name if name in MODULES else home for name in names}  # a submodule, or what a module defines
+    return {name for name in map(_short, targets) if name in MODULES} - {module}
+
+
+def _short(module: str) -> str:
+    """A module's name without the link."""
+    return module.replace("fedlayers.diagnostics", "diagnostics", 1)
+
+
+def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The imports that run with a module: none within a function, none that is for types only."""
+    for node in body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from _imports(node.orelse)
+        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ClassDef)):
+            for field in ("body", "orelse", "finalbody"):
+                yield from _imports(getattr(node, field, []))
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_go_down_only(package):
+    """``diagnostics`` makes its bare name an alias by name, which is no import of what is above it."""
+    above = ORDER[ORDER.index(package) + 1 :]
+    upward = [
+        f"{module} imports {target}"
+        for module in MODULES
+        if module.partition(".")[0] == package
+        for target in imported(module, always=False)
+        if target.partition(".")[0] in above
+    ]
+    assert not upward
+
+
+def test_no_circle_of_imports():
+    """Whatever is imported first, every module finds the ones that it needs whole."""
+    graph = {module: imported(module, always=True) for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for target in sorted(graph[module]):
+                visit(target, (*path, module))
+            done.add(module)
+
+    for module in sorted(MODULES):
+        visit(module, ())
+
+
+def test_the_graph_is_seen():
+    """The reading of imports finds those that are there."""
+    assert "diagnostics.report" in imported("diagnostics.diagnosis", always=True)
+    assert "fl_core.runner" in imported("fedlayers.runs", always=False)
+    assert "fl_core.runner" not in imported("fedlayers.runs", always=True)

@@ -1,0 +1,135 @@
+"""What `fedlayers list` prints: everything that is registered, in columns that fit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from fedlayers import catalogue
+from fedlayers.cli import listings
+from fl_core import data, registry
+from fl_core.algorithms.base import ALGORITHMS, Algorithm, register
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def column(text, name):
+    """The cells of a column, by the place of its heading."""
+    head, *lines = text.splitlines()
+    start = head.index(name)
+    after = head[start:].find("  ")
+    rest = head[start + after :].lstrip() if after >= 0 else ""
+    end = head.index(rest) if rest else None
+    return [line[start:end].strip() for line in lines]
+
+
+def shown(text, name):
+    """What stands of an algorithm, on one line."""
+    found = re.search(rf"^  {name} .*(?:\n {{6,}}.*)*", text, flags=re.MULTILINE)
+    assert found, name
+    return " ".join(found.group().split())
+
+
+@pytest.mark.parametrize("what", set(listings.LISTINGS) - {"algorithms"})
+def test_everything_registered_is_listed_once(what):
+    text = listings.LISTINGS[what]()
+    known = {*catalogue.entries(what.removesuffix("s")), *(catalogue.MODEL_SOURCES if what == "models" else ())}
+    assert sorted(filter(None, column(text, "name"))) == sorted(known)
+    assert max(map(len, text.splitlines())) <= 160
+    assert text == "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def test_datasets_show_the_defaults_one_line_each():
+    text = listings.datasets()
+    assert len(text.splitlines()) == 1 + len(data.datasets())
+    for line, recipe in zip(text.splitlines()[1:], data.datasets().values(), strict=True):
+        for value in (recipe.model, recipe.partition, recipe.rounds, recipe.batch, recipe.lr, recipe.loss):
+            assert f" {value}" in line
+        assert f"weight_decay={recipe.optimizer_options['weight_decay']}" in line
+        assert ("alpha=…" in line) == isinstance(recipe.loss_options.get("alpha"), list)
+
+
+def test_alpha_is_shown_only_where_it_is_used():
+    for name, alpha in zip(data.datasets(), column(listings.datasets(), "alpha"), strict=True):
+        assert bool(alpha) == (data.recipe(name).partition == "dirichlet")
+
+
+# --- algorithms: what is read from sources is what the classes say ----------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS.inside))
+def test_what_is_read_of_an_algorithm_is_what_its_class_says(name):
+    entry, kind = ALGORITHMS.inside[name], ALGORITHMS[name]
+    for attribute in ("paper", "trains", "travels", "keeps", "cost", "splits"):
+        assert entry.facts[attribute] == getattr(kind, attribute), attribute
+    assert entry.facts["Config"] == {field.name: field.default for field in fields(kind.Config)}
+    assert (entry.module, entry.attribute) == (kind.__module__, kind.__qualname__)
+
+
+def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys():
+    text = listings.algorithms()
+    for name, kind in ALGORITHMS.members().items():
+        parts = (kind.paper, f"trained: {kind.trains}", f"travels: {kind.travels}", f"kept: {kind.keeps}")
+        line = shown(text, name)
+        assert " | ".join((*parts, f"cost: {kind.cost}")) in line
+        assert (" | plan" in line) == kind.splits
+        keys = ", ".join(f"{field.name}={field.default}" for field in fields(kind.Config))
+        assert line.endswith(f"--set {keys}") if keys else "--set" not in line
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_algorithms_stand_once_under_their_family_and_fit(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = listings.algorithms()
+    assert max(map(len, text.splitlines())) <= min(width, 120)
+    blocks = [block.splitlines() for block in text.split("\n\n")[1:]]
+    families = {}
+    for block in blocks:
+        names = [line.split()[0] for line in block if re.match(r"  \S", line)]
+        heading = " ".join(line for line in block if not line.startswith("  "))
+        families |= dict.fromkeys(names, heading)
+    assert families == {name: entry.family for name, entry in catalogue.entries("algorithm").items()}
+
+
+def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch):
+    """An announced one is listed by its place, for it is not imported to be listed; one made here by what it says."""
+    point = EntryPoint("algorithm.announced", "nowhere.installed:Announced", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    monkeypatch.setattr(registry.Registry, "announced", property(registry.Registry.__dict__["announced"].func))
+    monkeypatch.setattr(ALGORITHMS, "_members", dict(ALGORITHMS._members))
+    monkeypatch.setattr(ALGORITHMS, "_made_from", dict(ALGORITHMS._made_from))
+
+    @register
+    class Mine(Algorithm):
+        """One made in a notebook."""
+
+        name = "mine"
+        paper = "a notebook"
+
+    text = listings.algorithms()
+    assert shown(text, "announced") == "announced from nowhere.installed:Announced"
+    assert shown(text, "mine").startswith("mine a notebook | trained: all | travels: all")
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_long_cells_are_wrapped_under_their_heading_and_lose_nothing(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = [{"name": "a", "says": "word " * 40 + "end"}, {"name": "b", "says": "short"}, {"name": "c", "says": ""}]
+    text = listings._table(lines)
+    assert max(map(len, text.splitlines())) <= width
+    assert " ".join(" ".join(column(text, "says")).split()) == "word " * 40 + "end short"
+    assert [cell for cell in column(text, "name") if cell] == ["a", "b", "c"]
+
+
+def test_a_word_longer_than_the_terminal_is_not_cut(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    assert "x" * 40 in listings._table([{"name": "a", "long": "x" * 40}])

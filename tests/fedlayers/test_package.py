@@ -1,0 +1,90 @@
+"""What is installed: a wheel with the packages and nothing else, which works by itself in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("fl_core", "diagnostics", "fedlayers")
+
+
+def told(*command: object, cwd: Path) -> str:
+    """What a command prints, of an environment that knows no checkout."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "FEDLAYERS_DATA_ROOT")}
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel that is built of the sdist that is built of the checkout."""
+    folder = tmp_path_factory.mktemp("package")
+    source = folder / "source"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    for beside in ("figures", "tests", "notebooks", "benchmarks"):  # what a checkout has and an installation has not
+        (source / beside).mkdir()
+        (source / beside / "__init__.py").touch()
+    told(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", source, cwd=folder)
+    assert len(list((folder / "dist").glob("*.tar.gz"))) == 1
+    (made,) = (folder / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A fresh environment that holds the wheel; what that depends on is lent by this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    told(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    python = folder / "bin" / "python"
+    here = told(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    Path(here, "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    told(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, cwd=folder)
+    return folder / "bin"
+
+
+def test_a_wheel_holds_the_packages_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == set(PACKAGES)
+    assert [name for name in names if name.startswith("diagnostics/")] == ["diagnostics/__init__.py"]
+    for package in ("fl_core", "fedlayers"):
+        there = [path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".csv", ".md", ".mplstyle")]
+        linked = [path for path in (ROOT / "diagnostics").rglob("*") if path.suffix in (".py", ".mplstyle")]
+        expected = {str(path.relative_to(ROOT)) for path in there}
+        if package == "fedlayers":
+            expected |= {f"fedlayers/{path.relative_to(ROOT)}" for path in linked}
+        assert {name for name in names if name.startswith(f"{package}/")} == expected
+
+
+SMOKE = """
+import diagnostics, fedlayers as fl
+from diagnostics.report import Report
+assert Report is fl.Report and diagnostics.diagnose is fl.diagnose
+assert all(getattr(fl, name) for name in fl.__all__)
+fl.run(dataset="heart", algorithm="playerfl", rounds=1, out="run", progress=False)
+print(fl.__file__)
+"""
+
+
+def test_an_installation_works_in_an_empty_folder(installed, tmp_path):
+    assert str(ROOT) not in told(installed / "python", "-c", SMOKE, cwd=tmp_path)
+    assert "  regret    " in told(installed / "fedlayers", "--help", cwd=tmp_path)
+    assert "every covered byte" in told(installed / "fedlayers", "verify", "run", cwd=tmp_path)
+
+
+def test_an_installation_works_beside_somebodys_own_diagnostics(installed, tmp_path):
+    (tmp_path / "diagnostics.py").write_text("MINE = 1\n")
+    code = "import diagnostics, fedlayers as fl; fl.diagnose; print(diagnostics.MINE)"
+    assert told(installed / "python", "-c", code, cwd=tmp_path) == "1\n"

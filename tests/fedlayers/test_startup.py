@@ -1,0 +1,104 @@
+"""What asks or is mistaken is answered at once: which modules that takes, how long, and how much memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from fedlayers.cli.main import COMMANDS
+
+HEAVY = {"torch", "sklearn", "pandas", "numpy", "scipy", "matplotlib", "seaborn", "PIL", "safetensors", "timm"}
+TIMES_PASS = 15  # of the CPU time of an empty program; measured beside it: about 3
+PEAK = 80 * 2**20
+PROBE = """
+import json, sys
+before = set(sys.modules)
+sys.argv = ["fedlayers", *{words!r}]
+try:
+    {code}
+except SystemExit as end:
+    code = end.code or 0
+else:
+    code = 0
+loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print("\\n" + json.dumps([code, sorted(loaded - set(sys.stdlib_module_names))]))
+"""
+MAIN = "from fedlayers.cli.main import main; main()"
+
+
+def loaded(*words: str, code: str = MAIN, cwd: Path) -> tuple[int, set[str]]:
+    """The exit code of a command, and the top-level modules outside the standard library that it imported."""
+    script = PROBE.format(words=words, code=code)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=cwd)
+    status, modules = json.loads(done.stdout.splitlines()[-1])
+    return status, set(modules)
+
+
+def test_help_imports_nothing_but_this(tmp_path):
+    assert loaded("--help", cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
+    assert loaded(cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
+    assert loaded("runn", cwd=tmp_path) == (2, {"fedlayers", "fl_core"})
+
+
+def test_importing_the_package_imports_nothing_but_this(tmp_path):
+    code = "import fedlayers as fl; dir(fl)"
+    assert loaded(code=code, cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
+    code = "import fedlayers as fl; fl.RunConfig(rounds=3); fl.__version__"
+    assert loaded(code=code, cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_and_unknown_flags_need_nothing_heavy(tmp_path, name):
+    status, modules = loaded(name, "--help", cwd=tmp_path)
+    assert status == 0
+    assert not modules & HEAVY
+    status, modules = loaded(name, *["x"] * (name == "list"), "--unknown-flag", cwd=tmp_path)
+    assert status == 2
+    assert not modules & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("list algorithms", 0),
+        ("list models", 0),
+        ("list metric", 2),
+        ("run --algorithm fedprxo", 2),
+        ("run --model heart_ml", 2),
+        ("run --optimizer adamm", 2),
+        ("run --loss focall", 2),
+        ("run --rounds 0", 2),
+        ("compare --seeds 0", 2),
+    ],
+)
+def test_listings_and_wrong_words_need_nothing_heavy(tmp_path, line, status):
+    code, modules = loaded(*line.split(), cwd=tmp_path)
+    assert code == status
+    assert not modules & HEAVY
+
+
+MEASURED = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, check=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+"""
+
+
+def usage(*words: str) -> tuple[float, float]:
+    """CPU seconds and peak bytes of a Python process, started by a small one: a child's peak begins at its parent's."""
+    done = subprocess.run([sys.executable, "-c", MEASURED, *words], check=True, capture_output=True, text=True)
+    seconds, peak = map(float, done.stdout.split())
+    return seconds, peak
+
+
+@pytest.mark.parametrize("words", [("-m", "fedlayers", "--help"), ("-c", "import fedlayers")])
+def test_help_is_cheap(words):
+    pairs = [(usage(*words), usage("-c", "pass")) for _ in range(5)]
+    assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(empty[0] for _, empty in pairs)
+    assert max(asked[1] for asked, _ in pairs) < PEAK
