@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING
 from fl_core.lazy import attach
 
 if TYPE_CHECKING:
+    from fedlayers.diagnostics.capture import batches as batches
+    from fedlayers.diagnostics.capture import set_mode as set_mode
+    from fedlayers.diagnostics.decide.rules.base import RULES as RULES
     from fedlayers.diagnostics.decide.rules.base import Rule as Rule
+    from fedlayers.diagnostics.decide.rules.base import rule as rule
     from fedlayers.diagnostics.decide.select import select as select
     from fedlayers.diagnostics.diagnosis import diagnose as diagnose
+    from fedlayers.diagnostics.metrics.base import METRICS as METRICS
     from fedlayers.diagnostics.metrics.base import Metric as Metric
+    from fedlayers.diagnostics.metrics.base import metric as metric
     from fedlayers.diagnostics.report import Report as Report
+    from fedlayers.diagnostics.subject import Measurement as Measurement
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
+    from fedlayers.studies.choose import Choice as Choice
+    from fedlayers.studies.choose import choose as choose
     from fedlayers.studies.compare import Comparison as Comparison
     from fedlayers.studies.compare import compare as compare
     from fedlayers.studies.regret import Regret as Regret
@@ -36,32 +45,45 @@ if TYPE_CHECKING:
     from fl_core.layers import Layer as Layer
     from fl_core.layers import layers_of as layers_of
     from fl_core.plan import LayerPlan as LayerPlan
+    from fl_core.rows import Row as Row
+    from fl_core.rows import row as row
     from fl_core.runner import load_models as load_models
 
 _HOMES = {
     "Algorithm": "fl_core.algorithms.base",
+    "Choice": "fedlayers.studies.choose",
     "Comparison": "fedlayers.studies.compare",
     "FederatedData": "fl_core.data.federated",
     "Layer": "fl_core.layers",
     "LayerPlan": "fl_core.plan",
+    "METRICS": "fedlayers.diagnostics.metrics.base",
+    "Measurement": "fedlayers.diagnostics.subject",
     "Metric": "fedlayers.diagnostics.metrics.base",
+    "RULES": "fedlayers.diagnostics.decide.rules.base",
     "Regret": "fedlayers.studies.regret",
     "Report": "fedlayers.diagnostics.report",
+    "Row": "fl_core.rows",
     "Rule": "fedlayers.diagnostics.decide.rules.base",
     "RunConfig": "fl_core.config",
     "RunError": "fl_core.errors",
     "UsageError": "fl_core.errors",
     "__version__": "fl_core",
+    "batches": "fedlayers.diagnostics.capture",
+    "choose": "fedlayers.studies.choose",
     "compare": "fedlayers.studies.compare",
     "diagnose": "fedlayers.diagnostics.diagnosis",
     "layers_of": "fl_core.layers",
     "load_models": "fl_core.runner",
+    "metric": "fedlayers.diagnostics.metrics.base",
     "of_silos": "fl_core.data.silos",
     "register": "fl_core.algorithms.base",
     "regret": "fedlayers.studies.regret",
     "resume": "fedlayers.runs",
+    "row": "fl_core.rows",
+    "rule": "fedlayers.diagnostics.decide.rules.base",
     "run": "fedlayers.runs",
     "select": "fedlayers.diagnostics.decide.select",
+    "set_mode": "fedlayers.diagnostics.capture",
     "study": "fedlayers.studies.study",
 }
 __all__ = [*_HOMES]
