@@ -22,6 +22,10 @@ class CorruptError(RunError):
     """Stored bytes differ from the digest that was recorded for them."""
 
 
+class ForeignError(CorruptError):
+    """Stored bytes are as they were written, but for another run."""
+
+
 class BusyError(RunError):
     """Another process is writing to the run directory."""
 

@@ -192,7 +192,7 @@ def _check_device(name: str) -> None:
 
 def _check_same_start(task: Task, path: Path, weights: bool) -> None:
     """Refuse to go on with other data or another model than the run began with, as the rows' header names them."""
-    began = rows.read_header(path / "rows.jsonl")
+    began = store.Run(path).header()
     now = task.header("")
     if began["data"] != now["data"]:
         raise UsageError(f"{path} began with other data; pass the same data to go on")
