@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import os
 import shlex
@@ -22,7 +23,8 @@ from diagnostics.commands.layers import Diagnose, Select
 from diagnostics.commands.pictures import Plot
 from diagnostics.commands.runs import Resume, Run, Verify
 from diagnostics.commands.studies import Compare, Regret, Study
-from fl_core.errors import RunError, UsageError, check_known
+from fl_core import interrupts
+from fl_core.errors import RunError, UsageError, WorkerError, check_known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,27 +60,39 @@ COMMANDS: dict[str, type[Command]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    with interrupts.ending():
+        _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(given: Sequence[str]) -> None:
     try:
         command = parsed(given)
     except UsageError as error:
         _leave(2, str(error))
     try:
-        with warnings.catch_warnings():
+        with interrupts.ending(command.interrupted), warnings.catch_warnings():
             warnings.showwarning = _Notes()
             command.main(shlex.join(["fedlayers", *given]))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
-        _leave(130, f"interrupted; {command.interrupted()}")
     except Exception as error:
         if command.debug:
             traceback.print_exc()
         foreseen = isinstance(error, (UsageError, RunError, OSError))
         reason = str(error) if foreseen else f"{type(error).__name__}: {error} (--debug shows where)"
-        _leave(2 if isinstance(error, UsageError) else 1, reason)
+        _leave(2 if isinstance(error, UsageError) else 1, f"{reason}{_way_out(error, command)}")
+
+
+def _way_out(error: Exception, command: Command) -> str:
+    """What to do after an error that is not the run's own fault: make room, and go on where something was begun."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    begun = command.interrupted() if (full or isinstance(error, WorkerError)) else ""
+    steps = ["make room there"] if full else []
+    if begun and begun != Command.interrupted(command):
+        steps.append(begun)
+    return f"; {', then '.join(steps)}" if steps else ""
 
 
 def parsed(given: Sequence[str]) -> Command:

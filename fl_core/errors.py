@@ -18,6 +18,10 @@ class NonFiniteError(RunError):
     """Training or aggregation met NaN or infinity; the message names where."""
 
 
+class WorkerError(RunError):
+    """A worker process ended before its work was done."""
+
+
 class CorruptError(RunError):
     """Stored bytes differ from the digest that was recorded for them."""
 
