@@ -17,8 +17,16 @@ class NonFiniteError(RunError):
     """Training or aggregation met NaN or infinity; the message names where."""
 
 
+class WorkerError(RunError):
+    """A worker process ended before its work was done."""
+
+
 class CorruptError(RunError):
     """Stored bytes differ from the digest that was recorded for them."""
+
+
+class ForeignError(CorruptError):
+    """Stored bytes are as they were written, but for another run."""
 
 
 class BusyError(RunError):

@@ -14,7 +14,7 @@ from torch import nn
 from fl_core import tree
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.records.files import write_json
+from fl_core.records.files import check_version, write_json
 
 FORMAT = "fedlayers.plan/1"
 
@@ -206,9 +206,9 @@ class LayerPlan:
         """Rebuild a plan.
 
         Raises:
-            UsageError: another format, a missing or unknown key, or contents that are no plan.
+            UsageError: another or a newer format, a missing or unknown key, or contents that are no plan.
         """
-        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        if not isinstance(data, Mapping) or not check_version("the plan", data.get("format"), FORMAT):
             raise UsageError(f"not a plan: its format is not {FORMAT!r}")
         missing = {"layers", "shared", "why"} - data.keys()
         if missing:
@@ -242,6 +242,8 @@ class LayerPlan:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is not a plan: {error}") from error
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
 
     @property
     def digest(self) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fl_core.errors import CorruptError, UsageError
-from fl_core.records.files import write_atomically
+from fl_core.records.files import check_version, write_atomically
 
 SCHEMA = 1
 COLUMNS: dict[str, str] = {
@@ -43,6 +43,8 @@ _INTEGERS = ("seed", "round", "n_params", "n_samples", "n_train")
 _NUMBERS = ("value", "stderr")
 
 Row = dict[str, Any]
+Opener = Callable[[str, int], int]
+"""How a file is opened where it may not be reached through a link: as :func:`open` takes it."""
 
 
 def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any) -> Row:
@@ -89,7 +91,7 @@ def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
     write_atomically(Path(path), ("\n".join(lines) + "\n").encode())
 
 
-def read(path: Path, complete: int | None = None) -> tuple[dict[str, Any], pd.DataFrame]:
+def read(path: Path, complete: int | None = None, opener: Opener | None = None) -> tuple[dict[str, Any], pd.DataFrame]:
     """Header and frame of a rows file.
 
     Args:
@@ -97,33 +99,33 @@ def read(path: Path, complete: int | None = None) -> tuple[dict[str, Any], pd.Da
             them is not read.
 
     Raises:
-        UsageError: there is no such file, or it is not a rows file.
+        UsageError: there is no such file, it is not a rows file, or it has a newer schema.
         CorruptError: a line in it is damaged.
     """
-    header, lines = _opened(Path(path), complete)
+    header, lines = _opened(Path(path), complete, opener)
     return header, frame(lines)
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
     """The header of a rows file alone; errors as of :func:`read`."""
-    return _opened(Path(path))[0]
+    return _opened(Path(path), None, opener)[0]
 
 
-def _opened(path: Path, complete: int | None = None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+def _opened(path: Path, complete: int | None, opener: Opener | None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
         raise UsageError(f"no rows file at {path}")
-    lines = _lines(path, complete)
+    lines = _lines(path, complete, opener)
     header = next(lines, None)
     if not isinstance(header, dict) or "schema" not in header:
         raise UsageError(f"{path} is not a rows file: its first line has no schema")
-    if header["schema"] != SCHEMA:
-        raise UsageError(f"{path} has schema {header['schema']}; this version reads {SCHEMA}")
+    if not check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"):
+        raise UsageError(f"{path} is not a rows file: its schema is {header['schema']!r}")
     return header, lines
 
 
-def _lines(path: Path, complete: int | None) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[dict[str, Any]]:
     end = 0
-    with path.open("rb") as file:
+    with open(path, "rb", opener=opener) as file:
         for number, line in enumerate(file, 1):
             end += len(line)
             if complete is not None and end > complete and not line.endswith(b"\n"):

@@ -158,7 +158,9 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 def _check_decision(task: Task, instruments: Instruments) -> None:
     if task.config.plan == AUTO or task.algorithm(task.plan).decides:
         if instruments.decide is None:
-            raise UsageError(f"{task.config.algorithm} decides on a plan: pass diagnostics.instruments(), or a plan")
+            raise UsageError(
+                f"{task.config.algorithm} decides on a plan: pass diagnostics.measure.instruments(), or a plan"
+            )
         check_known("rule", task.config.rule, instruments.rules)
         used = [layer for layer in task.layers if layer.used and layer.weights and not layer.still]
         least = find(task.config.algorithm).least_layers
@@ -197,7 +199,7 @@ def _check_device(name: str) -> None:
 
 def _check_same_start(task: Task, path: Path, weights: bool) -> None:
     """Refuse to go on with other data or another model than the run began with, as the rows' header names them."""
-    began = rows.read_header(path / "rows.jsonl")
+    began = store.Run(path).header()
     now = task.header("")
     if began["data"] != now["data"]:
         raise UsageError(f"{path} began with other data; pass the same data to go on")

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from fl_core.errors import RunError, UsageError, check_known
+from fl_core import interrupts
+from fl_core.errors import RunError, UsageError, WorkerError, check_known
 
 if TYPE_CHECKING:
     from fedlayers.cli.base import Command
@@ -33,7 +34,11 @@ ABOUT = "Measure which layers of a network to federate and which to keep local, 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    with interrupts.ending():
+        _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(words: Sequence[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(overview())
         sys.exit(0)
@@ -51,21 +56,33 @@ def _execute(command: Command, words: Sequence[str]) -> None:
     import warnings
 
     try:
-        with warnings.catch_warnings():
+        with interrupts.ending(command.interrupted), warnings.catch_warnings():
             warnings.showwarning = _Notes()
             command.main(shlex.join(["fedlayers", *words]))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
-        _leave(130, f"interrupted; {command.interrupted()}")
     except Exception as error:
         if command.debug:
             traceback.print_exc()
         foreseen = isinstance(error, (UsageError, RunError, OSError))
         reason = str(error) if foreseen else f"{type(error).__name__}: {error} (--debug shows where)"
-        _leave(2 if isinstance(error, UsageError) else 1, reason)
+        _leave(2 if isinstance(error, UsageError) else 1, f"{reason}{_way_out(error, command)}")
+
+
+def _way_out(error: Exception, command: Command) -> str:
+    """What to do after an error that is not the run's own fault: make room, and go on where something was begun."""
+    import errno
+
+    from fedlayers.cli.base import Command
+
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    begun = command.interrupted() if (full or isinstance(error, WorkerError)) else ""
+    steps = ["make room there"] if full else []
+    if begun and begun != Command.interrupted(command):
+        steps.append(begun)
+    return f"; {', then '.join(steps)}" if steps else ""
 
 
 def overview() -> str:

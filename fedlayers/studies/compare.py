@@ -349,12 +349,9 @@ def _check_stored(path: Path, task: runner.Task) -> None:
         raise UsageError(f"{path} was run under another plan ({plan or 'its own'}): choose another directory")
     if run.begun:
         began, now = run.rows()[0], task.header("")
-        reasons = {
-            "data": "other data",
-            "checkpoint": "another initial model",
-            "version": "another version of fedlayers",
-        }
-        for key, what in reasons.items():
+        for key, what in {"data": "other data", "checkpoint": "another initial model"}.items():
             if began[key] != now[key]:
                 raise UsageError(f"{path} was run with {what}: choose another directory")
+        if began["version"] != now["version"]:
+            warnings.warn(f"{path} was run by fedlayers {began['version']}, this is {now['version']}", stacklevel=4)
     return None

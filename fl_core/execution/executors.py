@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -20,10 +21,11 @@ import torch
 
 from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, Split
-from fl_core.errors import RunError
+from fl_core.errors import RunError, WorkerError
 from fl_core.execution.site import Job, Result, Site
 from fl_core.execution.stacked import Stacked
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
+from fl_core.interrupts import held_back
 
 SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker
 
@@ -77,15 +79,19 @@ class Workers:
         room = SLOT_TREES * sum(tensor.nbytes + ALIGNED for tensor in site.workspace.live.values())
         self._links: list[Channel] = []
         self._processes: list[Any] = []
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            jobs, results = (Slot.of(room) for _ in range(2))
-            process = context.Process(target=_serve, args=(theirs, jobs.memory, results.memory, packed), daemon=True)
-            with allocator_settings():
-                process.start()
-            theirs.close()
-            self._links.append(Channel(ours, jobs, results, keeps=True))
-            self._processes.append(process)
+        self._interrupted = False
+        resource_tracker.ensure_running()  # else the first worker's start would do so, and let interrupts through
+        with held_back():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                jobs, results = (Slot.of(room) for _ in range(2))
+                given = (theirs, jobs.memory, results.memory, packed)
+                process = context.Process(target=_serve, args=given, daemon=True)
+                with allocator_settings():
+                    process.start()
+                theirs.close()
+                self._links.append(Channel(ours, jobs, results, keeps=True))
+                self._processes.append(process)
 
     def serve(self, site: Site) -> None:
         """Run the jobs of another site from now on; the processes, which take seconds to start, stay."""
@@ -107,6 +113,10 @@ class Workers:
         busy: dict[Channel, int] = {}
         try:
             yield from self._results(iter(jobs), busy)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            busy.clear()  # nobody waits for what they are at
+            raise
         finally:
             for link in busy:
                 self._receive(link)
@@ -145,7 +155,10 @@ class Workers:
                 idle.append(link)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; after an interrupt at once, in the midst of a job."""
+        if self._interrupted:
+            for process in self._processes:
+                process.kill()
         for link in self._links:
             link.close()
         for process in self._processes:
@@ -175,16 +188,15 @@ class Workers:
     def _died(self, link: Channel) -> RunError:
         process = self._processes[self._links.index(link)]
         process.join(timeout=5)
-        killed = process.exitcode is not None and process.exitcode < 0
         hint = (
-            "if memory ran out, use fewer workers"
-            if killed
-            else (
-                "its own message is above; a model's class must be importable there, so not one defined in a notebook "
-                "or inside a function"
-            )
+            "its own message is above; a model's class must be importable there, so not one defined in a notebook or "
+            "inside a function"
         )
-        return RunError(f"a worker process ended with exit code {process.exitcode}; {hint}")
+        if process.exitcode == -signal.SIGKILL:
+            hint = "if memory ran out, use fewer workers"
+        elif process.exitcode is None or process.exitcode < 0:
+            hint = "something outside this run ended it"
+        return WorkerError(f"a worker process ended with exit code {process.exitcode}; {hint}")
 
 
 def executor(site: Site, workers: int, stack: bool = False) -> Executor:
@@ -235,7 +247,7 @@ def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, pa
     while True:
         try:
             kind, value = link.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         if kind == "site":
             site = value.unpack()

@@ -1,21 +1,27 @@
-"""Files that are written whole or not at all, carry their digest, and are written by one process at a time."""
+"""Files that are written whole or not at all, carry their digest, are reached through no link, and have one writer."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from fl_core.errors import BusyError, CorruptError
+from fl_core.errors import BusyError, CorruptError, UsageError
 from fl_core.tree import Tree
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without waiting for the other end of a pipe
 
 
 def sha(data: bytes) -> str:
@@ -33,32 +39,10 @@ def signed(data: Mapping[str, Any]) -> bytes:
     return json_bytes({**data, "sha256": sha(json_bytes(data))})
 
 
-def write_atomically(path: Path, data: bytes, lasting: bool = True) -> None:
-    """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them.
-
-    Args:
-        lasting: whether the file's name, too, is on the disk when this returns; otherwise :func:`sync` its folder.
-    """
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file, in folders that are made if need be: a reader sees the old contents or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    if lasting:
-        sync(path.parent)
-
-
-def sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk; nothing to do where there is no such folder."""
-    if not folder.is_dir():
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    Folder(path.parent).write(path.name, data)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -66,74 +50,231 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_atomically(path, json_bytes(data))
 
 
-def read(path: Path) -> bytes:
-    """A file that must be there.
+def check_version(path: Path | str, found: object, newest: str) -> bool:
+    """Whether what is stored is of a known format: that of ``newest``, such as ``"fedlayers.plan/1"``, or earlier.
 
     Raises:
-        CorruptError: it is missing.
+        UsageError: a later version of this package has written it; names the file and both formats.
     """
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise CorruptError(f"{path} is missing") from error
+    kind, _, number = newest.rpartition("/")
+    match = re.fullmatch(rf"{re.escape(kind)}/([1-9][0-9]{{0,8}})", str(found))
+    if match and int(match[1]) > int(number):
+        raise UsageError(f"{path} was written by a newer fedlayers: format {found}, this one reads up to /{number}")
+    return bool(match)
 
 
-def read_signed(path: Path) -> dict[str, Any]:
-    """What :func:`signed` was given.
+class Folder:
+    """The files below one directory, by relative name: regular files, reached without following a symbolic link.
+
+    The directory itself may be named by way of links. What cannot be opened so is refused and never waited for.
 
     Raises:
-        CorruptError: missing, or any byte differs.
+        CorruptError: from every method, where a name leads through a link, or to a pipe, a device or a folder.
+        OSError: from every method, with the file's path: a full disk, no permission.
     """
-    raw = read(path)
-    try:
-        data = json.loads(raw)
-        sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == signed(data)
-    except ValueError as error:  # no JSON, no UTF-8, or a NaN
-        raise CorruptError(f"{path} is damaged: {error}") from error
-    if not sound:
-        raise CorruptError(f"{path} is damaged: its contents do not match its digest")
-    return data
 
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
 
-def read_checked(path: Path, digest: str) -> bytes:
-    """A file whose SHA-256 is known.
+    # --- reading ---
 
-    Raises:
-        CorruptError: missing, or any byte differs.
-    """
-    data = read(path)
-    if sha(data) != digest:
-        raise CorruptError(f"{path} is damaged: its digest is {sha(data)[:12]}…, recorded is {digest[:12]}…")
-    return data
-
-
-def read_tensors(path: Path, digest: str) -> Tree:
-    """The tensors of a safetensors file whose SHA-256 is known.
-
-    Raises:
-        CorruptError: missing, or any byte differs.
-    """
-    data = read_checked(path, digest)
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise CorruptError(f"{path} is damaged: {error}") from error
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """An operating-system lock that dies with its holder."""
-    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    try:
+    def has(self, name: str) -> bool:
+        """Whether anything has this name, be it a link to nowhere."""
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
-            raise BusyError(f"{path} is being written by another process (pid {holder})") from error
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        for part in (*path.glob("*.part"), *path.glob("*/*.part")):  # of a writer that was killed
-            part.unlink()
-        yield
-    finally:
+            with self._folder_of(name) as (folder, last):
+                os.stat(last, dir_fd=folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_own(self, name: str) -> bool:
+        """Whether a name is a regular file's."""
+        try:
+            with self._folder_of(name) as (folder, last):
+                return stat.S_ISREG(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def names(self, folder: str = "") -> list[str]:
+        """What lies in a folder below, sorted; nothing where there is none."""
+        try:
+            with self._folder(folder.split("/") if folder else ()) as handle:
+                return sorted(os.listdir(handle))
+        except FileNotFoundError:
+            return []
+
+    def handle(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """A descriptor of a regular file, to be closed by who asked for it.
+
+        Raises:
+            CorruptError: there is no such file, unless ``flags`` have it made.
+        """
+        path = self.path / name
+        try:
+            with self._named(name), self._folder_of(name) as (folder, last):
+                handle = os.open(last, flags | _PLAIN, 0o666, dir_fd=folder)
+        except FileNotFoundError as error:
+            raise CorruptError(f"{path} is missing") from error
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            return handle
         os.close(handle)
+        raise CorruptError(f"{path} is no regular file")
+
+    def open(self, name: str) -> BinaryIO:
+        """A file that must be there, for reading; errors as of :meth:`handle`."""
+        return os.fdopen(self.handle(name), "rb")
+
+    def size(self, name: str) -> int:
+        """Bytes of a file that must be there."""
+        with self.open(name) as file:
+            return os.fstat(file.fileno()).st_size
+
+    def read(self, name: str) -> bytes:
+        """A file that must be there; errors as of :meth:`handle`."""
+        with self.open(name) as file:
+            return file.read()
+
+    def read_signed(self, name: str) -> dict[str, Any]:
+        """What :func:`signed` was given.
+
+        Raises:
+            CorruptError: missing, or any byte differs.
+        """
+        raw, path = self.read(name), self.path / name
+        try:
+            data = json.loads(raw)
+            sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == signed(data)
+        except ValueError as error:  # no JSON, no UTF-8, or a NaN
+            raise CorruptError(f"{path} is damaged: {error}") from error
+        if not sound:
+            raise CorruptError(f"{path} is damaged: its contents do not match its digest")
+        return data
+
+    def read_checked(self, name: str, digest: str) -> bytes:
+        """A file whose SHA-256 is known.
+
+        Raises:
+            CorruptError: missing, or any byte differs.
+        """
+        data = self.read(name)
+        if sha(data) != digest:
+            path = self.path / name
+            raise CorruptError(f"{path} is damaged: its digest is {sha(data)[:12]}…, recorded is {digest[:12]}…")
+        return data
+
+    def read_tensors(self, name: str, digest: str) -> Tree:
+        """The tensors of a safetensors file whose SHA-256 is known.
+
+        Raises:
+            CorruptError: missing, or any byte differs.
+        """
+        data = self.read_checked(name, digest)
+        try:
+            return load(data)
+        except SafetensorError as error:
+            raise CorruptError(f"{self.path / name} is damaged: {error}") from error
+
+    # --- writing ---
+
+    def write(self, name: str, data: bytes, lasting: bool = True) -> None:
+        """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them.
+
+        Args:
+            lasting: whether the file's name, too, is on the disk when this returns; otherwise :meth:`sync` its folder.
+        """
+        with self._named(name), self._folder_of(name, make=True) as (folder, last):
+            part = f"{last}.{os.getpid()}.part"
+            with suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)  # of a process that had this number before
+            try:
+                handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666, dir_fd=folder)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(part, last, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(part, dir_fd=folder)
+                raise
+            if lasting:
+                os.fsync(folder)
+
+    def append(self, name: str, data: bytes) -> None:
+        """Hand more of a file, which is made if it is not there, to the operating system."""
+        handle = self.handle(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with self._named(name), os.fdopen(handle, "wb") as file:
+            file.write(data)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or the link that has its name, if there is one."""
+        with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
+            os.unlink(last, dir_fd=folder)
+
+    def sync(self, name: str) -> None:
+        """Bring a file to the disk that was appended to, or of a folder the names in it, if it is there."""
+        with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
+            handle = os.open(last, os.O_RDONLY | _PLAIN, dir_fd=folder)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """An operating-system lock that dies with its holder.
+
+        Raises:
+            BusyError: another process holds it.
+        """
+        handle = self.handle("lock", os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
+                raise BusyError(f"{self.path} is being written by another process (pid {holder})") from error
+            if os.fstat(handle).st_nlink == 1:  # else it is also a file of somewhere else
+                os.ftruncate(handle, 0)
+                os.write(handle, f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            os.close(handle)
+
+    # --- names ---
+
+    @contextmanager
+    def _folder(self, parts: Sequence[str], make: bool = False) -> Iterator[int]:
+        handle = os.open(self.path, _DIRECTORY)
+        try:
+            for k, part in enumerate(parts):
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=handle)
+                with self._named("/".join(parts[: k + 1])):
+                    inner = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+                os.close(handle)
+                handle = inner
+            yield handle
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def _folder_of(self, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
+        *above, last = name.split("/")
+        if {"", ".", ".."} & {*above, last}:
+            raise CorruptError(f"{name!r} is no name of a file below {self.path}")
+        with self._folder(above, make) as handle:
+            yield handle, last
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Let an error of the operating system name the whole path, and say so if it is a link or no regular file."""
+        path = self.path / name
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
+                what = "a symbolic link, which is not followed" if path.is_symlink() else "no regular file"
+                raise CorruptError(f"{path} is {what}") from error
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error

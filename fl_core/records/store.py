@@ -1,22 +1,25 @@
 """The run directory: what a run keeps, checksummed, and what a reader gets back.
 
     config.json  environment.json  partition.safetensors   written before any training
-    manifest.json                 digests of those three and of the rows' header
+    manifest.json                 digests of those three and of the rows' header; its own digest is the run's id
     rows.jsonl                    header and rows, flushed after every round
-    checkpoints/000010.json       after round 10: digests of every state, length and digest of the rows up to there,
-                                  and the round of the checkpoint before it
+    checkpoints/000010.json       after round 10: the run's id, digests of every state, length and digest of the rows up
+                                  to there, round and digest of the checkpoint before it
     blobs/<sha256>.safetensors    tensors, stored once by content
+    journal.jsonl                 blobs of a checkpoint that is being written; gone when its manifest is there
     plan.json                     the layer plan in force, a copy for readers
     timing.jsonl                  wall-clock seconds; not covered, since no two runs agree on them
     lock                          held by the writer
 
-:mod:`fl_core.records.writing` writes it; here it is read. No pickle ever is.
+:mod:`fl_core.records.writing` writes it; here it is read. No pickle ever is, and no link below it is
+followed. Directories of format 1, whose checkpoints do not name their run or the checkpoint before, are read too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +29,14 @@ from torch import Tensor
 
 from fl_core import rows
 from fl_core.algorithms.base import State
-from fl_core.errors import CorruptError, UsageError
-from fl_core.records.files import json_bytes, read, read_checked, read_signed, read_tensors
+from fl_core.errors import CorruptError, ForeignError, UsageError
+from fl_core.records import checking
+from fl_core.records.files import Folder, check_version, json_bytes, sha
 from fl_core.tree import Tree, parted
 
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 START = "start.safetensors"  # of a run that does not start from its seed's weights
+FORMAT = "fedlayers.run/2"
 
 
 @dataclass
@@ -73,8 +78,9 @@ class Run:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        if not (self.path / "config.json").is_file():
-            if (self.path / "manifest.json").is_file():
+        self.folder = Folder(path)
+        if not self.folder.has("config.json"):
+            if self.folder.has("manifest.json"):
                 raise CorruptError(f"{self.path / 'config.json'} is missing")
             raise UsageError(f"no run at {self.path}: it has no config.json")
 
@@ -84,10 +90,13 @@ class Run:
 
         Raises:
             CorruptError: it is damaged, or another run's.
+            UsageError: a newer version of this package has written it.
         """
         if self.begun:
             self._checked("config.json")
-        return read_signed(self.path / "config.json")
+        found = self.folder.read_signed("config.json")
+        check_version(self.path, found.pop("format", None), FORMAT)
+        return found
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -106,15 +115,21 @@ class Run:
         Raises:
             CorruptError: it had been, for there are checkpoints, but the manifest is gone.
         """
-        path = self.path / "manifest.json"
-        if not path.is_file() and self.rounds:
-            raise CorruptError(f"{path} is missing")
-        return path.is_file()
+        found = self.folder.has("manifest.json")
+        if not found and self.rounds:
+            raise CorruptError(f"{self.path / 'manifest.json'} is missing")
+        return found
+
+    @property
+    def id(self) -> str:
+        """What a begun run's checkpoints name it by: the digest of its manifest."""
+        return sha(json_bytes(self.begin()))
 
     @property
     def rounds(self) -> list[int]:
         """Rounds with a complete checkpoint, ascending."""
-        return sorted(int(p.stem) for p in (self.path / "checkpoints").glob("*.json") if p.stem.isdigit())
+        names = map(re.compile(r"([0-9]{6,})\.json").fullmatch, self.folder.names("checkpoints"))
+        return sorted(int(match[1]) for match in names if match)
 
     def rows(self) -> tuple[dict[str, Any], Any]:
         """Header and tidy frame of the rows.
@@ -122,7 +137,15 @@ class Run:
         Raises:
             CorruptError: a line is damaged. One that was begun after the last checkpoint and not finished is left out.
         """
-        return rows.read(self.path / "rows.jsonl", self.covered_rows()["bytes"] if self.begun else None)
+        covered = self.covered_rows()["bytes"] if self.begun else None
+        return rows.read(self.path / "rows.jsonl", covered, self._open_rows)
+
+    def header(self) -> dict[str, Any]:
+        """The header of the rows; errors as of :meth:`rows`."""
+        return rows.read_header(self.path / "rows.jsonl", self._open_rows)
+
+    def _open_rows(self, path: str, flags: int) -> int:
+        return self.folder.handle("rows.jsonl")
 
     def partition(self) -> dict[str, Tensor]:
         """The stored partition, as :meth:`fl_core.data.Partition.from_tree` takes it.
@@ -131,7 +154,7 @@ class Run:
             CorruptError: it is damaged.
         """
         name = "partition.safetensors"
-        return read_tensors(self.path / name, self._manifest()["files"][name]["sha256"])
+        return self.folder.read_tensors(name, self.begin()["files"][name]["sha256"])
 
     def start(self) -> dict[str, Tensor] | None:
         """The weights that the run started from, if they were given; None = its seed's.
@@ -139,8 +162,8 @@ class Run:
         Raises:
             CorruptError: they are damaged.
         """
-        entry = self._manifest()["files"].get(START)
-        return None if entry is None else read_tensors(self.path / START, entry["sha256"])
+        entry = self.begin()["files"].get(START)
+        return None if entry is None else self.folder.read_tensors(START, entry["sha256"])
 
     def manifest(self, which: int) -> dict[str, Any]:
         """The manifest of the checkpoint after round ``which``.
@@ -148,14 +171,19 @@ class Run:
         Raises:
             UsageError: there is no such checkpoint; names those that exist.
             CorruptError: it is damaged.
+            ForeignError: it is another run's.
         """
         if which not in self.rounds:
             known = ", ".join(map(str, self.rounds)) or "none yet"
             raise UsageError(f"{self.path} has no checkpoint after round {which}; there are: {known}")
-        path = self.checkpoint_path(which)
-        found = read_signed(path)
+        found, path = self.folder.read_signed(checkpoint_name(which)), self.checkpoint_path(which)
         if found["round"] != which:
             raise CorruptError(f"{path} is damaged: it is the checkpoint after round {found['round']}")
+        begin = self.begin()
+        if found.get("run", self.id if begin["format"] == "fedlayers.run/1" else None) != self.id:
+            if checking.is_foreign(self):
+                raise ForeignError(f"{self.path / 'manifest.json'} is another run's")
+            raise ForeignError(f"{path} is another run's")
         return found
 
     def checkpoint(self, which: int | str = "last", lazy: bool = False) -> Checkpoint:
@@ -185,56 +213,31 @@ class Run:
         server = self._state(entries.pop("server")[""])
         clients: Mapping[str, State] = _Lazy(entries.pop("client", {}), self._state)
         models: dict[str, Mapping[str, Tree]] = {
-            kind: _Lazy(found, lambda entry: self._trees(entry)["model"]) for kind, found in entries.items()
+            kind: _Lazy(found, lambda entry: self.trees(entry)["model"]) for kind, found in entries.items()
         }
         if not lazy:
             clients, models = dict(clients), {kind: dict(found) for kind, found in models.items()}
         return Checkpoint(manifest["round"], server, clients, models)
 
     def _state(self, entry: Mapping[str, Any]) -> State:
-        return State(self._trees(entry), entry["meta"])
+        return State(self.trees(entry), entry["meta"])
 
-    def _trees(self, entry: Mapping[str, Any]) -> dict[str, Tree]:
+    def trees(self, entry: Mapping[str, Any]) -> dict[str, Tree]:
         blob = entry["blob"]
-        flat = read_tensors(self.path / "blobs" / f"{blob}.safetensors", blob) if blob else {}
+        flat = self.folder.read_tensors(blob_name(blob), blob) if blob else {}
         return parted(flat, entry["trees"])
 
     def verify(self) -> list[str]:
         """Check every covered byte.
 
         Returns:
-            What was checked, a line each.
+            What was checked, a line each; the last says how many of the rounds are there.
 
         Raises:
-            CorruptError: the first thing that differs from what was written.
+            CorruptError: the first thing that differs from what was written, or a checkpoint that was and is gone.
+            UsageError: a newer version of this package has written it.
         """
-        if not self.begun:
-            path = self.path / "manifest.json"
-            raise CorruptError(f"{path} is missing: the run was never fully created; resume starts it from round 0")
-        checked = self.check_files()
-        seen: set[str] = set()
-        ends = [self._manifest()["rows"]]
-        for which in self.rounds:
-            found = self.manifest(which)
-            previous = found["previous"]
-            if previous is not None and previous not in self.rounds:
-                raise CorruptError(f"{self.checkpoint_path(previous)} is missing")
-            for entry in found["states"].values():
-                if entry["blob"] not in seen:
-                    self._trees(entry)
-                    seen.add(entry["blob"])
-            ends.append(found["rows"])
-            checked.append(f"checkpoint after round {which}: {len(found['states'])} states")
-        self.check_rows(*ends)
-        covered, size = ends[-1]["bytes"], (self.path / "rows.jsonl").stat().st_size
-        beyond = f", {size - covered:,} bytes after the last checkpoint not covered" if size > covered else ""
-        checked.append(f"{len(seen - {''})} blobs; rows up to {covered:,} bytes{beyond}")
-        plan, path = self.plan(), self.path / "plan.json"
-        if plan is not None:
-            if read(path) != json_bytes(plan):
-                raise CorruptError(f"{path} is damaged: it is not the plan of this run")
-            checked.append("plan.json")
-        return checked
+        return checking.verify(self)
 
     def check_files(self) -> list[str]:
         """Check what was written before any training.
@@ -245,20 +248,34 @@ class Run:
         Raises:
             CorruptError: the first file that differs from what was written.
         """
-        files = self._manifest()["files"]
+        files = self.begin()["files"]
         for name in files:
             self._checked(name)
         return [f"{name}: {entry['bytes']:,} bytes" for name, entry in files.items()]
 
-    def _manifest(self) -> dict[str, Any]:
-        return read_signed(self.path / "manifest.json")
+    def begin(self) -> dict[str, Any]:
+        """The manifest of what was written before any training.
+
+        Raises:
+            CorruptError: it is damaged.
+            UsageError: a newer version of this package has written it.
+        """
+        found = self.folder.read_signed("manifest.json")
+        if not check_version(self.path, found.get("format"), FORMAT):
+            raise CorruptError(f"{self.path / 'manifest.json'} is not the manifest of a run")
+        return found
 
     def checkpoint_path(self, which: int) -> Path:
         """Where the manifest of the checkpoint after round ``which`` is, or would be."""
-        return self.path / "checkpoints" / f"{which:06d}.json"
+        return self.path / checkpoint_name(which)
 
     def _checked(self, name: str) -> bytes:
-        return read_checked(self.path / name, self._manifest()["files"][name]["sha256"])
+        try:
+            return self.folder.read_checked(name, self.begin()["files"][name]["sha256"])
+        except CorruptError:
+            if checking.is_foreign(self):
+                raise ForeignError(f"{self.path / 'manifest.json'} is another run's") from None
+            raise
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, which the last checkpoint has, or else the configuration."""
@@ -267,7 +284,7 @@ class Run:
 
     def covered_rows(self) -> dict[str, Any]:
         """How far the rows are covered, by the last checkpoint or else by the manifest: their bytes and sha256."""
-        return (self.manifest(self.rounds[-1]) if self.rounds else self._manifest())["rows"]
+        return (self.manifest(self.rounds[-1]) if self.rounds else self.begin())["rows"]
 
     def check_rows(self, *ends: Mapping[str, Any]) -> None:
         """Check the rows up to each of these ends, which ascend.
@@ -275,14 +292,20 @@ class Run:
         Raises:
             CorruptError: they are missing, or differ from what was written.
         """
-        path = self.path / "rows.jsonl"
-        sha, at = hashlib.sha256(), 0
-        try:
-            with path.open("rb") as file:
-                for end in ends:
-                    sha.update(file.read(max(end["bytes"] - at, 0)))
-                    at = end["bytes"]
-                    if sha.hexdigest() != end["sha256"]:
-                        raise CorruptError(f"{path} is damaged within its first {at:,} bytes")
-        except FileNotFoundError as error:
-            raise CorruptError(f"{path} is missing") from error
+        digest, at = hashlib.sha256(), 0
+        with self.folder.open("rows.jsonl") as file:
+            for end in ends:
+                digest.update(file.read(max(end["bytes"] - at, 0)))
+                at = end["bytes"]
+                if digest.hexdigest() != end["sha256"]:
+                    raise CorruptError(f"{self.path / 'rows.jsonl'} is damaged within its first {at:,} bytes")
+
+
+def checkpoint_name(which: int) -> str:
+    """The manifest of the checkpoint after a round, within a run directory."""
+    return f"checkpoints/{which:06d}.json"
+
+
+def blob_name(digest: str) -> str:
+    """The file of tensors with this digest, within a run directory."""
+    return f"blobs/{digest}.safetensors"

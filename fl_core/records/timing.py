@@ -117,11 +117,15 @@ def read(path: Path | str) -> Pace:
     return pace
 
 
-def rewind(path: Path, done: int) -> None:
-    """Cut the timing of a run that goes on after round ``done``: what is later is gone, and so is a torn line."""
-    if path.is_file():
-        lines = [(line, _record(line)) for line in path.read_bytes().splitlines()]
-        path.write_bytes(b"".join(line + b"\n" for line, record in lines if record and record["round"] <= done))
+def rewound(data: bytes, done: int) -> bytes:
+    """The timing of a run that goes on after round ``done``: what is later is gone, and so is a torn line."""
+    lines = [(line, _record(line)) for line in data.splitlines()]
+    return b"".join(line + b"\n" for line, record in lines if record and record["round"] <= done)
+
+
+def rounds(data: bytes) -> set[int]:
+    """The rounds of which a ``timing.jsonl`` has a whole record: they ended, checkpoint and all."""
+    return {int(record["round"]) for record in map(_record, data.splitlines()) if record}
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -1,14 +1,16 @@
 """The one writer of a run directory; its layout is :mod:`fl_core.records.store`'s.
 
 Every file appears by an atomic rename, a checkpoint's manifest last, so that a run killed at any moment leaves the
-last complete checkpoint and nothing that could be mistaken for one.
+last complete checkpoint and nothing that could be mistaken for one. Blobs are announced in the journal before they are
+written; what is swept after a kill is what this run's journal names, and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +21,17 @@ from torch import Tensor
 
 from fl_core import rows
 from fl_core.algorithms.base import State
-from fl_core.errors import CorruptError, UsageError
-from fl_core.records import timing
-from fl_core.records.files import locked, sha, signed, sync, write_atomically, write_json
-from fl_core.records.store import ROOT_FILES, START, Checkpoint, Run
+from fl_core.errors import CorruptError, ForeignError, UsageError, listing
+from fl_core.records import checking, timing
+from fl_core.records.files import Folder, json_bytes, sha, signed
+from fl_core.records.store import FORMAT, ROOT_FILES, START, Checkpoint, Run, blob_name, checkpoint_name
 from fl_core.tree import clone, joined
+
+JOURNAL = "journal.jsonl"
+_WRITTEN = (*ROOT_FILES, START, "manifest.json", "rows.jsonl", "plan.json", "timing.jsonl")
+_PART = re.compile(r"(.+)\.[0-9]+\.part")  # a file that was being written by the process of that number
+_BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
+_MANIFEST = re.compile(r"[0-9]{6,}\.json")
 
 
 class Writer:
@@ -32,6 +40,8 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run = Run(path)
+        self.folder = self.run.folder
+        self._announced = False  # whether there is a journal
         self._rows_bytes = 0
         self._rows_sha = hashlib.sha256()
         self._sound: set[str] = set()  # blobs that this writer has written or found undamaged
@@ -49,27 +59,33 @@ class Writer:
         Args:
             start: weights that were given to start from, by whose copy the run stands on its own.
         """
-        write_json(self.path / "environment.json", environment)
-        write_atomically(self.path / "partition.safetensors", save(partition))
+        for name in ("timing.jsonl", JOURNAL):  # nothing of this run has been written to them
+            self.folder.remove(name)
+        self.folder.write("environment.json", json_bytes(environment))
+        self.folder.write("partition.safetensors", save(partition))
         line = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
-        write_atomically(self.path / "rows.jsonl", line)
+        self.folder.write("rows.jsonl", line)
         self._count(line)
         if start is not None:
-            write_atomically(self.path / START, save(start))
+            self.folder.write(START, save(start))
         names = ROOT_FILES if start is None else (*ROOT_FILES, START)
-        files = {name: (self.path / name).read_bytes() for name in names}
+        files = {name: self.folder.read(name) for name in names}
         manifest = {
-            "format": "fedlayers.run/1",
+            "format": FORMAT,
             "files": {name: {"sha256": sha(data), "bytes": len(data)} for name, data in files.items()},
             "rows": self._rows_entry(),
         }
-        write_atomically(self.path / "manifest.json", signed(manifest))
+        self.folder.write("manifest.json", signed(manifest))
 
     def rewind(self) -> int:
         """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
 
         Raises:
-            CorruptError: something that the run goes on from is damaged; nothing is changed then.
+            CorruptError: something that the run goes on from is damaged, or a checkpoint is another run's; nothing is
+                changed then.
+
+        Warns:
+            UserWarning: files lie among the blobs that are not known to be this run's; they stay.
         """
         rounds = self.run.rounds
         self.run.check_files()
@@ -78,18 +94,26 @@ class Writer:
                 self._check_last(rounds[-1])
             except CorruptError as error:
                 path = self.run.checkpoint_path(rounds[-1])
-                raise CorruptError(f"{error}; remove {path} to go on from the checkpoint before it") from error
+                raise type(error)(f"{error}; remove {path} to go on from the checkpoint before it") from error
         entry = self.run.covered_rows()
         self.run.check_rows(entry)
         plan = self.run.plan()
+        manifests = self._manifests(rounds)
+        known = {entry["blob"] for found in manifests.values() for entry in found["states"].values()}
+        announced = self._journal()
         if plan is not None:
-            write_json(self.path / "plan.json", plan)  # only a copy
-        self._sweep(rounds)
-        with (self.path / "rows.jsonl").open("r+b") as file:
-            self._count(file.read(entry["bytes"]))
-            file.truncate(entry["bytes"])
+            self.folder.write("plan.json", json_bytes(plan))  # only a copy
+        for blob in announced - known:  # of a checkpoint that was never finished
+            self.folder.remove(blob_name(blob))
+        self.folder.remove(JOURNAL)
+        if {found["previous"] for found in manifests.values()} | set(rounds) <= {None, *manifests}:
+            self._note_strangers(known)  # every checkpoint was read, so that it is known what they name
+        covered = self.folder.read("rows.jsonl")[: entry["bytes"]]
+        self.folder.write("rows.jsonl", covered)  # anew: what is appended to must be no other folder's file
+        self._count(covered)
         done = rounds[-1] if rounds else 0
-        timing.rewind(self.path / "timing.jsonl", done)
+        if self.folder.has("timing.jsonl"):
+            self.folder.write("timing.jsonl", timing.rewound(self.folder.read("timing.jsonl"), done))
         return done
 
     def _check_last(self, which: int) -> None:
@@ -101,30 +125,56 @@ class Writer:
         states = self.run.manifest(which)["states"]
         self._clients = {name: states[f"client/{name}"] for name in found.clients}
 
-    def _sweep(self, rounds: Iterable[int]) -> None:
-        """Remove the blobs of a checkpoint that was never finished."""
-        try:
-            manifests = [self.run.manifest(which) for which in rounds]
-        except CorruptError:  # of an earlier checkpoint, which resuming does not need: what it names is not known
-            return
-        if not {m["previous"] for m in manifests} <= {None, *rounds}:  # nor what a missing one named
-            return
-        referenced = {entry["blob"] for m in manifests for entry in m["states"].values()}
-        for blob in (self.path / "blobs").glob("*.safetensors"):
-            if blob.stem not in referenced:
-                blob.unlink()
+    def _manifests(self, rounds: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """The checkpoints' manifests by round, without damaged ones of earlier rounds, which resuming does not need.
+
+        Raises:
+            ForeignError: a checkpoint is another run's.
+        """
+        found = {}
+        for which in rounds:
+            try:
+                found[which] = self.run.manifest(which)
+            except ForeignError:
+                raise
+            except CorruptError:
+                continue
+        checking.check_chain(self.run, found)
+        return found
+
+    def _journal(self) -> set[str]:
+        """The blobs of a checkpoint that was begun and not finished, of which none was there before.
+
+        Raises:
+            ForeignError: the journal is another run's.
+        """
+        if not self.folder.has(JOURNAL):
+            return set()
+        first, *rest = self.folder.read(JOURNAL).decode(errors="replace").splitlines() or [""]
+        if rest and first != self._journal_head().decode().strip():
+            raise ForeignError(f"{self.path / JOURNAL} is not this run's journal; remove it to go on")
+        return {blob for blob in rest if re.fullmatch(r"[0-9a-f]{64}", blob)}
+
+    def _journal_head(self) -> bytes:
+        return (json.dumps({"run": self.run.id}) + "\n").encode()
+
+    def _note_strangers(self, known: set[str]) -> None:
+        ours = {f"{blob}.safetensors" for blob in known}
+        strange = [name for name in self.folder.names("blobs") if name not in ours]
+        if strange:
+            blobs = self.path / "blobs"
+            named = f"no checkpoint of this run names, and it stays: {listing(strange, 3)}"
+            warnings.warn(f"{blobs} holds what {named}", stacklevel=4)
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
         """Append rows and hand them to the operating system."""
         data = "".join(rows.dumps(record) + "\n" for record in new).encode()
-        with (self.path / "rows.jsonl").open("ab") as file:
-            file.write(data)
+        self.folder.append("rows.jsonl", data)
         self._count(data)
 
     def add_timing(self, record: Mapping[str, Any]) -> None:
         """Append one record of wall-clock seconds."""
-        with (self.path / "timing.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        self.folder.append("timing.jsonl", (json.dumps(record) + "\n").encode())
 
     def checkpoint(self, checkpoint: Checkpoint, changed: Collection[str] | None = None) -> None:
         """Save everything after a round; its manifest is written last.
@@ -141,16 +191,20 @@ class Writer:
             states[f"client/{name}"] = self._clients[name]
         for kind, trees in checkpoint.models.items():
             states |= {f"{kind}/{name}": self._put(State({"model": trees[name]})) for name in trees}
-        sync(self.path / "blobs")
-        with (self.path / "rows.jsonl").open("rb") as file:
-            os.fsync(file.fileno())  # the manifest must not outlive the rows that it covers
+        self.folder.sync("blobs")
+        self.folder.sync("rows.jsonl")  # the manifest must not outlive the rows that it covers
+        previous = max((which for which in self.run.rounds if which < checkpoint.round), default=None)
         manifest = {
+            "run": self.run.id,
             "round": checkpoint.round,
-            "previous": max((which for which in self.run.rounds if which < checkpoint.round), default=None),
+            "previous": previous,
+            "chain": None if previous is None else sha(self.folder.read(checkpoint_name(previous))),
             "rows": self._rows_entry(),
             "states": states,
         }
-        write_atomically(self.run.checkpoint_path(checkpoint.round), signed(manifest))
+        self.folder.write(checkpoint_name(checkpoint.round), signed(manifest))
+        self.folder.remove(JOURNAL)
+        self._announced = False
 
     def _put(self, state: State) -> dict[str, Any]:
         flat = joined(state.trees)
@@ -158,12 +212,20 @@ class Writer:
         if flat:
             data = save(clone(flat))
             blob = sha(data)
-            path = self.path / "blobs" / f"{blob}.safetensors"
             if blob not in self._sound:
-                if not path.exists() or sha(path.read_bytes()) != blob:
-                    write_atomically(path, data, lasting=False)
+                self._write_blob(blob, data)
                 self._sound.add(blob)
         return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
+
+    def _write_blob(self, blob: str, data: bytes) -> None:
+        name = blob_name(blob)
+        if not self.folder.has(name):
+            head = b"" if self._announced else self._journal_head()
+            self.folder.append(JOURNAL, head + f"{blob}\n".encode())
+            self._announced = True
+        elif sha(self.folder.read(name)) == blob:
+            return
+        self.folder.write(name, data, lasting=False)
 
     def _count(self, data: bytes) -> None:
         self._rows_bytes += len(data)
@@ -187,9 +249,11 @@ def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the directory {path}: {error.strerror}") from error
-    with locked(path):
+    folder = Folder(path)
+    with folder.locked():
         check_free(path)  # another writer may have come and gone
-        write_atomically(path / "config.json", signed(config))
+        _sweep_parts(folder)
+        folder.write("config.json", signed({"format": FORMAT, **config}))
         yield Writer(path)
 
 
@@ -216,6 +280,21 @@ def reopen(path: Path | str) -> Iterator[Writer]:
         UsageError: no run there.
         BusyError: another process is writing there.
     """
-    path = Run(path).path
-    with locked(path):
-        yield Writer(path)
+    run = Run(path)
+    with run.folder.locked():
+        _sweep_parts(run.folder)
+        yield Writer(run.path)
+
+
+def _sweep_parts(folder: Folder) -> None:
+    """Remove what a killed writer, or a full disk, left of files that it was writing."""
+    for below, is_ours in (
+        ("", _WRITTEN.__contains__),
+        ("checkpoints", _MANIFEST.fullmatch),
+        ("blobs", _BLOB.fullmatch),
+    ):
+        for name in folder.names(below):
+            part = _PART.fullmatch(name)
+            path = f"{below}/{name}" if below else name
+            if part and is_ours(part[1]) and folder.is_own(path):
+                folder.remove(path)

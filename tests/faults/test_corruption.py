@@ -117,10 +117,6 @@ class TestEveryFile:
         path = finished / KINDS[kind](run)
         assert run.verify()
         harm(path, DAMAGE[damage])
-        if (kind, damage) == ("last checkpoint", "deleted"):  # the same as a run that was killed before writing it
-            assert "after the last checkpoint not covered" in "".join(run.verify())
-            assert run.rounds == list(range(1, ROUNDS))
-            return
         with pytest.raises(CorruptError) as caught:
             Run(finished).verify()
         assert str(path) in str(caught.value)
@@ -227,7 +223,7 @@ def test_a_last_checkpoint_of_another_run_stops_resume(finished, foreign):
     shutil.copy(foreign / name, finished / name)
     shutil.copytree(foreign / "blobs", finished / "blobs", dirs_exist_ok=True)  # its tensors are all there
     before = contents(finished)
-    with pytest.raises(CorruptError, match=r"rows\.jsonl is damaged"):
+    with pytest.raises(CorruptError, match=rf"{name} is another run's"):
         resume(finished)
     assert contents(finished) == before
 

@@ -98,7 +98,7 @@ GOOD = rows.dumps(rows.row("loss", 1.0))
         ("not json\n", UsageError, "not a rows file"),
         ("[1]\n", UsageError, "no schema"),
         ('{"seed": 1}\n', UsageError, "no schema"),
-        ('{"schema": 99}\n', UsageError, "schema 99; this version reads 1"),
+        ('{"schema": 99}\n', UsageError, "newer fedlayers: format fedlayers.rows/99, this one reads up to /1"),
         (b"\xff\xfe\x00", UsageError, "not a rows file"),
         (f'{{"schema": 1}}\n{GOOD}\n{GOOD[:40]}', CorruptError, "line 3"),
         (f'{{"schema": 1}}\n{GOOD}\n\n{GOOD}\n', CorruptError, "line 3"),

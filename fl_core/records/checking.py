@@ -1,0 +1,136 @@
+"""Whether a run directory holds every byte that was written to it; which file is at fault where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fl_core.errors import CorruptError, ForeignError
+from fl_core.records import timing
+from fl_core.records.files import json_bytes, sha
+
+if TYPE_CHECKING:
+    from fl_core.records.store import Run
+
+
+def verify(run: Run) -> list[str]:
+    """What :meth:`fl_core.records.store.Run.verify` is."""
+    if not run.begun:
+        path = run.path / "manifest.json"
+        raise CorruptError(f"{path} is missing: the run was never fully created; resume starts it from round 0")
+    timed = _timed(run)  # first: a writer may be at work, and the checkpoint comes before its round's time
+    checked = run.check_files()
+    seen: set[str] = set()
+    ends = [run.begin()["rows"]]
+    manifests = {}
+    for which in run.rounds:
+        found = manifests[which] = run.manifest(which)
+        if found["previous"] is not None and found["previous"] not in run.rounds:
+            raise CorruptError(f"{run.checkpoint_path(found['previous'])} is missing")
+        for entry in found["states"].values():
+            if entry["blob"] not in seen:
+                run.trees(entry)
+                seen.add(entry["blob"])
+        ends.append(found["rows"])
+        checked.append(f"checkpoint after round {which}: {len(found['states'])} states")
+    check_chain(run, manifests)
+    run.check_rows(*ends)
+    covered, size = ends[-1]["bytes"], run.folder.size("rows.jsonl")
+    beyond = f", {size - covered:,} bytes after the last checkpoint not covered" if size > covered else ""
+    checked.append(f"{len(seen - {''})} blobs; rows up to {covered:,} bytes{beyond}")
+    plan = run.plan()
+    if plan is not None:
+        if run.folder.read("plan.json") != json_bytes(plan):
+            raise CorruptError(f"{run.path / 'plan.json'} is damaged: it is not the plan of this run")
+        checked.append("plan.json")
+    return [*checked, _progress(run, timed)]
+
+
+def check_chain(run: Run, manifests: Mapping[int, Mapping[str, Any]]) -> None:
+    """Hold every checkpoint against the one that it says it was written after, as far as both are given.
+
+    Raises:
+        ForeignError: names the one that does not belong between its neighbours, or both where nothing tells.
+    """
+    digests = {which: sha(run.folder.read(f"checkpoints/{which:06d}.json")) for which in manifests}
+
+    def follows(later: Mapping[str, Any]) -> bool:
+        return later.get("chain") == digests[later["previous"]]
+
+    linked = {k: found for k, found in manifests.items() if found.get("chain") and found["previous"] in manifests}
+    for which, found in linked.items():
+        if not follows(found):
+            path, before = run.checkpoint_path(which), run.checkpoint_path(found["previous"])
+            after = [follows(later) for later in linked.values() if later["previous"] == which]
+            if not after:
+                raise ForeignError(
+                    f"{path} was not written after {before} as it is: one of the two does not belong here"
+                )
+            raise ForeignError(
+                f"{before if any(after) else path} is not the checkpoint that its neighbours stood beside"
+            )
+
+
+def is_foreign(run: Run) -> bool:
+    """Whether ``manifest.json`` is another run's, now that something else does not fit it.
+
+    The checkpoints tell, which name their run. Where none does, the manifest is at fault if two of the files that it
+    covers differ at once, each of them there.
+    """
+    known = {found["run"] for found in _sound(run) if "run" in found}
+    if known:
+        return run.id not in known and len(known) == 1 and not _fits(run)
+    begin = run.begin()
+    names = [*begin["files"], "rows.jsonl"]
+    return all(map(run.folder.is_own, names)) and _wrong(run) > 1
+
+
+def _fits(run: Run) -> bool:
+    return _wrong(run) == 0
+
+
+def _wrong(run: Run) -> int:
+    """How many of the files that the manifest covers differ from it."""
+    begin = run.begin()
+    wrong = 0
+    for name, entry in begin["files"].items():
+        try:
+            run.folder.read_checked(name, entry["sha256"])
+        except CorruptError:
+            wrong += 1
+    try:
+        run.check_rows(begin["rows"])
+    except CorruptError:
+        wrong += 1
+    return wrong
+
+
+def _sound(run: Run) -> Iterator[dict[str, Any]]:
+    """The checkpoints' manifests that are not damaged, whosever they are."""
+    for which in run.rounds:
+        try:
+            yield run.folder.read_signed(f"checkpoints/{which:06d}.json")
+        except CorruptError:
+            continue
+
+
+def _timed(run: Run) -> set[int]:
+    return timing.rounds(run.folder.read("timing.jsonl")) if run.folder.has("timing.jsonl") else set()
+
+
+def _progress(run: Run, timed: set[int]) -> str:
+    """How many of the rounds are there, in words.
+
+    Raises:
+        CorruptError: a checkpoint was written and is gone: its round's time was taken down, which is done after it.
+    """
+    config = run.config
+    last, asked, every = max(run.rounds, default=0), config.get("rounds"), config.get("checkpoint_every") or 1
+    gone = max((k for k in timed if k > last and (k == asked or k % every == 0)), default=0)
+    if gone:
+        what = "finished" if gone == asked else f"saved round {gone}"
+        raise CorruptError(
+            f"{run.checkpoint_path(gone)} is missing: the run had {what}, {last} of {asked} rounds are left; resume "
+            "trains the others again"
+        )
+    return f"{last} of {asked} rounds" + ("" if last == asked else ": not finished, resume goes on")

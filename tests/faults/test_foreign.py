@@ -1,0 +1,352 @@
+"""A run directory from elsewhere: nothing outside it is touched, nothing is waited for, no stranger is taken in."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fl_core import plan, rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import CorruptError, ForeignError, UsageError
+from fl_core.records import files, store, writing
+from fl_core.records.store import Run
+
+ROUNDS = 4
+CONFIG = RunConfig(algorithm="fedper", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
+pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
+
+
+def made(path, **changes):
+    runner.run(replace(CONFIG, **changes), path, progress=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A finished run that nobody touches."""
+    return made(tmp_path_factory.mktemp("sound") / "run")
+
+
+@pytest.fixture(scope="module", params=[{"seed": 1}, {"epochs": 2}], ids=["another seed", "other training"])
+def other(request, tmp_path_factory):
+    """A finished run that differs in one respect."""
+    return made(tmp_path_factory.mktemp("other") / "run", **request.param)
+
+
+@pytest.fixture
+def run(sound, tmp_path):
+    """A copy of a run that stopped after its third round, whose last checkpoint was being written."""
+    path = Path(shutil.copytree(sound, tmp_path / "run"))
+    manifest = json.loads((path / f"checkpoints/{ROUNDS:06d}.json").read_bytes())
+    (path / f"checkpoints/{ROUNDS:06d}.json").unlink()
+    earlier = {entry["blob"] for k in Run(path).rounds for entry in Run(path).manifest(k)["states"].values()}
+    new = sorted({entry["blob"] for entry in manifest["states"].values()} - earlier)
+    (path / "journal.jsonl").write_text("\n".join([json.dumps({"run": Run(path).id}), *new]) + "\n")
+    kept = [line for line in (path / "timing.jsonl").read_text().splitlines() if json.loads(line)["round"] < ROUNDS]
+    (path / "timing.jsonl").write_text("\n".join(kept) + "\n")
+    return path
+
+
+def contents(path):
+    files = (each for each in path.rglob("*") if each.is_file() and each.name not in ("lock", "timing.jsonl"))
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+def resume(path):
+    runner.resume(path, progress=False)
+
+
+# --- links, pipes and devices ----------------------------------------------------------------------------------
+
+FILES = [
+    *("lock", "config.json", "environment.json", "partition.safetensors", "manifest.json", "rows.jsonl"),
+    *("timing.jsonl", "journal.jsonl", "checkpoints/000003.json"),
+]
+
+
+@pytest.mark.parametrize("name", [*FILES, "blobs", "checkpoints"])
+def test_a_link_out_of_the_directory_is_not_followed(run, tmp_path, name):
+    """The very same files elsewhere: with the link followed, the run would go on and change them there."""
+    outside = tmp_path / "outside" / name
+    outside.parent.mkdir(parents=True)
+    shutil.move(run / name, outside)
+    (run / name).symlink_to(outside)
+    if name == "blobs":
+        (outside / ("0" * 64 + ".safetensors")).write_bytes(b"mine")
+        (outside / "mine.safetensors").write_bytes(b"mine")
+        (outside / ("1" * 64 + ".safetensors.7.part")).write_bytes(b"mine")
+    before = contents(tmp_path / "outside"), outside.read_bytes() if outside.is_file() else b""
+    with pytest.raises(CorruptError, match=f"run/{name} is a symbolic link"):
+        resume(run)
+    assert (contents(tmp_path / "outside"), outside.read_bytes() if outside.is_file() else b"") == before
+    assert (run / name).is_symlink()
+
+
+def test_a_link_in_place_of_the_plan_is_replaced(run, tmp_path):
+    """Nothing is read from the copy for readers, and what it leads to is not written to."""
+    (tmp_path / "mine.json").write_text("mine")
+    (run / "plan.json").unlink()
+    (run / "plan.json").symlink_to(tmp_path / "mine.json")
+    resume(run)
+    assert (tmp_path / "mine.json").read_text() == "mine"
+    assert not (run / "plan.json").is_symlink()
+    assert Run(run).verify()
+
+
+@pytest.mark.parametrize("name", ["blobs", "plan.json", "rows.jsonl", "checkpoints/000002.json"])
+def test_verify_and_reading_follow_none_either(run, tmp_path, name):
+    shutil.move(run / name, tmp_path / "elsewhere")
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorruptError, match=f"{name} is a symbolic link"):
+        Run(run).verify()
+
+
+@pytest.mark.parametrize("name", [*FILES, "blobs", "checkpoints"])
+def test_a_pipe_is_not_waited_for(run, name):
+    path = run / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    os.mkfifo(path)
+    failed = []
+
+    def going():
+        try:
+            resume(run)
+        except CorruptError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=going, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits for somebody to write"
+    assert failed
+    assert f"{path} is no regular file" in failed[0]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "timing.jsonl", "lock"])
+def test_a_file_that_is_also_elsewhere_is_not_written_to(run, tmp_path, name):
+    """As in a copy of hard links, which a backup may be."""
+    os.link(run / name, tmp_path / "backup")
+    before = (tmp_path / "backup").read_bytes()
+    resume(run)
+    assert (tmp_path / "backup").read_bytes() == before
+    assert Run(run).verify()
+
+
+def test_the_directory_itself_may_be_a_link(run, sound, tmp_path):
+    (tmp_path / "by name").mkdir()
+    named = tmp_path / "by name" / "run"
+    named.symlink_to(run)
+    resume(named)
+    assert Run(named).verify()
+    assert contents(run) == contents(sound)
+
+
+@pytest.mark.parametrize("blob", ["../../outside", "/etc/passwd", ".", "a/../../b", ""])
+def test_a_name_leads_nowhere_else(run, blob):
+    folder = files.Folder(run)
+    for act in (folder.read, folder.remove, folder.has):
+        with pytest.raises(CorruptError, match="no name of a file below"):
+            act(f"blobs/{blob}" if blob else "blobs/")
+
+
+# --- what a sweep takes ----------------------------------------------------------------------------------------
+
+
+def test_only_what_the_journal_names_is_swept(run, sound):
+    """Blobs of the checkpoint that was never finished go; everything else that lies there stays, with a note."""
+    journal = (run / "journal.jsonl").read_text().splitlines()[1:]
+    assert journal
+    mine = {f"blobs/{'0' * 64}.safetensors": b"mine", "blobs/thesis.safetensors": b"mine", "blobs/notes.part": b"mine"}
+    for name, data in mine.items():
+        (run / name).write_bytes(data)
+    note = r"blobs holds what no checkpoint of this run names, and it stays: 0{64}.*"
+    with pytest.warns(UserWarning, match=note), writing.reopen(run) as writer:
+        assert writer.rewind() == ROUNDS - 1
+    assert {name: (run / name).read_bytes() for name in mine} == mine
+    assert not any((run / f"blobs/{blob}.safetensors").exists() for blob in journal)
+    with pytest.warns(UserWarning, match="it stays"):
+        resume(run)
+    assert contents(run) == {**contents(sound), **mine}
+    assert Run(run).verify()
+
+
+def test_a_journal_of_another_run_is_refused(run, other):
+    journal = (run / "journal.jsonl").read_text().splitlines()
+    (run / "journal.jsonl").write_text("\n".join([json.dumps({"run": Run(other).id}), *journal[1:]]))
+    before = contents(run)
+    with pytest.raises(ForeignError, match=r"journal\.jsonl is not this run's"):
+        resume(run)
+    assert contents(run) == before
+
+
+def test_a_journal_names_blobs_before_they_are_there(sound, tmp_path, monkeypatch):
+    announced, write = [], files.Folder.write
+
+    def watched(self, name, data, lasting=True):
+        if name.startswith("blobs/"):
+            announced.append(name.removeprefix("blobs/")[:64] in self.read("journal.jsonl").decode().split())
+        write(self, name, data, lasting)
+
+    monkeypatch.setattr(files.Folder, "write", watched)
+    made(tmp_path / "run")
+    assert announced
+    assert all(announced)
+    assert contents(tmp_path / "run") == contents(sound)
+
+
+def test_parts_of_files_are_swept(run, tmp_path):
+    blob = "a" * 64 + ".safetensors"
+    ours = [f"{name}.77.part" for name in ("rows.jsonl", "manifest.json", "checkpoints/000004.json", f"blobs/{blob}")]
+    users = ["thesis.part", "thesis.tex.77.part", "blobs/mine.part", "checkpoints/notes.1.part"]
+    for name in (*ours, *users):
+        (run / name).write_bytes(b"half")
+    (tmp_path / "mine").write_text("mine")
+    (run / "config.json.78.part").symlink_to(tmp_path / "mine")
+    with writing.reopen(run):
+        pass
+    assert [name for name in ours if (run / name).exists()] == []
+    assert [name for name in users if (run / name).exists()] == users
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_no_part_and_is_named(run, monkeypatch, call):
+    def full(*given, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            files.Folder(run).write("blobs/x", b"much")
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(run / "blobs/x")
+    assert list(run.rglob("*.part")) == []
+
+
+# --- files of another run --------------------------------------------------------------------------------------
+
+COVERED = [
+    *("config.json", "manifest.json", "rows.jsonl", "environment.json", "partition.safetensors"),
+    *(f"checkpoints/{k:06d}.json" for k in range(1, ROUNDS + 1)),
+]
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_verify_names_the_file_that_is_another_runs(sound, other, tmp_path, name):
+    path = Path(shutil.copytree(sound, tmp_path / "run"))
+    if (path / name).read_bytes() == (other / name).read_bytes():
+        assert name in ("environment.json", "partition.safetensors"), "the two share it"
+        return
+    shutil.copy(other / name, path / name)
+    with pytest.raises(CorruptError) as caught:
+        Run(path).verify()
+    assert str(caught.value).startswith(f"{path / name} ")
+
+
+@pytest.mark.parametrize("name", [name for name in COVERED if "checkpoints" in name or name == "manifest.json"])
+def test_resume_refuses_another_runs_manifest_and_changes_nothing(sound, other, tmp_path, name):
+    path = Path(shutil.copytree(sound, tmp_path / "run"))
+    shutil.copy(other / name, path / name)
+    shutil.copytree(other / "blobs", path / "blobs", dirs_exist_ok=True)
+    before = contents(path)
+    with pytest.raises(ForeignError) as caught:
+        resume(path)
+    assert str(path / name) in str(caught.value)
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize("which", range(1, ROUNDS + 1))
+def test_a_checkpoint_that_another_time_wrote_breaks_the_chain(sound, tmp_path, which):
+    """The same run gave it, as it might on a device without fixed bits; it is not what its neighbours stood beside."""
+    path = Path(shutil.copytree(sound, tmp_path / "run"))
+    name = f"checkpoints/{which:06d}.json"
+    manifest = json.loads((path / name).read_bytes())
+    del manifest["sha256"]
+    manifest["states"]["server"]["meta"]["note"] = "other"
+    if which == ROUNDS:  # only what is before it tells
+        manifest["chain"] = "0" * 64
+    (path / name).write_bytes(files.signed(manifest))
+    said = "is not the checkpoint that its neighbours stood beside"
+    if which >= ROUNDS - 1:  # of the last two, nothing tells which is the stranger
+        said = "was not written after .* as it is: one of the two does not belong here"
+    for reader in (Run(path).verify, lambda: resume(path)):
+        with pytest.raises(ForeignError, match=said) as caught:
+            reader()
+        assert name in str(caught.value)
+
+
+def test_a_checkpoint_that_names_no_run_is_not_taken_in(sound, tmp_path):
+    path = Path(shutil.copytree(sound, tmp_path / "run"))
+    name = f"checkpoints/{ROUNDS:06d}.json"
+    manifest = json.loads((path / name).read_bytes())
+    for key in ("sha256", "run", "chain"):
+        del manifest[key]
+    (path / name).write_bytes(files.signed(manifest))
+    with pytest.raises(ForeignError, match=f"{name} is another run's"):
+        resume(path)
+
+
+# --- formats ---------------------------------------------------------------------------------------------------
+
+
+def written_by_a_newer_version(path, **changes):
+    data = json.loads(path.read_bytes())
+    data.pop("sha256", None)
+    path.write_bytes(files.signed({**data, **changes}))
+
+
+NEWER = store.FORMAT[:-1] + str(int(store.FORMAT[-1]) + 1)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "config.json"])
+def test_a_newer_run_is_refused_by_name(run, name):
+    written_by_a_newer_version(run / name, format=NEWER)
+    if name == "config.json":  # of a run that has not begun: nothing else says it
+        (run / "manifest.json").unlink()
+        shutil.rmtree(run / "checkpoints")
+    before = contents(run)
+    message = f"run was written by a newer fedlayers: format {NEWER}, this one reads up to /{store.FORMAT[-1]}"
+    for reader in (resume, lambda path: Run(path).config):
+        with pytest.raises(UsageError, match=message):
+            reader(run)
+    assert contents(run) == before
+
+
+def test_newer_rows_and_plans_are_refused_by_name(run, tmp_path):
+    text = (run / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(text.replace(f'"schema":{rows.SCHEMA}', f'"schema":{rows.SCHEMA + 1}', 1))
+    with pytest.raises(UsageError, match=rf"rows\.jsonl was written by a newer fedlayers: .*rows/{rows.SCHEMA + 1}"):
+        rows.read(tmp_path / "rows.jsonl")
+    data = json.loads((run / "plan.json").read_bytes())
+    (tmp_path / "plan.json").write_text(json.dumps({**data, "format": "fedlayers.plan/99"}))
+    with pytest.raises(UsageError, match=r"plan\.json.* was written by a newer fedlayers: format fedlayers\.plan/99"):
+        plan.LayerPlan.load(tmp_path / "plan.json")
+
+
+# --- how far a run has come ------------------------------------------------------------------------------------
+
+
+def test_verify_says_how_far_a_run_has_come(run, sound):
+    assert Run(sound).verify()[-1] == f"{ROUNDS} of {ROUNDS} rounds"
+    assert Run(run).verify()[-1] == f"{ROUNDS - 1} of {ROUNDS} rounds: not finished, resume goes on"
+
+
+@pytest.mark.parametrize("removed", [1, 2, ROUNDS])
+def test_the_last_checkpoints_of_a_finished_run_are_missed(sound, tmp_path, removed):
+    path = Path(shutil.copytree(sound, tmp_path / "run"))
+    for which in range(ROUNDS, ROUNDS - removed, -1):
+        (path / f"checkpoints/{which:06d}.json").unlink()
+    message = rf"{ROUNDS:06d}\.json is missing: the run had finished, {ROUNDS - removed} of {ROUNDS} rounds are left"
+    with pytest.raises(CorruptError, match=message):
+        Run(path).verify()
+    with pytest.warns(UserWarning, match="it stays"):  # what the missing checkpoints named is not known any more
+        resume(path)
+    assert contents(path) == contents(sound)
+    assert Run(path).verify()[-1] == f"{ROUNDS} of {ROUNDS} rounds"

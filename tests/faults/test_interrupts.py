@@ -1,0 +1,204 @@
+"""Ctrl-C at any moment is one line and exit code 130; a dead worker and a full disk say how to go on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedlayers.cli import main as cli
+from fl_core import interrupts
+from fl_core.records import files
+from fl_core.records.store import Run
+
+ROOT = Path(__file__).parents[2]
+BEGUN = "fedlayers: interrupted; fedlayers resume run goes on"
+NOTHING = "fedlayers: interrupted; nothing was written"
+RUN = ("run", "--rounds", "400", "--epochs", "1", "--checkpoint-every", "1", "--stack", "off", "--out", "run")
+START = """
+from fedlayers.__main__ import main
+if __name__ == "__main__":  # as the installed program does
+    print("on", flush=True)
+    main()
+"""
+
+
+def heard():
+    """A shell's background jobs, and so what they start, ignore interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def interrupted(folder, *arguments, until):
+    """(exit code, lines on stderr but the progress bar) of a command, interrupted as a terminal does: all processes."""
+    (folder / "start.py").write_text(START)
+    process = subprocess.Popen(
+        [sys.executable, "start.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heard,
+    )
+    try:
+        assert process.stdout.readline() == "on\n"
+        until(process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    shown = [line for line in err.splitlines() if line and "s/round" not in line and "round/s" not in line and " note: " not in line]
+    return process.returncode, shown
+
+
+def after(seconds):
+    return lambda process: time.sleep(seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.9])
+def test_in_the_first_seconds(tmp_path, seconds):
+    """While modules are imported and arguments parsed; on a slow machine perhaps only the former."""
+    code, lines = interrupted(tmp_path, "list", "metrics", until=after(seconds))
+    assert (code, lines) in [(130, [NOTHING]), (0, [])], "or it had ended before"
+    assert code == 130 or seconds > 0.2
+
+
+def workers_of(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def while_workers_start(seconds):
+    def until(process):
+        while not workers_of(process):
+            assert process.poll() is None
+            time.sleep(0.005)
+        time.sleep(seconds)
+
+    return until
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.4])
+def test_while_workers_start(tmp_path, seconds):
+    code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=while_workers_start(seconds))
+    assert (code, lines) == (130, [BEGUN])
+    assert Run(tmp_path / "run").config["workers"] == 2
+
+
+def test_while_workers_train(tmp_path):
+    def until(process):
+        while not list(tmp_path.glob("run/checkpoints/*.json")):
+            assert process.poll() is None
+            time.sleep(0.01)
+
+    code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=until)
+    assert (code, lines) == (130, [BEGUN])
+    assert Run(tmp_path / "run").verify()
+
+
+def test_what_was_there_before_is_there_after():
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts.ending():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(ValueError, match="mine"), interrupts.ending():
+        raise ValueError("mine")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached = []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.held_back():
+            reached.extend(os.kill(os.getpid(), signal.SIGINT) or [1])
+        assert reached
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+# --- a dead worker, a full disk --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fails(tmp_path, monkeypatch, capsys):
+    """Run a command that fails; its last line."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as left:
+            cli.main(arguments)
+        assert left.value.code == 1
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return call
+
+
+SMALL = ("--rounds", "3", "--epochs", "1", "--checkpoint-every", "1", "--out", "run")
+
+
+@pytest.mark.parametrize("name", ["checkpoints/000002.json", "rows.jsonl", "blobs/"])
+def test_a_full_disk_names_the_path_and_what_to_do(fails, monkeypatch, name):
+    with monkeypatch.context() as patch:
+        patch.setattr(files.Folder, "write", full(files.Folder.write, name, 12 if name == "blobs/" else 1))
+        patch.setattr(files.Folder, "append", full(files.Folder.append, name, 2))
+        said = fails("run", *SMALL)
+    assert "No space left on device: 'run/" + name in said
+    assert said.endswith("; make room there, then fedlayers resume run goes on")
+    cli.main(["resume", "run"])
+    assert Run("run").verify()[-1] == "3 of 3 rounds"
+    assert not list(Path("run").rglob("*.part"))
+    assert not Path("run/journal.jsonl").exists()
+
+
+def full(act, name, times):
+    """Let the operating system have no room for a file from the so many-th time on."""
+    seen = []
+
+    def acting(self, to, data, **how):
+        seen.extend([to] if to.startswith(name) else [])
+        if to.startswith(name) and len(seen) >= times:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "fsync", no_room)
+                patch.setattr(os, "fdopen", no_room)
+                return act(self, to, data, **how)
+        return act(self, to, data, **how)
+
+    return acting
+
+
+def no_room(*given, **named):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch):
+    monkeypatch.setattr(files.Folder, "write", full(files.Folder.write, "config.json", 1))
+    assert fails("run", *SMALL).endswith("No space left on device: 'run/config.json'; make room there")
+
+
+def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
+    from fl_core.engine import Engine
+
+    one_round = Engine.step
+
+    def killing(self):
+        if self.done == 1:
+            os.kill(self.executor._processes[0].pid, signal.SIGKILL)
+        one_round(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", killing)
+        said = fails("run", *SMALL, "--workers", "2", "--stack", "off")
+    assert "a worker process ended with exit code -9; if memory ran out, use fewer workers" in said
+    assert said.endswith("; fedlayers resume run goes on")
+    cli.main(["resume", "run"])
+    assert Run("run").verify()[-1] == "3 of 3 rounds"
