@@ -2,7 +2,7 @@
 
 Training and drawing never meet. :func:`train` makes rows from an item's runs, :func:`redraw` makes a picture, a table
 of published and measured values and a page of findings from stored rows alone. An item whose runs are long keeps a
-file of rows for each of them (:mod:`figures.pieces`). Where several figures rest on the same runs, these are a study,
+file of rows for each of them (:mod:`figures.recipe`). Where several figures rest on the same runs, these are a study,
 and each figure is a :class:`View` of it. An item may also have the papers' own setting beside its quick one.
 """
 
@@ -30,6 +30,7 @@ from fl_core.errors import UsageError, check_known, listing
 HERE = Path(__file__).parent
 ROWS, PICTURES = HERE / "rows", HERE / "pictures"
 DPI = 200
+FORMATS = ("png", "pdf")
 COLUMNS = (
     "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
     "measured", "measured_low", "measured_high", "measured_what",
@@ -109,6 +110,11 @@ class Item:
         """What makes its rows."""
         name, _, scale = self.name.partition("@")
         return f"python -m figures {name}{f' --scale {scale}' if scale else ''} --train"
+
+    @property
+    def without_rows(self) -> str:
+        """A line on what could be drawn and has no rows yet; empty where there is nothing."""
+        return ""
 
     @property
     def state(self) -> str:
@@ -322,8 +328,9 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
         textwrap.fill(caption.replace("`", ""), width), fontsize=6.5, color="0.35", ha="left", x=0.01
     )
     with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters, as journals ask
-        drawing.figure.savefig(out / f"{item.name}.png", dpi=DPI, facecolor="white")
-        drawing.figure.savefig(out / f"{item.name}.pdf", dpi=DPI, metadata={"CreationDate": None})
+        for suffix in FORMATS:
+            more: dict[str, Any] = {"metadata": {"CreationDate": None}} if suffix == "pdf" else {"facecolor": "white"}
+            drawing.figure.savefig(out / f"{item.name}.{suffix}", dpi=DPI, **more)
     plt.close(drawing.figure)
     drawing.table.to_csv(out / f"{item.name}.csv", index=False, float_format="%.6g")
     lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]

@@ -16,12 +16,13 @@ from matplotlib.axes import Axes
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from fedlayers.diagnostics.pictures.runs import comparison
 from figures import items
+from figures.differences import FEWEST, LEAST, against, outcome
 from figures.items import Drawing, Finding
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
-from figures.pieces import Pieces, ran
+from figures.page import markdown, percent, seeds_in_words
 from figures.player_fl.runs import CASES
+from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, newcomers, scored_at_end, tested, trained
 from fl_core import rows, runner, statistics
-from fl_core.algorithms import registry
+from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
 
 NAME = "algorithms.learning_check"
@@ -37,28 +38,12 @@ DEAR = 1.5
 """A method with more than so many times FedAvg's FLOPs is named."""
 COUNTED = STEPS, WORK, TUNING = ("steps", ""), ("flops", ""), ("steps", "finish")
 """Metric and variant of a client's steps and FLOPs a round, and of its steps after the last one."""
-DEPTH = ("fedra", "inclusivefl", "depthfl", "alllarge", "allsmall")
-"""What needs a model of residual blocks is compared elsewhere."""
-PROMPTED = ("fedpft", "two_stage")
+REFERENCES, PROMPTED = ("local", "fedavg"), ("fedpft", "two_stage")
 
-CNN = RunConfig(
-    dataset="fashion_mnist",
-    model="scheduling_cnn",
-    partition="fedpft_dirichlet",
-    alpha=0.1,
-    clients=20,
-    samples_per_client=300,
-    samples=60_000,
-    rounds=60,
-    epochs=1,
-    batch=10,
-    lr=0.005,
-    optimizer="sgd",
-    momentum=0.0,
-    weight_decay=0.0,
-    eval_every=60,
-    checkpoint_every=60,
-)
+CNN = scored_at_end(RunConfig(
+    dataset="fashion_mnist", samples=60_000, partition="fedpft_dirichlet", alpha=0.1, clients=20,
+    samples_per_client=300, model="scheduling_cnn", rounds=60, epochs=1, batch=10, lr=0.005, **PLAIN_SGD,
+))  # fmt: skip
 """Layer scheduling's network and local training; 30 steps a round, as everywhere in this check."""
 RESNET = replace(CNN, model="resnet8", epochs=3, batch=30, lr=0.1, momentum=0.9)
 """FedPFT's network and rates; an epoch is 10 steps."""
@@ -110,30 +95,48 @@ RETRAINED = "PLayer-FL, Table A.7"
 """Every model of this column, FedAvg's too, trained another epoch on its client before the test: no global model."""
 
 
+def cited() -> pd.DataFrame:
+    """What the papers print of each method: value and spread, and in ``local`` and ``fedavg`` what stands beside it."""
+    columns = []
+    for where, (paper, places, dataset, setting) in CITED.items():
+        known = items.published(paper)
+        known = known[known["place"].isin(places) & (known["quantity"] == "accuracy")]
+        known = known[(known["dataset"] == dataset) & (known["setting"] == setting)].drop_duplicates("method")
+        column = known.set_index("method")[["value", "spread"]]
+        beside = {name: column["value"].get(name, math.nan) for name in ("local", "fedavg")}
+        if where == RETRAINED:
+            beside["fedavg"] = math.nan
+        columns.append(column.assign(place=where, **beside))
+    table = pd.concat(columns).drop(index="fedavg")
+    return table[~table.index.duplicated()]
+
+
 def recipes() -> dict[str, RunConfig]:
-    """Every registered algorithm but those of heterogeneous depth, the references on FedPFT's network, and the rest."""
-    cnn = [name for name in registry() if name not in (*DEPTH, *PROMPTED)]
-    cnn.sort(key=lambda name: ("local", "fedavg").index(name) if name in ("local", "fedavg") else 2)
-    found = {name: replace(CNN, algorithm=name, **OWN.get(name, {})) for name in cnn}
-    mark = MODELS["resnet8"]
-    found |= {f"{name}{mark}": replace(RESNET, algorithm=name) for name in ("local", "fedavg", "fedbn")}
-    found |= {name: replace(RESNET, algorithm=name, **OWN.get(name, {})) for name in PROMPTED}
-    return found | ASIDE
+    """Every registered algorithm, the references on FedPFT's network, and the runs aside.
+
+    Methods stand in the order of the papers' tables, and after them by name, wherever they are registered. What needs a
+    model of residual blocks, as clients of unequal depth do, is compared elsewhere.
+    """
+    places = list(cited().index)
+    others = [name for name in registry() if name not in REFERENCES + PROMPTED and not find(name).needs_blocks]
+    others.sort(key=lambda name: (places.index(name) if name in places else len(places), name))
+    on_cnn = by_method(CNN, [*REFERENCES, *others], OWN)
+    marked = {f"{name}{MODELS['resnet8']}": replace(RESNET, algorithm=name) for name in (*REFERENCES, "fedbn")}
+    return on_cnn | marked | by_method(RESNET, PROMPTED, OWN) | ASIDE
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each client's accuracy after the last round, and a client's steps and FLOPs a round and steps of fine-tuning."""
-    _, frame = ran(task)
-    final = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test") & (frame["round"] == task.config.rounds)]
-    own = final[final["model"].isin(["global", "personal"])]
-    about: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed, "split": "train"}
+    _, frame = trained(task)
+    accuracy = tested(frame)
+    final = accuracy[(accuracy["round"] == task.config.rounds) & accuracy["model"].isin(["global", "personal"])]
     counts = []
     for metric, variant in COUNTED:
         counted = frame[(frame["metric"] == metric) & (frame["variant"] == variant)]["value"]
         nothing = (metric, variant) == TUNING and counted.empty
         mean, over = (0.0, "") if nothing else (counted.mean(), "mean over rounds and clients")
-        counts.append(rows.row(metric, mean, variant=variant, estimator=over, **about))
-    return pd.concat([own, rows.frame(counts)], ignore_index=True)
+        counts.append(rows.row(metric, mean, variant=variant, estimator=over, split="train", **labels(task)))
+    return pd.concat([final, rows.frame(counts)], ignore_index=True)
 
 
 # --- the table -------------------------------------------------------------------------------------------------
@@ -149,22 +152,6 @@ def scores(frame: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
         final = final[final["model"] == model]
     means = final.groupby(["run", "seed"], sort=False)["value"].mean()
     return means.unstack("seed").sort_index(axis=1)
-
-
-def cited() -> pd.DataFrame:
-    """What the papers print of each method: value and spread, and in ``local`` and ``fedavg`` what stands beside it."""
-    columns = []
-    for where, (paper, places, dataset, setting) in CITED.items():
-        known = items.published(paper)
-        known = known[known["place"].isin(places) & (known["quantity"] == "accuracy")]
-        known = known[(known["dataset"] == dataset) & (known["setting"] == setting)].drop_duplicates("method")
-        column = known.set_index("method")[["value", "spread"]]
-        beside = {name: column["value"].get(name, math.nan) for name in ("local", "fedavg")}
-        if where == RETRAINED:
-            beside["fedavg"] = math.nan
-        columns.append(column.assign(place=where, **beside))
-    table = pd.concat(columns).drop(index="fedavg")
-    return table[~table.index.duplicated()]
 
 
 def claim(value: float, spread: float, reference: float) -> str:
@@ -358,14 +345,9 @@ def _gaps(ax: Axes, part: pd.DataFrame) -> None:
     ax.set(ylim=(len(part) - 0.4, -0.6), xlabel="personalised accuracy − Local, points")
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="Every algorithm on Fashion-MNIST beside Local and FedAvg",
-        runs=recipes(),
-        seeds=3,
-        budget="about 11 hours of one core, 5.5 of two; a run takes 2 to 4 minutes, pFedMe's and on ResNet-8 12 to 30",
-        measure=_measure,
-        draw=_draw,
-    )
-)
+RUNS = recipes()
+ITEM = items.register(Recipe(
+    NAME, "Every algorithm on Fashion-MNIST beside Local and FedAvg", RUNS, seeds=3, newcomers=newcomers(NAME, RUNS),
+    budget="about 11 hours of one core, 5.5 of two; a run takes 2 to 4 minutes, pFedMe's and on ResNet-8 12 to 30",
+    measure=_measure, draw=_draw,
+))  # fmt: skip

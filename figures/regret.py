@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,10 +17,11 @@ from fedlayers.diagnostics import plots
 from fedlayers.diagnostics.pictures.drawing import MARKERS, MEAN, style
 from fedlayers.studies.regret import RANDOM, REFERENCES, Regret, regret
 from figures import items
+from figures.differences import LEAST
 from figures.items import Drawing, Finding
-from figures.paired import LEAST, markdown, percent
-from figures.pieces import Pieces
+from figures.page import markdown, percent
 from figures.player_fl.runs import CASES, NETWORKS, network
+from figures.recipe import Recipe, labels, scored_at_end
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.statistics import mean_interval
@@ -44,12 +44,11 @@ def recipes() -> dict[str, RunConfig]:
     """FedPer on each dataset, as small as in the comparison of PLayer-FL's methods; MNIST as Fashion-MNIST."""
     sizes = {name: dict(case.quick) for name, case in CASES.items()}
     sizes = {"heart": sizes.pop("heart"), "mnist": sizes["fashion_mnist"], **sizes}
-    made = {
-        name: RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", **size)
+    sizes["heart"]["rounds"] = CASES["heart"].rounds
+    return {
+        name: scored_at_end(RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", **size))
         for name, size in sizes.items()
     }
-    made["heart"] = replace(made["heart"], rounds=CASES["heart"].rounds)
-    return {name: replace(each, eval_every=each.rounds, checkpoint_every=each.rounds) for name, each in made.items()}
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -57,7 +56,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     seed = task.config.seed
     with TemporaryDirectory() as out:
         found = regret(task.config, RULES, (seed,), out, score=SCORE, progress=False)
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": seed}
+    named = labels(task)
     made = [
         rows.row(CUT, line[split], layer=line["last"], variant=str(line["cut"]), split=split, model="personal", **named)
         for line in found.scores.to_dict("records")
@@ -234,15 +233,7 @@ def _page(found: Mapping[str, Regret], mean: pd.DataFrame) -> str:
     return "\n\n".join([markdown(columns), note, *failed])
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="Regret of the rules over six datasets: every cut is trained",
-        runs=recipes(),
-        seeds=3,
-        budget="about 42 minutes of one core",
-        measure=_measure,
-        draw=_draw,
-        more={"heart": 10},
-    )
-)
+ITEM = items.register(Recipe(
+    NAME, "Regret of the rules over six datasets: every cut is trained", recipes(), seeds=3, more_seeds={"heart": 10},
+    budget="about 42 minutes of one core", measure=_measure, draw=_draw,
+))  # fmt: skip

@@ -14,7 +14,8 @@ import pandas as pd
 from fedlayers.diagnostics.pictures.drawing import style
 from figures import items
 from figures.items import Drawing, Finding, Item
-from figures.paired import markdown
+from figures.page import markdown
+from figures.recipe import labels
 from fl_core import rows, runner, tree
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
@@ -35,15 +36,9 @@ HOLDERS = {
 """First parts of tensors' names; all others are the extractor's."""
 
 SIZED = RunConfig(
-    dataset="tiny_imagenet32",
-    partition="fedpft_dirichlet",
-    alpha=0.1,
-    clients=2,
-    samples_per_client=100,
-    rounds=1,
-    epochs=5,
-    batch=100,
-)
+    dataset="tiny_imagenet32", partition="fedpft_dirichlet", alpha=0.1, clients=2, samples_per_client=100,
+    rounds=1, epochs=5, batch=100,
+)  # fmt: skip
 """Images and classes are CIFAR-100's in number and size, which give the networks theirs."""
 
 
@@ -52,7 +47,7 @@ def _count(task: runner.Task, run: str) -> pd.DataFrame:
     model = tree.of(task.model)
     algorithm = task.algorithm(task.plan)
     message = algorithm.send(algorithm.open(model), 0, Round(0))
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    named = labels(task)
     trained, sizes = task.problem.parameters, pd.Series({name: tensor.numel() for name, tensor in model.items()})
     holder = pd.Series({name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model})
     made = []
@@ -178,18 +173,8 @@ def _readable(value: float, what: str) -> str:
     return f"{value:.2f}" if what == INCREASE else f"{value:,.0f}"
 
 
-TABLE10 = items.register(
-    Item(
-        name="fedpft.table10",
-        title="Parameters sent a round",
-        runs={
-            f"{network}.{name}": replace(SIZED, model=network, algorithm=name)
-            for network in NETWORKS
-            for name in ALGORITHMS
-        },
-        seeds=1,
-        budget="some seconds; nothing is trained",
-        measure=_count,
-        draw=_draw_sent,
-    )
-)
+TABLE10 = items.register(Item(
+    "fedpft.table10", "Parameters sent a round",
+    {f"{net}.{name}": replace(SIZED, model=net, algorithm=name) for net in NETWORKS for name in ALGORITHMS},
+    seeds=1, budget="some seconds; nothing is trained", measure=_count, draw=_draw_sent,
+))  # fmt: skip

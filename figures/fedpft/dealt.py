@@ -156,14 +156,8 @@ def named(classes: int, alpha: float) -> str:
     return f"{classes} classes, alpha {alpha:g}"
 
 
-FIG4 = items.register(
-    Item(
-        name="fedpft.fig4",
-        title="Classes dealt to 20 clients, 10 and 50 classes, by Dirichlet's parameter",
-        runs={named(classes, alpha): replace(DEALT, alpha=alpha) for classes in CLASSES for alpha in ALPHAS},
-        seeds=3,
-        budget="a minute; nothing is trained",
-        measure=_deal,
-        draw=_draw_dealt,
-    )
-)
+FIG4 = items.register(Item(
+    "fedpft.fig4", "Classes dealt to 20 clients, 10 and 50 classes, by Dirichlet's parameter",
+    {named(classes, alpha): replace(DEALT, alpha=alpha) for classes in CLASSES for alpha in ALPHAS},
+    seeds=3, budget="a minute; nothing is trained", measure=_deal, draw=_draw_dealt,
+))  # fmt: skip

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedlayers.diagnostics.embedding import Pool, embed, pool, scores
 from figures import items
-from figures.pieces import Pieces, ran
+from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, scored_at_end, tested, trained
 from fl_core import rows, runner, tree
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
@@ -31,29 +31,16 @@ POOLED = 300
 PAIRS = (("cat", "dog"), ("automobile", "truck"))
 """Classes of which the paper says that their images are alike."""
 
-BASE = RunConfig(
-    dataset="cifar10",
-    model="resnet8",
-    partition="fedpft_dirichlet",
-    alpha=0.1,
-    clients=10,
-    samples_per_client=200,
-    rounds=12,
-    epochs=5,
-    batch=25,
-    lr=0.1,
-    optimizer="sgd",
-    momentum=0.9,
-    weight_decay=0.0,
-    eval_every=12,
-    checkpoint_every=12,
-)
+BASE = scored_at_end(RunConfig(
+    dataset="cifar10", partition="fedpft_dirichlet", alpha=0.1, clients=10, samples_per_client=200,
+    model="resnet8", rounds=12, epochs=5, batch=25, lr=0.1, **PLAIN_SGD | {"momentum": 0.9},
+))  # fmt: skip
 """The paper's federation for these pictures, with a fifth of its 1000 images a client and few of its 1000 rounds."""
 SKEWED: dict[str, Any] = {"feature_epochs": 3}
 """Epochs a round for the features where alpha is 0.1, as FedPFT has it; of the other alphas the default, 4."""
 FEDPFT, MILD = "fedpft", "fedpft_alpha_1"
 RUNS = {
-    **{name: replace(BASE, algorithm=name) for name in ("fedavg", "fedper", "fedcac")},
+    **by_method(BASE, ("fedavg", "fedper", "fedcac"), {}),
     "no_contrast": replace(BASE, algorithm="fedpft", options={**SKEWED, "contrast": False}),
     FEDPFT: replace(BASE, algorithm="fedpft", options=SKEWED),
     "no_alternating": replace(BASE, algorithm="fedpft", options={"alternate": False}),
@@ -150,10 +137,10 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Personalised accuracy, who holds what, features of all clients' test samples, and what is attended to."""
-    engine, frame = ran(task)
-    last = frame["round"] == task.config.rounds
-    tested = frame[last & (frame["metric"] == "accuracy") & (frame["split"] == "test")]
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    engine, frame = trained(task)
+    accuracy = tested(frame)
+    final = accuracy[accuracy["round"] == task.config.rounds]
+    named = labels(task)
     made = [
         rows.row(COUNT, int(n), client=str(client), variant=str(name), split="train", **named)
         for (client, name), n in task.data.class_counts().stack().items()
@@ -163,7 +150,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     for prompts, models in _kinds(final_models(engine, task.model), run):
         pooled = pool(models, data, classes=task.data.classes, samples=POOLED, seed=task.config.seed)
         made += _features(pooled, run != MILD, task.config.seed, {"layer": prompts, **named})
-    kept = [tested[tested["model"].isin(["global", "personal"])]]
+    kept = [final[final["model"].isin(["global", "personal"])]]
     attended = frame[frame["metric"] == ATTENTION]
     if run in (FEDPFT, MILD):
         made += _attended(attended, named)
@@ -242,15 +229,7 @@ def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.Da
     return own.pivot(index="run", columns="seed", values="value").reindex(own["run"].unique())
 
 
-STUDY = items.register(
-    Pieces(
-        name=NAME,
-        title="FedPFT from the inside: features and attention on CIFAR-10",
-        runs=RUNS,
-        seeds=1,
-        budget="about 25 minutes of one core; a run takes 1 to 5",
-        measure=_measure,
-        paper=PAPER,
-        paper_seeds=1,
-    )
-)
+STUDY = items.register(Recipe(
+    NAME, "FedPFT from the inside: features and attention on CIFAR-10", RUNS, seeds=1,
+    budget="about 25 minutes of one core; a run takes 1 to 5", measure=_measure, paper=PAPER, paper_seeds=1,
+))  # fmt: skip

@@ -16,9 +16,10 @@ from safetensors.torch import save
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
+from figures.differences import FEWEST, LEAST, against, outcome
 from figures.items import Drawing, Finding, View
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
-from figures.pieces import Pieces, absent, ran
+from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.recipe import Recipe, labels, tested, trained
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
@@ -36,36 +37,16 @@ STEPS = (3, 6, 9, 12)
 VIT: dict[str, Any] = {"depth": 12, "embed_dim": 96, "num_heads": 3}
 MODEL = "timm:vit_tiny_patch16_224"
 PRETRAIN = RunConfig(
-    dataset="tiny_imagenet32",
-    model=MODEL,
-    model_options={**VIT, "patch_size": 8},
-    partition="iid",
-    clients=1,
-    rounds=15,
-    epochs=1,
-    batch=128,
-    lr=1e-3,
-    optimizer="adamw",
-    amsgrad=False,
-    weight_decay=0.05,
-    eval_every=5,
-    checkpoint_every=15,
-)
+    dataset="tiny_imagenet32", partition="iid", clients=1, model=MODEL, model_options={**VIT, "patch_size": 8},
+    rounds=15, epochs=1, batch=128, lr=1e-3, optimizer="adamw", amsgrad=False, weight_decay=0.05,
+    eval_every=5, checkpoint_every=15,
+)  # fmt: skip
 """Patches of 8 of 32 pixels, the same 16 patches as 16 of PACS's 64."""
 PACS = RunConfig(
-    dataset="pacs",
-    model=MODEL,
-    model_options=VIT,
-    rounds=30,
-    epochs=1,
-    batch=64,
-    lr=0.01,
-    optimizer="sgd",
-    momentum=0.9,
-    weight_decay=1e-5,
-    eval_every=3,
-    checkpoint_every=30,
-)
+    dataset="pacs", model=MODEL, model_options=VIT,
+    rounds=30, epochs=1, batch=64, lr=0.01, optimizer="sgd", momentum=0.9, weight_decay=1e-5,
+    eval_every=3, checkpoint_every=30,
+)  # fmt: skip
 """FedRA's local training, with half its batch, 30 of its 100 rounds and no clipping of gradients; a client a style."""
 
 
@@ -126,14 +107,14 @@ def doubled(model: Tree, classes: int) -> Tree:
 
 def _pretrain(task: runner.Task, folder: Path) -> pd.DataFrame:
     """Train, keep the weights in the folder, and return the run's rows."""
-    engine, frame = ran(task)
+    engine, frame = trained(task)
     small = engine.server.trees["model"]
     classes = 7
     write_atomically(folder / WEIGHTS, save({k: v.contiguous() for k, v in doubled(small, classes).items()}))
     return frame
 
 
-def _begin(config: RunConfig, run: str, folder: Path) -> RunConfig:
+def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
     """A run starts from the pretrained weights, which are made first where they are not at hand."""
     if run == PRETRAINING:
         return config
@@ -144,15 +125,15 @@ def _begin(config: RunConfig, run: str, folder: Path) -> RunConfig:
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each style's accuracy over the rounds, and how many blocks its client held at most."""
-    frame = _pretrain(task, folder) if run == PRETRAINING else ran(task)[1]
-    tested = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test") & (frame["model"] == "global")]
+    frame = _pretrain(task, folder) if run == PRETRAINING else trained(task)[1]
+    accuracy = tested(frame)
+    accuracy = accuracy[accuracy["model"] == "global"]
     held = frame[(frame["metric"] == HELD) & (frame["value"] == 1)]
     blocks = held.assign(block=held["layer"].str.extract(r"blocks\.(\d+)", expand=False)).dropna(subset="block")
     counts = blocks.groupby(["client", "round"])["block"].nunique().groupby("client").max()
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    most = [rows.row(BLOCKS, int(n), client=str(client), estimator="most over rounds", **named)
+    most = [rows.row(BLOCKS, int(n), client=str(client), estimator="most over rounds", **labels(task))
             for client, n in counts.items()]  # fmt: skip
-    return pd.concat([tested, rows.frame(most)], ignore_index=True) if most else tested
+    return pd.concat([accuracy, rows.frame(most)], ignore_index=True) if most else accuracy
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
@@ -184,7 +165,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{described(header)}, at most {header['seeds']} seeds. Depths of the clients "
         f"{', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar their mean. "
-        f"Right: FedRA when every client trains k random blocks of 12, one seed.{start}{absent(header)}"
+        f"Right: FedRA when every client trains k random blocks of 12, one seed.{start}{missing_runs(header)}"
     )
     return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
 
@@ -208,7 +189,7 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"FedRA when every client trains k random blocks of 12. {described(header)}, the first of "
         f"{header['seeds']} seeds; test accuracy of the global model, mean of the styles. "
         f"The paper: one client with a part of NICO++; it prints no numbers."
-        f"{absent(header, SAME)}"
+        f"{missing_runs(header, SAME)}"
     )
     table = curves.stack().rename("accuracy").reset_index()
     return Drawing(figure, table, caption, _learns(curves))
@@ -303,8 +284,8 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
 
 def _curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean accuracy of the styles where every client trains k random blocks, k x rounds."""
-    tested = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
-    return tested.assign(k=tested["run"].map(SAME)).groupby(["k", "round"])["value"].mean().unstack("round")
+    accuracy = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
+    return accuracy.assign(k=accuracy["run"].map(SAME)).groupby(["k", "round"])["value"].mean().unstack("round")
 
 
 def _learns(curves: pd.DataFrame) -> tuple[Finding, ...]:
@@ -319,17 +300,9 @@ def _limit(run: str, client: int) -> int:
     return SAME[run] if run in SAME else DEPTHS[client]
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="Clients of unequal depth on PACS (FedRA)",
-        runs=RUNS,
-        seeds=3,
-        budget="about 5 hours of one core, less of an idle machine; pretraining takes 15 to 76 minutes, a run 2 to 25",
-        measure=_measure,
-        draw=_draw,
-        once=frozenset({PRETRAINING, *SAME}),
-        begin=_begin,
-    )
-)
+ITEM = items.register(Recipe(
+    NAME, "Clients of unequal depth on PACS (FedRA)", RUNS, seeds=3, one_seed=frozenset({PRETRAINING, *SAME}),
+    budget="about 5 hours of one core, less of an idle machine; pretraining takes 15 to 76 minutes, a run 2 to 25",
+    prepare=_prepare, measure=_measure, draw=_draw,
+))  # fmt: skip
 FIG4 = items.register(View("fedra.fig4", "Convergence with so many random layers a client, PACS", NAME, _draw_steps))

@@ -11,10 +11,10 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
+from figures.differences import against, outcome
 from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, columns, described
 from figures.items import Drawing, Finding, View
-from figures.paired import against, markdown, outcome, percent, seeds_in_words
-from figures.pieces import absent
+from figures.page import markdown, missing_runs, percent, seeds_in_words
 from fl_core.errors import UsageError, listing
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
@@ -45,7 +45,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"Accuracy of the global model, mean of the domains, as a share of {WHOLE}'s. {described(header)}, "
         f"{seeds_in_words(seeds)}; depths of the clients {depths}, in the paper "
         "12, 10, 8, 6, 4, 3. The paper starts from ImageNet's weights, this from a pretraining on "
-        f"Tiny-ImageNet. The paper's MLP-Mixer was not run.{absent(header, METHODS)}"
+        f"Tiny-ImageNet. The paper's MLP-Mixer was not run.{missing_runs(header, METHODS)}"
     )
     table = pd.concat([kept[name].rename("share").to_frame().assign(where=name) for name in kept])
     return Drawing(figure, table.rename_axis("method").reset_index(), caption, (_order(means),), _page(styles, means))

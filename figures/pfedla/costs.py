@@ -13,8 +13,9 @@ import pandas as pd
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
 from figures.items import Drawing, Finding, Item, View
-from figures.paired import markdown
+from figures.page import markdown
 from figures.pfedla import overlap
+from figures.recipe import labels
 from fl_core import rows, runner, tree
 from fl_core.algorithms.base import Message, Round
 from fl_core.algorithms.hypernetworks import PFedLA
@@ -52,7 +53,7 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
         raise TypeError(f"{run} is a run of {algorithm.name}")
     model = tree.of(task.model)
     sizes = {unit.name: sum(model[name].numel() for name in unit.parameters) for unit in algorithm.units}
-    named: dict[str, Any] = {"algorithm": algorithm.name, "seed": task.config.seed}
+    named = labels(task)
     made = [rows.row(PARAMETERS, n, layer=name, n_params=n, **named) for name, n in sizes.items()]
     what = {"variant": " + ".join(kept), "estimator": "always the same retained layers", **named}
     made.append(rows.row(LEDGER, retention_ledger(sizes, kept), unit="MiB", **what))
@@ -159,14 +160,8 @@ def _page(table: pd.DataFrame) -> str:
     )
 
 
-STUDY = items.register(
-    Item(
-        name=NAME,
-        title="What pFedLA's runs send, by the number of retained layers",
-        runs=_runs(),
-        seeds=1,
-        budget="some seconds; nothing is trained",
-        measure=_measure,
-    )
-)
+STUDY = items.register(Item(
+    NAME, "What pFedLA's runs send, by the number of retained layers", _runs(), seeds=1,
+    budget="some seconds; nothing is trained", measure=_measure,
+))  # fmt: skip
 TABLE3 = items.register(View("pfedla.table3", "Accuracy and bytes by the number of retained layers", NAME, _draw))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from scipy import stats
 from fedlayers.diagnostics.pictures.drawing import COLOURS, Panel, heat, style
 from fedlayers.diagnostics.pictures.insides import aggregation_history, aggregation_weights, unfreezing
 from figures import items
+from figures.differences import FEWEST, LEAST, against, outcome
 from figures.items import Drawing, Finding
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
-from figures.pieces import Pieces, absent, ran
+from figures.page import markdown, missing_runs, percent
+from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, tested, trained
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 
@@ -32,25 +32,12 @@ ACROSS = 4
 """Panels beside each other."""
 
 BASE = RunConfig(
-    dataset="cifar10",
-    model="pfedla_cnn",
-    partition="non_iid_1",
-    clients=10,
-    classes_per_client=4,
-    samples_per_client=600,
-    rounds=40,
-    epochs=10,
-    batch=32,
-    lr=0.01,
-    optimizer="sgd",
-    momentum=0.0,
-    weight_decay=0.0,
-    bn="local",
-    eval_every=4,
-    checkpoint_every=40,
-)
+    dataset="cifar10", partition="non_iid_1", clients=10, classes_per_client=4, samples_per_client=600,
+    model="pfedla_cnn", bn="local", rounds=40, epochs=10, batch=32, lr=0.01, **PLAIN_SGD,
+    eval_every=4, checkpoint_every=40,
+)  # fmt: skip
 """The paper's local training, with 40 of its 600 rounds."""
-RUNS = {name: replace(BASE, algorithm=name) for name in ("local", "fedavg", "pfedla", "heurpfedla")}
+RUNS = by_method(BASE, ("local", "fedavg", "pfedla", "heurpfedla"), {})
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -73,11 +60,10 @@ def correlations(weights: pd.DataFrame, shared: pd.DataFrame) -> tuple[float | N
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Mean accuracies over the rounds, what was sent, and of a mixing run how its weights follow the classes."""
-    _, frame = ran(task)
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    _, frame = trained(task)
+    named = labels(task)
     made: list[rows.Row] = []
-    tested = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test")]
-    for (done, model), part in tested.groupby(["round", "model"]):
+    for (done, model), part in tested(frame).groupby(["round", "model"]):
         n = int(part["n_samples"].sum())
         columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": n}
         made.append(rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named))
@@ -167,7 +153,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             timeline.remove()
     caption = (
         f"{setting(header)} At most {header['seeds']} seeds, pictures of seed 0. Receivers are rows, senders columns. "
-        f"HeurpFedLA keeps one layer a client.{absent(header)}"
+        f"HeurpFedLA keeps one layer a client.{missing_runs(header)}"
     )
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
 
@@ -202,9 +188,9 @@ def setting(header: Mapping[str, Any]) -> str:
 
 
 def _learning(ax: Axes, frame: pd.DataFrame) -> None:
-    tested = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
-    for k, run in enumerate(tested["run"].unique()):
-        means = tested[tested["run"] == run].groupby("round")["value"].mean()
+    accuracy = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
+    for k, run in enumerate(accuracy["run"].unique()):
+        means = accuracy[accuracy["run"] == run].groupby("round")["value"].mean()
         ax.plot(means.index.astype(float), 100 * means, color=COLOURS[k], label=run)
     ax.set(xlabel="round", ylabel="accuracy %, before local training")
     ax.legend(fontsize=6.5)
@@ -241,11 +227,11 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
 
 def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
     lines: dict[str, list[str]] = {"run": [], "seeds": [], "before local training %": [], "after it %": [], "sent": []}
-    trained = frame[(frame["metric"] == "accuracy") & (frame["model"] == "local")]
+    adapted = frame[(frame["metric"] == "accuracy") & (frame["model"] == "local")]
     sent = frame[frame["metric"].isin(["bytes_down", "bytes_up"])].groupby(["run", "metric"])["value"].mean().unstack()
     whole = sent.loc["pfedla"].sum() if "pfedla" in sent.index else float("nan")
     for run in final.index:
-        after = trained[(trained["run"] == run) & (trained["round"] == trained["round"].max())]["value"]
+        after = adapted[(adapted["run"] == run) & (adapted["round"] == adapted["round"].max())]["value"]
         own = final.loc[run].dropna()
         lines["run"].append(run)
         lines["seeds"].append(str(len(own)))
@@ -290,15 +276,8 @@ def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="pFedLA's weights and the classes that clients have in common",
-        runs=RUNS,
-        seeds=3,
-        budget="about 2 hours of one core; a run takes 6 to 27 minutes",
-        measure=_measure,
-        draw=_draw,
-        once=frozenset({"heurpfedla"}),
-    )
-)
+ITEM = items.register(Recipe(
+    NAME, "pFedLA's weights and the classes that clients have in common", RUNS, seeds=3,
+    one_seed=frozenset({"heurpfedla"}), budget="about 2 hours of one core; a run takes 6 to 27 minutes",
+    measure=_measure, draw=_draw,
+))  # fmt: skip

@@ -11,8 +11,8 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
+from figures.differences import FEWEST, LEAST
 from figures.items import Drawing, Finding, View
-from figures.paired import FEWEST, LEAST
 from figures.pfedla.overlap import (
     CORRELATION,
     NAME,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from figures.differences import FEWEST, LEAST
 from figures.items import Finding
 from figures.layerwise import listed, ranges, within
-from figures.paired import FEWEST, LEAST
 from figures.player_fl.layers import Network
 
 FLAT = 1.1

@@ -19,7 +19,7 @@ from fedlayers.diagnostics.sensitivity import FIGURE_BATCH
 from fedlayers.diagnostics.similarity import probe_set
 from figures import items
 from figures.layerwise import SENSITIVITY, Epoch, after_run
-from figures.pieces import Pieces
+from figures.recipe import Recipe
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -156,14 +156,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     return found[(found["client"] != "") & (found["variant"] != "importance")]
 
 
-STUDY = items.register(
-    Pieces(
-        name=NAME,
-        title="Layers of PLayer-FL's networks after one epoch and at the end (Figs. 1-4 and A.1-A.10)",
-        runs=recipes(quick=True),
-        seeds=3,
-        budget="under 2 hours of one core, 1 of two; a run takes seconds to 8 minutes",
-        measure=_measure,
-        paper=recipes(quick=False),
-    )
-)
+STUDY = items.register(Recipe(
+    NAME, "Layers of PLayer-FL's networks after one epoch and at the end (Figs. 1-4 and A.1-A.10)",
+    recipes(quick=True), seeds=3, budget="under 2 hours of one core, 1 of two; a run takes seconds to 8 minutes",
+    measure=_measure, paper=recipes(quick=False),
+))  # fmt: skip

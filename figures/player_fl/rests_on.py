@@ -17,11 +17,11 @@ from fedlayers.diagnostics.pictures.drawing import COLOURS, set_scale, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off
-from figures.paired import markdown
+from figures.page import markdown
 from figures.player_fl.expectations import OFFSET, decided
 from figures.player_fl.layers import FIRST, NAME, NETWORKS, Network, run_of
 from figures.player_fl.views import count
-from figures.standing import ALPHA
+from figures.ranking import ALPHA
 from fl_core.statistics import friedman
 
 TESTED = {

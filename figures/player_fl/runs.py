@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from figures import items
-from figures.pieces import Pieces, ran
+from figures.recipe import Recipe, labels, scored_at_end, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.training.evaluate import SCORES
@@ -137,7 +137,7 @@ def config(dataset: str, method: str, scale: str) -> RunConfig:
         rate = 1e-2 if dataset == "airline_tweets" else RATES[method][list(CASES).index(dataset)]
         made = replace(made, optimizer="sgd", lr=rate)
     made = replace(made, **(case.quick if cut else {}))
-    return replace(made, eval_every=made.rounds, checkpoint_every=made.rounds)
+    return scored_at_end(made)
 
 
 def recipes(scale: str) -> dict[str, RunConfig]:
@@ -147,16 +147,14 @@ def recipes(scale: str) -> dict[str, RunConfig]:
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each client's test scores after the last round, of every model that there is, and what was shared."""
-    engine, frame = ran(task)
+    engine, frame = trained(task)
     done = frame["round"] == task.config.rounds
     final = frame[done & frame["metric"].isin(list(SCORES)) & (frame["split"] == "test") & (frame["client"] != "")]
     plan = engine.algorithm.plan
     if plan is None or plan.cut is None:
         return final
-    last = rows.row(
-        LAST, plan.cut, layer=plan.last_shared, algorithm=task.config.algorithm,
-        seed=task.config.seed, round=task.config.rounds, estimator=plan.why.rule,
-    )  # fmt: skip
+    where: dict[str, Any] = {"layer": plan.last_shared, "round": task.config.rounds, "estimator": plan.why.rule}
+    last = rows.row(LAST, plan.cut, **where, **labels(task))
     return pd.concat([final, rows.frame([last])], ignore_index=True)
 
 
@@ -166,16 +164,8 @@ def network(config: Mapping[str, Any]) -> str:
     return f"{config['model']} ({', '.join(f'{name} {value:g}' for name, value in options.items())})"
 
 
-STUDY = items.register(
-    Pieces(
-        name=NAME,
-        title="PLayer-FL's methods on the datasets at hand",
-        runs=recipes(items.QUICK),
-        seeds=3,
-        budget="about 86 minutes of one core",
-        measure=_measure,
-        paper=recipes("paper"),
-        paper_seeds=10,
-        more={f"{data}.{name}": case.seeds for data, case in CASES.items() for name in (*METHODS, *BESIDE)},
-    )
-)
+STUDY = items.register(Recipe(
+    NAME, "PLayer-FL's methods on the datasets at hand", recipes(items.QUICK), seeds=3,
+    more_seeds={f"{data}.{name}": case.seeds for data, case in CASES.items() for name in (*METHODS, *BESIDE)},
+    budget="about 86 minutes of one core", measure=_measure, paper=recipes("paper"), paper_seeds=10,
+))  # fmt: skip

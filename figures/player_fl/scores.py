@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from fedlayers.studies.compare import BASELINES
-from figures.paired import LEAST
+from figures.differences import LEAST
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
-from figures.standing import Standing
+from figures.ranking import Ranking
 from fl_core import statistics
 from fl_core.training.evaluate import SCORES
 
@@ -102,9 +102,9 @@ class Table:
         """Mean ranks as printed."""
         return published_table("player_fl", self.place, quantity="mean rank").iloc[:, 0].reindex(list(self.methods))
 
-    def printed_standing(self) -> Standing:
+    def printed_ranking(self) -> Ranking:
         """What ranks and tests the printed cells give."""
-        return Standing(self.printed(), self.higher_is_better, CONTROL)
+        return Ranking(self.printed(), self.higher_is_better, CONTROL)
 
 
 def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
@@ -155,19 +155,19 @@ class Cells:
         each: dataset, method, seed, value.
         cells: dataset, method -> ``value``, the median over seeds, ``low`` and ``high``, the ends of its bootstrap
             interval (95 %), and ``n`` seeds.
-        standing: the ranked methods over the datasets that have them all.
+        ranking: the ranked methods over the datasets that have them all.
     """
 
     table: Table
     reading: Reading
     each: pd.DataFrame
     cells: pd.DataFrame
-    standing: Standing
+    ranking: Ranking
 
     @property
     def enough(self) -> bool:
         """Whether every ranked cell has the seeds that an order needs."""
-        ranked = self.cells[self.cells.index.isin(list(self.standing.blocks.columns), level="dataset")]
+        ranked = self.cells[self.cells.index.isin(list(self.ranking.blocks.columns), level="dataset")]
         return bool(len(ranked)) and bool((ranked["n"] >= LEAST).all())
 
 
@@ -182,7 +182,7 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
     medians = found["value"].unstack("dataset")
     order = [name for name in CASES if name in medians.columns]
     ranked = medians.reindex(index=list(table.methods), columns=order)
-    return Cells(table, reading, each, found, Standing(ranked, table.higher_is_better, CONTROL))
+    return Cells(table, reading, each, found, Ranking(ranked, table.higher_is_better, CONTROL))
 
 
 # --- published beside measured ---------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
 
 def lines(found: Cells) -> list[dict[str, Any]]:
     """Published beside measured: every cell, mean rank, test and post-hoc p of a table in one reading."""
-    table, reading, standing = found.table, found.reading, found.standing
+    table, reading, ranking = found.table, found.reading, found.ranking
     value, spread = table.printed(), table.printed("spread") if table.kind == SCORE else None
     shown = [name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE]
     made: list[dict[str, Any]] = []
@@ -202,18 +202,18 @@ def lines(found: Cells) -> list[dict[str, Any]]:
                 line |= {"published": value.loc[method, printed], "published_dataset": printed}
                 line |= {} if spread is None else {"published_spread": spread.loc[method, printed]}
             made.append(line | _cell(found.cells, dataset, method))
-    ranks, again = table.printed_ranks(), table.printed_standing()
+    ranks, again = table.printed_ranks(), table.printed_ranking()
     for method in table.methods:
         line = {"quantity": "mean rank", "method": method, "published": ranks[method]}
-        made.append(line | {"published_recomputed": again.ranks[method], **_measured(standing.ranks[method], standing)})
-        for name, test, theirs in (("nemenyi", standing.nemenyi, again.nemenyi), ("holm", standing.holm, again.holm)):
+        made.append(line | {"published_recomputed": again.ranks[method], **_measured(ranking.ranks[method], ranking)})
+        for name, test, theirs in (("nemenyi", ranking.nemenyi, again.nemenyi), ("holm", ranking.holm, again.holm)):
             line = {"quantity": f"{name} p against {CONTROL}", "method": method}
             line["published_recomputed"] = theirs.p_values.loc[method, CONTROL]
-            made.append(line | _measured(test.p_values.loc[method, CONTROL], standing, test.status))
+            made.append(line | _measured(test.p_values.loc[method, CONTROL], ranking, test.status))
     p_value = friedman_printed(table)
-    used, before = (each.transposed if reading.transposed else each.friedman for each in (standing, again))
+    used, before = (each.transposed if reading.transposed else each.friedman for each in (ranking, again))
     line = {"quantity": "friedman p", "published": p_value, "published_recomputed": before.p_value}
-    made.append(line | _measured(used.p_value, standing, used.status))
+    made.append(line | _measured(used.p_value, ranking, used.status))
     return [{"definition": reading.name, **line} for line in made]
 
 
@@ -227,9 +227,9 @@ def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
     return known | {"status": "ok" if math.isfinite(cell["value"]) else f"needs {' and '.join(BASELINES)}"}
 
 
-def _measured(value: float, standing: Standing, status: str = "ok") -> dict[str, Any]:
+def _measured(value: float, ranking: Ranking, status: str = "ok") -> dict[str, Any]:
     missing = "ok" if math.isfinite(value) else "no dataset has all methods"
-    return {"measured": value, "datasets": standing.blocks.shape[1], "status": status if status != "ok" else missing}
+    return {"measured": value, "datasets": ranking.blocks.shape[1], "status": status if status != "ok" else missing}
 
 
 def friedman_printed(table: Table) -> str:

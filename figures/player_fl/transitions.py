@@ -15,12 +15,13 @@ from matplotlib.axes import Axes
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
+from figures.differences import LEAST
 from figures.items import Drawing, Finding
 from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
-from figures.paired import LEAST, markdown
+from figures.page import markdown
 from figures.papers import published
-from figures.pieces import Pieces
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
+from figures.recipe import Recipe
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -262,16 +263,8 @@ def _page(found: list[Decisions]) -> str:
     )
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="Transition points by threshold beside the paper's lists (PLayer-FL, Table A.2)",
-        runs=recipes(quick=True),
-        seeds=3,
-        budget="about 6 minutes of one core",
-        measure=_measure,
-        draw=_draw,
-        paper=recipes(quick=False),
-        more={"heart": 10},
-    )
-)
+ITEM = items.register(Recipe(
+    NAME, "Transition points by threshold beside the paper's lists (PLayer-FL, Table A.2)",
+    recipes(quick=True), seeds=3, more_seeds={"heart": 10}, budget="about 6 minutes of one core",
+    measure=_measure, draw=_draw, paper=recipes(quick=False),
+))  # fmt: skip

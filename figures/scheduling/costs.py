@@ -15,7 +15,8 @@ from fedlayers.diagnostics.pictures.drawing import style
 from fedlayers.diagnostics.pictures.insides import unfreezing
 from figures import items
 from figures.items import Drawing, Finding, Item, View
-from figures.paired import markdown
+from figures.page import markdown
+from figures.recipe import labels
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
@@ -32,16 +33,9 @@ UNITS = {"naive": "scalar x batch", "flops": "FLOP", "moved": "byte"}
 EVERY = 20  # rounds between the columns of the schedule's picture
 
 BASE = RunConfig(
-    model="scheduling_cnn",
-    partition="iid",
-    clients=CLIENTS,
-    samples=CLIENTS * SAMPLES,
-    rounds=300,
-    epochs=1,
-    batch=10,
-    lr=0.005,
-    optimizer="sgd",
-)
+    partition="iid", clients=CLIENTS, samples=CLIENTS * SAMPLES, model="scheduling_cnn",
+    rounds=300, epochs=1, batch=10, lr=0.005, optimizer="sgd",
+)  # fmt: skip
 
 
 def _runs() -> dict[str, RunConfig]:
@@ -56,8 +50,7 @@ def _runs() -> dict[str, RunConfig]:
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     """Sizes of tensors, and at every round in which they change what trains and what a round costs."""
     paper = replace(task, problem=replace(task.problem, n_train=(SAMPLES,) * CLIENTS))
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    named["estimator"] = "each round from here on"
+    named = {**labels(task), "estimator": "each round from here on"}
     made: list[rows.Row] = []
     for layer, kind, count in _sizes(task):
         made.append(
@@ -332,16 +325,10 @@ def _changed(table: pd.DataFrame) -> pd.Series:
     return table.loc[(values != values.shift()).any(axis=1), "round"]
 
 
-STUDY = items.register(
-    Item(
-        name=NAME,
-        title="What schedules cost, counted before any training",
-        runs=_runs(),
-        seeds=1,
-        budget="a minute; nothing is trained",
-        measure=_measure,
-    )
-)
+STUDY = items.register(Item(
+    NAME, "What schedules cost, counted before any training", _runs(), seeds=1,
+    budget="a minute; nothing is trained", measure=_measure,
+))  # fmt: skip
 FIG1 = items.register(View("scheduling.fig1", "Which layers train in which round", NAME, _draw_schedules))
 FIG7 = items.register(View("scheduling.fig7", "What a round costs: naive count, FLOPs and bytes", NAME, _draw_rounds))
 TABLE3 = items.register(View("scheduling.table3", "Parameters of each layer", NAME, _draw_sizes))

@@ -16,8 +16,8 @@ from matplotlib import ticker
 from fedlayers.diagnostics.pictures.drawing import COLOURS, legend, style
 from fedlayers.diagnostics.pictures.runs import learning
 from figures import items
+from figures.differences import LEAST, against, outcome
 from figures.items import Drawing, Finding, Item, View
-from figures.paired import LEAST, against, outcome
 from figures.scheduling.runs import (
     ACCURACY,
     FULL,
@@ -216,17 +216,11 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
     return findings
 
 
-FIG2 = items.register(
-    Item(
-        name="scheduling.fig2",
-        title="CIFAR-10 dealt to 10 clients",
-        runs={"cifar10": replace(FULL, dataset="cifar10", clients=10, samples=PAPER["cifar10"].pool)},
-        seeds=3,
-        budget="some seconds; nothing is trained",
-        measure=_dealt,
-        draw=_draw_dealt,
-    )
-)
+FIG2 = items.register(Item(
+    "scheduling.fig2", "CIFAR-10 dealt to 10 clients",
+    {"cifar10": replace(FULL, dataset="cifar10", clients=10, samples=PAPER["cifar10"].pool)},
+    seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
+))  # fmt: skip
 for _figure, _dataset in (("fig3", "cifar100"), ("fig4", "tiny_imagenet")):
     _title = f"Accuracy by round, {NAMES[_dataset]}"
     items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset)))

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from figures import items
-from figures.paired import FEWEST, against, outcome, seeds_in_words
-from figures.pieces import Pieces, ran
+from figures.differences import FEWEST, against, outcome
+from figures.page import seeds_in_words
+from figures.recipe import PLAIN_SGD, Recipe, labels, tested, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 
@@ -68,18 +69,9 @@ QUICK = {
 """Rounds are a fifth of the paper's for the first two, a tenth for the others, for thawing and for the end alike."""
 
 FULL = RunConfig(
-    model="scheduling_cnn",
-    partition="capped_dirichlet",
-    alpha=0.1,
-    clients=100,
-    participation=0.1,
-    epochs=1,
-    batch=10,
-    lr=0.005,
-    optimizer="sgd",
-    momentum=0.0,
-    weight_decay=0.0,
-)
+    partition="capped_dirichlet", alpha=0.1, clients=100, participation=0.1,
+    model="scheduling_cnn", epochs=1, batch=10, lr=0.005, **PLAIN_SGD,
+)  # fmt: skip
 """The paper's. It leaves open local epochs (1 here), fine-tuning (10), optimiser and the share kept for testing."""
 SMALL = replace(FULL, clients=20, participation=0.2, lr=0.02)
 """A fifth of the clients and four times the rate, for fewer and shorter rounds; at 0.05 Vanilla diverges on MNIST."""
@@ -120,11 +112,11 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Accuracies of all clients together at every evaluation, of each client at the end, and what the run cost."""
-    _, frame = ran(task)
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    tested = frame[(frame["metric"] == ACCURACY) & (frame["split"] == "test") & (frame["model"] != "local")]
+    _, frame = trained(task)
+    named, accuracy = labels(task), tested(frame)
+    accuracy = accuracy[accuracy["model"] != "local"]
     made: list[rows.Row] = []
-    for (done, model), part in tested.groupby(["round", "model"]):
+    for (done, model), part in accuracy.groupby(["round", "model"]):
         sizes = part["n_samples"].astype(float)
         columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": int(sizes.sum())}
         for variant, value in ((POOLED, np.average(part["value"], weights=sizes)), (MEAN, part["value"].mean())):
@@ -134,7 +126,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         for variant, part in own.groupby("variant"):
             columns = {"variant": variant, "unit": unit, "estimator": "sum over rounds and clients"}
             made.append(rows.row(metric, part["value"].sum(), **columns, **named))
-    last = tested[tested["round"] == task.config.rounds]
+    last = accuracy[accuracy["round"] == task.config.rounds]
     return pd.concat([rows.frame(made), last[last["model"] == _reported(last["model"])]], ignore_index=True)
 
 
@@ -245,15 +237,8 @@ def told(found: Mapping[str, tuple[float, str]]) -> str:
     return ", ".join(parts)
 
 
-STUDY = items.register(
-    Pieces(
-        name=NAME,
-        title="Layer scheduling: every run behind its tables and figures",
-        runs=recipes(QUICK, SMALL, FINETUNE["quick"]),
-        seeds=3,
-        budget="about 80 minutes of one core, 40 of two; a run takes 15 to 100 seconds",
-        measure=_measure,
-        paper=recipes(PAPER, FULL, FINETUNE["paper"]),
-        paper_seeds=3,
-    )
-)
+STUDY = items.register(Recipe(
+    NAME, "Layer scheduling: every run behind its tables and figures", recipes(QUICK, SMALL, FINETUNE["quick"]),
+    seeds=3, budget="about 80 minutes of one core, 40 of two; a run takes 15 to 100 seconds", measure=_measure,
+    paper=recipes(PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
+))  # fmt: skip

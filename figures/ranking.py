@@ -17,7 +17,7 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class Standing:
+class Ranking:
     """Algorithms over datasets.
 
     Attributes:
@@ -69,7 +69,7 @@ class Standing:
         return statistics.critical_difference(len(self.blocks), self.blocks.shape[1], ALPHA)
 
 
-def diagram(ax: Axes, found: Standing, names: Mapping[str, str]) -> None:
+def diagram(ax: Axes, found: Ranking, names: Mapping[str, str]) -> None:
     """The critical-difference diagram (Demsar, 2006): algorithms by mean rank, and bars over those that Nemenyi's test
     does not tell apart. Without a test the reason is written instead.
 
