@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +23,19 @@ from tests.figures.conftest import check_picture
 
 ITEMS = sorted(items.REGISTRY)
 READY = [name for name in ITEMS if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"]
+
+
+def drawings() -> list[Any]:
+    """What has rows; of several that one function draws, all but the first are slow."""
+    parameters, seen = [], set()
+    for name in READY:
+        draw = items.REGISTRY[name].draw
+        function = draw.func if isinstance(draw, partial) else draw
+        parameters.append(pytest.param(name, marks=[pytest.mark.slow] if function in seen else []))
+        seen.add(function)
+    return parameters
+
+
 HEART, FMNIST = LAYERWISE = "player_fl.heart_sensitivity", "player_fl.fmnist_layers"
 
 
@@ -30,7 +45,7 @@ def drawn(name: str, out: Path) -> tuple[pd.DataFrame, items.Drawing, pd.DataFra
     return item.read(item.path())[1], drawing, pd.read_csv(out / f"{name}.csv")
 
 
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("name", drawings())
 @pytest.mark.usefixtures("no_training", "read_once")
 def test_redraw_from_stored_rows_gives_what_is_committed(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
