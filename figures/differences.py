@@ -28,7 +28,10 @@ def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, i
 
 
 def outcome(difference: Interval, pairs: int) -> str:
-    """``above`` or ``below`` where the interval says so, ``level`` where it holds 0, nothing below three pairs."""
+    """The verdict on a difference: ``above`` or ``below`` where its interval says so, ``level`` where that holds 0.
+
+    It is ``equal`` where all pairs are, and empty below three pairs.
+    """
     if pairs < LEAST:
         return ""
     if difference.low == difference.high == 0:

@@ -59,7 +59,7 @@ ALGORITHMS, SEEDS = ("local", "fedavg", "fedper", "playerfl"), 5
 
 @dataclass(frozen=True)
 class Stored:
-    """What the pictures are drawn from: rows of metrics, tables by name, and a plan."""
+    """The gallery's data: rows of metrics, tables by name, and a plan."""
 
     header: Mapping[str, Any]
     frame: pd.DataFrame
@@ -176,15 +176,15 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
 def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows that are drawn: of each metric the variant that the album shows; of the density one client's."""
     parts = []
-    for name, own in frame.groupby("metric", sort=False):
+    for name, part in frame.groupby("metric", sort=False):
         if name == "hessian_spectrum":
-            parts.append(own[own["variant"].str.startswith("top") | (own["client"] == CLIENT)])
+            parts.append(part[part["variant"].str.startswith("top") | (part["client"] == CLIENT)])
         elif name == WHOLE:
-            parts.append(own)
+            parts.append(part)
         else:
-            variants = set(own["variant"])
+            variants = set(part["variant"])
             shown = "training" if "training" in variants else METRICS[str(name)].variant
-            parts.append(own[own["variant"] == shown])
+            parts.append(part[part["variant"] == shown])
     return pd.concat(parts)
 
 
@@ -198,10 +198,10 @@ def _scores(result: Comparison) -> pd.DataFrame:
 
 def flags(config: RunConfig) -> str:
     """The flags of a configuration that differ from the defaults."""
-    given = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
-    given = {"dataset": config.dataset, **given}
-    own = ((name, value) for name, value in given.items() if not isinstance(value, dict))
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in own)
+    changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+    changed = {"dataset": config.dataset, **changed}
+    pairs = ((name, value) for name, value in changed.items() if not isinstance(value, dict))
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in pairs)
 
 
 def _diagnose(metric: str) -> str:
@@ -219,18 +219,18 @@ def _plotted(metric: str, picture: str | None = None) -> Callable[[Stored], Figu
 
 def _says(metric: str, stored: Stored) -> str:
     """The sentence on a metric: what it is, which direction is which, and the unit."""
-    kind = METRICS[metric]
-    own = stored.frame[stored.frame["metric"] == metric]
+    about = METRICS[metric]
+    part = stored.frame[stored.frame["metric"] == metric]
     if metric != WHOLE:
-        own = own[own["variant"].isin([kind.variant, "training"])]
-    variants = {str(unit): names for unit, names in own.groupby("unit", sort=False)["variant"].unique().items()}
+        part = part[part["variant"].isin([about.variant, "training"])]
+    variants = {str(unit): names for unit, names in part.groupby("unit", sort=False)["variant"].unique().items()}
     units = [f"{unit.replace('^2', '²') or 'none'} ({listing(names)})" for unit, names in variants.items()]
     if len(variants) == 1:
         units = [unit.replace("^2", "²") or "none, a pure number" for unit in variants]
-    drawn = " Drawn is each client's mean over the others" if kind.pairs else ""
-    drawn += (". " if kind.distance else " of 1 − value, so that higher = less similar.") if kind.pairs else ""
-    what = kind.description[0].upper() + kind.description[1:]
-    return f"{what}; {kind.direction}; unit: {', '.join(units)}.{drawn}".strip()
+    drawn = " Drawn is each client's mean over the others" if about.pairs else ""
+    drawn += (". " if about.distance else " of 1 − value, so that higher = less similar.") if about.pairs else ""
+    what = about.description[0].upper() + about.description[1:]
+    return f"{what}; {about.direction}; unit: {', '.join(units)}.{drawn}".strip()
 
 
 def entries(stored: Stored) -> list[Entry]:
@@ -319,7 +319,7 @@ def entries(stored: Stored) -> list[Entry]:
 
 
 def load(at: Path) -> Stored:
-    """What :func:`measured` stored.
+    """Read the data that :func:`measured` stored.
 
     Raises:
         UsageError: it is not there, or the rows are another item's; CorruptError: the rows are damaged.

@@ -35,7 +35,7 @@ COLUMNS = (
     "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
     "measured", "measured_low", "measured_high", "measured_what",
 )  # fmt: skip
-"""Of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
+"""Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
 QUICK = "quick"
 SCALES = (QUICK, "paper")
 """What runs on two cores within an hour, and the papers' full setting."""
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a drawing function gives.
+    """A picture with its table, caption and findings, as a drawing function returns it.
 
     Attributes:
         figure: in the package's style, without a caption.
@@ -107,7 +107,7 @@ class Item:
 
     @property
     def command(self) -> str:
-        """What makes its rows."""
+        """The command that makes the item's rows."""
         name, _, scale = self.name.partition("@")
         return f"python -m figures {name}{f' --scale {scale}' if scale else ''} --train"
 
@@ -145,7 +145,7 @@ class Item:
         return rows_path(self.name, folder)
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Header and rows.
+        """Read the stored header and rows.
 
         Raises:
             UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
@@ -227,7 +227,7 @@ def find(name: str) -> Drawn:
 
 
 def drawings(item: Drawn) -> list[Drawn]:
-    """What is drawn when an item is asked for: itself if it has a drawing, and the views of it at its scale."""
+    """All drawings that an item's name stands for: itself if it has a drawing, and the views of it at its scale."""
     name, _, scale = item.name.partition("@")
     views = [each for each in REGISTRY.values() if isinstance(each, View) and each.source == name]
     return [*([item] if item.draw else []), *(each.at(scale or QUICK) for each in views)]
@@ -290,7 +290,7 @@ def train(
 
 
 def about(task: runner.Task) -> dict[str, Any]:
-    """What a reader of the rows needs to know of a run, without what belongs to this machine."""
+    """A run as the rows' header describes it: configuration, layers and data, nothing of this machine."""
     config = {k: v for k, v in task.config.to_json().items() if k not in (*ELSEWHERE, "seed")}
     config["init"] = config["init"] and Path(config["init"]).name
     return {"config": config, "layers": [asdict(layer) for layer in task.layers], "data": {}}
@@ -346,7 +346,7 @@ def origin(header: Mapping[str, Any]) -> str:
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Lines of an item's table; columns not given are empty."""
+    """An item's table from its lines; columns that a line lacks are empty."""
     for line in lines:
         for name in line:
             check_known("column of the table", name, COLUMNS)

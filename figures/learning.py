@@ -96,13 +96,13 @@ RETRAINED = "PLayer-FL, Table A.7"
 
 
 def cited() -> pd.DataFrame:
-    """What the papers print of each method: value and spread, and in ``local`` and ``fedavg`` what stands beside it."""
+    """The papers' accuracy of each method: value and spread, and in ``local`` and ``fedavg`` what stands beside it."""
     columns = []
     for where, (paper, places, dataset, setting) in CITED.items():
-        known = items.published(paper)
-        known = known[known["place"].isin(places) & (known["quantity"] == "accuracy")]
-        known = known[(known["dataset"] == dataset) & (known["setting"] == setting)].drop_duplicates("method")
-        column = known.set_index("method")[["value", "spread"]]
+        printed = items.published(paper)
+        printed = printed[printed["place"].isin(places) & (printed["quantity"] == "accuracy")]
+        printed = printed[(printed["dataset"] == dataset) & (printed["setting"] == setting)].drop_duplicates("method")
+        column = printed.set_index("method")[["value", "spread"]]
         beside = {name: column["value"].get(name, math.nan) for name in ("local", "fedavg")}
         if where == RETRAINED:
             beside["fedavg"] = math.nan
@@ -162,31 +162,31 @@ def claim(value: float, spread: float, reference: float) -> str:
     return "above" if gap > spread else "below" if gap < -spread else "level"
 
 
-def came_out(expected: str, found: str) -> str:
+def came_out(expected: str, measured: str) -> str:
     """Whether a paper's ``above`` came out: yes, no, or open; nothing where the paper does not claim it."""
     if expected != "above":
         return ""
-    return {"above": "yes", "below": "no"}.get(found, "open")
+    return {"above": "yes", "below": "no"}.get(measured, "open")
 
 
 def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A line a run: accuracy, differences to the references on the same network, and what the papers say."""
     best, shared = scores(frame), scores(frame, "global")
-    known, personal = cited(), set(frame.loc[frame["model"] == "personal", "run"])
+    papers, personal = cited(), set(frame.loc[frame["model"] == "personal", "run"])
     counted = frame[frame["metric"].isin(["steps", "flops"])]
     counted = counted.pivot_table(values="value", index="run", columns=["metric", "variant"])
     lines = []
     for run in best.index:
         config = header["runs"][run]["config"]
         name, mark = config["algorithm"], MODELS.get(config["model"], "")
-        own = best.loc[run].dropna()
-        mean, low, high = statistics.mean_interval(own)
-        line = {"run": run, "algorithm": name, "model": config["model"], "seeds": len(own)}
+        accuracies = best.loc[run].dropna()
+        mean, low, high = statistics.mean_interval(accuracies)
+        line = {"run": run, "algorithm": name, "model": config["model"], "seeds": len(accuracies)}
         line |= {"steps": counted.loc[run, STEPS], "tuning_steps": counted.loc[run, TUNING]}
         line["work"] = counted.loc[run, WORK] / counted[WORK].get(f"fedavg{mark}", math.nan)
         line |= {"accuracy": mean, "low": low, "high": high}
         line["global"] = shared.loc[run].mean() if run in shared.index else math.nan
-        place = known["place"].get(name, "")
+        place = papers["place"].get(name, "")
         claims = bool(place) and run not in ASIDE and (place != RETRAINED or run in personal)
         for reference in ("local", "fedavg"):
             gap, pairs = against(best, run, f"{reference}{mark}")
@@ -194,7 +194,7 @@ def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
             line |= {f"{reference}_{end}": value for end, value in zip(("gap", "low", "high"), gap, strict=True)}
             line[f"found_{reference}"] = "" if itself else outcome(gap, pairs)
             line[f"paper_{reference}"] = (
-                claim(*known.loc[name, ["value", "spread", reference]]) if claims and not itself else ""
+                claim(*papers.loc[name, ["value", "spread", reference]]) if claims and not itself else ""
             )
             line[f"came_out_{reference}"] = came_out(line[f"paper_{reference}"], line[f"found_{reference}"])
         line["place"] = place if claims else ""
@@ -234,8 +234,8 @@ def _page(table: pd.DataFrame) -> str:
 
 
 def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
-    own = set(frame.loc[frame["model"] == "personal", "run"])
-    personal = table[table["run"].isin(own.difference(ASIDE)) & (table["algorithm"] != "local")]
+    personalised = set(frame.loc[frame["model"] == "personal", "run"])
+    personal = table[table["run"].isin(personalised.difference(ASIDE)) & (table["algorithm"] != "local")]
     counts = personal["found_fedavg"].value_counts()
     decided = bool(len(personal)) and (personal["found_fedavg"] != "").all()
     not_above = personal[~personal["found_fedavg"].isin(["above", ""])]
@@ -256,12 +256,12 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     )
     others = table[(table["steps"] - table["steps"].median()).abs() > 0.5]
     dear = table[table["work"] > DEAR].sort_values("work", ascending=False)
-    told = ", ".join(f"{run} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
+    costs = ", ".join(f"{run} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
     budget = Finding(
         "every algorithm takes as many steps of SGD a round, a batch each",
         f"{table['steps'].median():g} steps"
         + "".join(f", {each.run} {each.steps:g}" for each in others.itertuples(index=False))
-        + (f"; with larger batches or several gradients a step, times FedAvg's FLOPs: {told}" if told else ""),
+        + (f"; with larger batches or several gradients a step, times FedAvg's FLOPs: {costs}" if costs else ""),
         bool(others.empty),
     )
     return above, below, budget
@@ -315,14 +315,14 @@ def _count(header: Mapping[str, Any]) -> int:
 
 
 def _missing(header: Mapping[str, Any]) -> str:
-    """The missing runs by seed, or just that none of a seed is there."""
+    """A sentence that lists the missing runs by seed."""
     names = [name.rpartition(" ")[::2] for name in header["missing"]]
     every = {*header["runs"], *(run for run, _ in names)}
-    said = []
+    parts = []
     for seed in dict.fromkeys(seed for _, seed in names):
         runs = [run for run, its in names if its == seed]
-        said.append(f"of seed {seed} {'all' if len(runs) == len(every) else ', '.join(runs)}")
-    return f"Missing: {'; '.join(said)}."
+        parts.append(f"of seed {seed} {'all' if len(runs) == len(every) else ', '.join(runs)}")
+    return f"Missing: {'; '.join(parts)}."
 
 
 def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
@@ -336,7 +336,7 @@ def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
 
 
 def _gaps(ax: Axes, part: pd.DataFrame) -> None:
-    """Differences to Local, in points."""
+    """Draw each run's difference to Local, in points, with its interval."""
     y = np.arange(len(part))
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
     ax.hlines(y, 100 * part["local_low"], 100 * part["local_high"], color=COLOURS[0], linewidth=1.6)

@@ -16,7 +16,7 @@ def percent(mean: float, low: float, high: float, sign: str = "") -> str:
 
 
 def seeds_in_words(count: int) -> str:
-    """``1 seed``, ``3 seeds``."""
+    """A number of seeds in words: ``1 seed``, ``3 seeds``."""
     return f"{count} seed{'s' * (count != 1)}"
 
 

@@ -123,10 +123,10 @@ class Recipe(items.Item):
         return (items.ROWS if folder is None else folder) / self.name
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """All that is there, with a header like any item's.
+        """Read the runs that are stored, with a header like any item's.
 
-        It also has ``had``, the seeds of each run that came to its end, ``failed``, the reasons of those that did not,
-        and ``missing``.
+        The header also has ``had``, the seeds of each run that came to its end, ``failed``, the reasons of those that
+        did not, and ``missing``.
         """
         files = sorted(path.glob("*.jsonl"))
         if not files:
@@ -172,7 +172,7 @@ def rows_file(folder: Path, run: str, seed: int) -> Path:
 
 
 def newcomers(name: str, runs: Iterable[str]) -> frozenset[str]:
-    """The runs of which an item has no stored rows of any seed."""
+    """The runs of which an item has no committed rows of seed 0."""
     return frozenset(run for run in runs if not rows_file(items.ROWS / name, run, 0).is_file())
 
 

@@ -49,7 +49,7 @@ RUNS = {
 }
 """Figure 2's seven methods in its order, and FedPFT where clients are alike."""
 QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
-"""The paper's, of which a few hundred images a client fill little."""
+"""The paper's queue of features, of which a few hundred images a client fill little."""
 
 
 def compares(config: RunConfig) -> bool:
@@ -86,17 +86,17 @@ PAPER = {
 
 
 def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
-    """What is evaluated of each client after the last round, by client: its personal model, else the global one.
+    """Each client's model after the last round, as it is evaluated: its personal one, else the global one.
 
     Args:
         model: any of the run's structure; it is copied.
     """
-    found = {}
+    models = {}
     for client, name in enumerate(engine.names):
         trees = engine.models(client)
-        found[name] = copy.deepcopy(model)
-        tree.load(found[name], trees["personal"] if "personal" in trees else trees["global"])
-    return found
+        models[name] = copy.deepcopy(model)
+        tree.load(models[name], trees["personal"] if "personal" in trees else trees["global"])
+    return models
 
 
 def behind(model: Prompted, prompts: str) -> Prompted:
@@ -141,7 +141,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     accuracy = tested(frame)
     final = accuracy[accuracy["round"] == task.config.rounds]
     named = labels(task)
-    made = [
+    lines = [
         rows.row(COUNT, int(n), client=str(client), variant=str(name), split="train", **named)
         for (client, name), n in task.data.class_counts().stack().items()
     ]
@@ -149,13 +149,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     data = {client.name: client.test for client in task.data.clients}
     for prompts, models in _kinds(final_models(engine, task.model), run):
         pooled = pool(models, data, classes=task.data.classes, samples=POOLED, seed=task.config.seed)
-        made += _features(pooled, run != MILD, task.config.seed, {"layer": prompts, **named})
+        lines += _features(pooled, run != MILD, task.config.seed, {"layer": prompts, **named})
     kept = [final[final["model"].isin(["global", "personal"])]]
     attended = frame[frame["metric"] == ATTENTION]
     if run in (FEDPFT, MILD):
-        made += _attended(attended, named)
+        lines += _attended(attended, named)
         kept.append(attended[attended["client"] == engine.names[0]])
-    return pd.concat([*kept, rows.frame(made)], ignore_index=True)
+    return pd.concat([*kept, rows.frame(lines)], ignore_index=True)
 
 
 def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
@@ -179,7 +179,7 @@ def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) ->
 
 
 def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Of each client and kind of prompts: the weight on the own feature, and how rows differ and how even they are."""
+    """Sum up each client's attention to each kind of prompts: the weight on the own feature, spread and evenness."""
     for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
         table = weights(part)
         what = {"client": str(client), "layer": str(layer), "n_samples": len(table), **named}
@@ -197,8 +197,8 @@ def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
 def weights(attention: pd.DataFrame) -> pd.DataFrame:
     """Attention of one client to one kind of prompts, samples x keys: ``feature``, then the prompts."""
     named = attention["variant"].str.partition(">")
-    own = attention.assign(query=named[0], key=named[2])
-    return own.pivot(index="query", columns="key", values="value")[list(own["key"].unique())]
+    split = attention.assign(query=named[0], key=named[2])
+    return split.pivot(index="query", columns="key", values="value")[list(split["key"].unique())]
 
 
 def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
@@ -211,22 +211,24 @@ def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0
     Args:
         layer: default the first that was stored, what the run's classifier takes in.
     """
-    own = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
-    own = own[own["layer"] == (own["layer"].iloc[0] if layer is None else layer)]
-    places = own[own["metric"] != PERPLEXITY]
+    part = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
+    part = part[part["layer"] == (part["layer"].iloc[0] if layer is None else layer)]
+    places = part[part["metric"] != PERPLEXITY]
     table = places.pivot(index=["client", "variant"], columns="metric", values="value").reset_index()
     named = table["variant"].str.partition(">")
     sample = named[0].str.removeprefix("sample ").astype(int)
-    found = pd.DataFrame({"client": table["client"], "class": named[2], "x": table[X], "y": table[Y], "sample": sample})
-    found.attrs = {"perplexity": float(own.loc[own["metric"] == PERPLEXITY, "value"].iloc[0])}
-    return found
+    samples = pd.DataFrame(
+        {"client": table["client"], "class": named[2], "x": table[X], "y": table[Y], "sample": sample}
+    )
+    samples.attrs = {"perplexity": float(part.loc[part["metric"] == PERPLEXITY, "value"].iloc[0])}
+    return samples
 
 
 def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.DataFrame:
     """A quantity of the features, runs x seeds; by default of what each run's classifier takes in."""
-    own = frame[frame["metric"] == metric]
-    own = own[own["layer"].isin(["", PROMPTS[0]] if layer is None else [layer])]
-    return own.pivot(index="run", columns="seed", values="value").reindex(own["run"].unique())
+    part = frame[frame["metric"] == metric]
+    part = part[part["layer"].isin(["", PROMPTS[0]] if layer is None else [layer])]
+    return part.pivot(index="run", columns="seed", values="value").reindex(part["run"].unique())
 
 
 STUDY = items.register(Recipe(

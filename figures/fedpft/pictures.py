@@ -51,7 +51,7 @@ CLAIMS = (
     ("no_contrast", "no_alternating"),
     (FEDPFT, "personal_head"),
 )
-"""Whose features the paper calls clearer, and than whose."""
+"""Pairs of runs: the paper calls the features of the first clearer than those of the second."""
 METHODS = {"no_contrast": "fedpft w/o l_con"}
 """The published names of runs that are called otherwise."""
 
@@ -68,7 +68,7 @@ def _setting(header: Mapping[str, Any]) -> str:
 
 
 def _last_words(header: Mapping[str, Any]) -> str:
-    """How far the runs go: what is missing or diverged, and that few seeds decide no order."""
+    """A sentence on the limits of the runs: what is missing or diverged, and that few seeds decide no order."""
     seeds = header["seeds"]
     said = f" {seeds_in_words(seeds)}" + (": no order is claimed." if seeds < LEAST else ".")
     return said + missing_runs(header)

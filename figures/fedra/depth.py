@@ -141,9 +141,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy after the last round, (run, style) x seeds."""
-    own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
-    own = own[own["round"] == own.groupby(["run", "seed"])["round"].transform("max")]
-    return own.groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
+    final = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
+    final = final[final["round"] == final.groupby(["run", "seed"])["round"].transform("max")]
+    return final.groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -224,27 +224,27 @@ def _table(final: pd.DataFrame) -> pd.DataFrame:
 def columns(final: pd.DataFrame, means: pd.DataFrame) -> dict[str, list[Any]]:
     """A line for each run in ``means``: its seeds, and its accuracy on each style and in the mean."""
     styles = list(final.index.get_level_values("client").unique())
-    found: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
+    cells: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
     for run in means.index:
-        own = means.loc[run].dropna()
-        found["run"].append(run)
-        found["seeds"].append(len(own))
+        scores = means.loc[run].dropna()
+        cells["run"].append(run)
+        cells["seeds"].append(len(scores))
         for each in styles:
-            found[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
-        found["mean"].append(percent(*statistics.mean_interval(own)))
-    return found
+            cells[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
+        cells["mean"].append(percent(*statistics.mean_interval(scores)))
+    return cells
 
 
 def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
-    known = (
+    printed = (
         items.published_table("fedra", "Table 1", model="vit", client="").rename(columns=TITLES).reindex(means.index)
     )
-    papers = {f"{name} (published)": ["–" if math.isnan(v) else f"{v:.2f}" for v in known[name]] for name in known}
+    papers = {f"{name} (published)": ["–" if math.isnan(v) else f"{v:.2f}" for v in printed[name]] for name in printed}
     return f"{markdown({**columns(final, means), **papers})}\n\n{NOTE}"
 
 
 def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
-    found = []
+    findings = []
     for better, worse in (
         ("alllarge", "fedra"),
         ("fedra", "inclusivefl"),
@@ -258,28 +258,28 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             gap, pairs = against(means, better, worse)
             verdict = outcome(gap, pairs)
             held = None if verdict in ("", "level") else verdict == "above"
-            said = f"{percent(*gap, sign='+')} points over {seeds_in_words(pairs)}" + (
+            text = f"{percent(*gap, sign='+')} points over {seeds_in_words(pairs)}" + (
                 "" if verdict else f" ({FEWEST})"
             )
-            found.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", said, held))
+            findings.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", text, held))
     if {"fedra", "fedra_cover"} <= set(means.index):
         gap, pairs = against(means, "fedra", "fedra_cover")
-        said = f"keep - cover {percent(*gap, sign='+')} points over {pairs} seeds"
+        text = f"keep - cover {percent(*gap, sign='+')} points over {pairs} seeds"
         small = bool(abs(gap.value) < 0.03) if pairs >= LEAST else None
-        found.append(Finding("FedRA's two allocations lie within 3 points, as in its Table 5", said, small))
+        findings.append(Finding("FedRA's two allocations lie within 3 points, as in its Table 5", text, small))
     held_most = frame[frame["metric"] == BLOCKS].groupby(["run", "client"], sort=False)["value"].max()
     if len(held_most):
-        own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
-        clients = list(own["client"].unique())  # as they are evaluated: in the federation's order, which depths follow
+        evaluated = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
+        clients = list(evaluated["client"].unique())  # in the federation's order, which depths follow
         held_most = held_most.reindex(clients, level="client")
         over = [
             f"{run} {client} {n:g}" for (run, client), n in held_most.items() if n > _limit(run, clients.index(client))
         ]
         listed = "; ".join(
-            f"{run} {', '.join(f'{n:g}' for n in own)}" for run, own in held_most.groupby("run", sort=False)
+            f"{run} {', '.join(f'{n:g}' for n in most)}" for run, most in held_most.groupby("run", sort=False)
         )
-        found.append(Finding("no client holds more blocks than its depth", f"at most {listed}", not over))
-    return (*found, *_learns(_curves(frame)))
+        findings.append(Finding("no client holds more blocks than its depth", f"at most {listed}", not over))
+    return (*findings, *_learns(_curves(frame)))
 
 
 def _curves(frame: pd.DataFrame) -> pd.DataFrame:

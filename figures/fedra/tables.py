@@ -18,7 +18,7 @@ from figures.page import markdown, missing_runs, percent, seeds_in_words
 from fl_core.errors import UsageError, listing
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
-"""In the order of the paper's means, on both of its data sets with the transformer."""
+"""The methods in the order of the paper's means, on both of its data sets with the transformer."""
 WHOLE = METHODS[0]
 
 
@@ -52,9 +52,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _published(dataset: str) -> pd.DataFrame:
-    """Methods x domains and their mean, shares."""
-    known = items.published_table("fedra", "Table 1", model="vit", dataset=dataset)
-    return known.rename(columns={"": "mean"}).reindex(METHODS) / 100
+    """The published accuracy, methods x domains and their mean, as shares."""
+    printed = items.published_table("fedra", "Table 1", model="vit", dataset=dataset)
+    return printed.rename(columns={"": "mean"}).reindex(METHODS) / 100
 
 
 def _order(means: pd.DataFrame) -> Finding:

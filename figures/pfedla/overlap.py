@@ -62,15 +62,15 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Mean accuracies over the rounds, what was sent, and of a mixing run how its weights follow the classes."""
     _, frame = trained(task)
     named = labels(task)
-    made: list[rows.Row] = []
+    lines: list[rows.Row] = []
     for (done, model), part in tested(frame).groupby(["round", "model"]):
         n = int(part["n_samples"].sum())
         columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": n}
-        made.append(rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named))
+        lines.append(rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named))
     for metric in ("bytes_down", "bytes_up"):
         sent = frame[frame["metric"] == metric]["value"].mean()
-        made.append(rows.row(metric, sent, unit="byte", estimator="mean over rounds and clients", **named))
-    kept = [rows.frame(made)]
+        lines.append(rows.row(metric, sent, unit="byte", estimator="mean over rounds and clients", **named))
+    kept = [rows.frame(lines)]
     if (frame["metric"] == WEIGHT).any():
         shared = overlap(task.data.class_counts())
         kept.append(rows.frame(_weights(frame[frame["metric"] == WEIGHT], shared, named)))
@@ -103,8 +103,8 @@ def _pairs(shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]
 
 def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
     """The stored overlap of seed 0, clients x clients."""
-    own = frame[(frame["metric"] == OVERLAP) & (frame["seed"] == 0)]
-    return own.pivot(index="client", columns="client_b", values="value")
+    overlaps = frame[(frame["metric"] == OVERLAP) & (frame["seed"] == 0)]
+    return overlaps.pivot(index="client", columns="client_b", values="value")
 
 
 def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
@@ -125,8 +125,8 @@ def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
 
 def _final(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy after the last round before any further training, runs x seeds."""
-    own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
-    return own[own["round"] == own["round"].max()].pivot(index="run", columns="seed", values="value")
+    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
+    return accuracy[accuracy["round"] == accuracy["round"].max()].pivot(index="run", columns="seed", values="value")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -208,9 +208,9 @@ def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    own = frame[(frame["run"] == "pfedla") & (frame["metric"] == metric) & (frame["variant"] == variant)]
-    own = own[own["round"] == own["round"].max()]
-    return own.pivot(index="layer", columns="seed", values="value").reindex(own["layer"].unique())
+    part = frame[(frame["run"] == "pfedla") & (frame["metric"] == metric) & (frame["variant"] == variant)]
+    part = part[part["round"] == part["round"].max()]
+    return part.pivot(index="layer", columns="seed", values="value").reindex(part["layer"].unique())
 
 
 def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
@@ -232,10 +232,10 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
     whole = sent.loc["pfedla"].sum() if "pfedla" in sent.index else float("nan")
     for run in final.index:
         after = adapted[(adapted["run"] == run) & (adapted["round"] == adapted["round"].max())]["value"]
-        own = final.loc[run].dropna()
+        scores = final.loc[run].dropna()
         lines["run"].append(run)
-        lines["seeds"].append(str(len(own)))
-        lines["before local training %"].append(percent(*statistics.mean_interval(own)))
+        lines["seeds"].append(str(len(scores)))
+        lines["before local training %"].append(percent(*statistics.mean_interval(scores)))
         lines["after it %"].append(percent(*statistics.mean_interval(after)) if len(after) else "–")
         amount = sent.loc[run].sum()
         share = f", {amount / whole:.3f} of pFedLA's" if whole > 0 else ""
@@ -253,27 +253,27 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
 
 
 def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
-    found = []
+    findings = []
     follows = _last(frame, CORRELATION, "pearson")
     if "" in follows.index:
         means = follows.loc[""].dropna()
         listed = ", ".join(f"{value:+.2f}" for value in means)
         positive = bool((means > 0).all()) if len(means) >= LEAST else None
-        found.append(Finding("weights of other clients correlate with classes in common", f"r = {listed}", positive))
+        findings.append(Finding("weights of other clients correlate with classes in common", f"r = {listed}", positive))
     for reference in ("local", "fedavg") if "pfedla" in final.index else ():
         gap, pairs = against(final, "pfedla", reference)
         verdict = outcome(gap, pairs)
         held = None if verdict in ("", "level") else verdict == "above"
-        said = f"{percent(*gap, sign='+')} points over {pairs} seeds" + ("" if verdict else f" ({FEWEST})")
-        found.append(Finding(f"pFedLA's mixture before local training lies above {reference}", said, held))
+        text = f"{percent(*gap, sign='+')} points over {pairs} seeds" + ("" if verdict else f" ({FEWEST})")
+        findings.append(Finding(f"pFedLA's mixture before local training lies above {reference}", text, held))
     trust = _last(frame, SELF)
     if len(trust):
         ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)
         listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
         enough = trust.shape[1] >= LEAST
         same = {name.partition(".")[0] for name in ranked.index[:3]} == TRUSTED if enough else None
-        found.append(Finding("clients trust themselves most in conv2, fc1 and fc3", listed, same))
-    return tuple(found)
+        findings.append(Finding("clients trust themselves most in conv2, fc1 and fc3", listed, same))
+    return tuple(findings)
 
 
 ITEM = items.register(Recipe(

@@ -32,7 +32,7 @@ METHODS = {
 }
 """The rows of the paper's tables, in their order."""
 BESIDE = {"playerfl_minus": "PLayer-FL−1", "playerfl_plus": "PLayer-FL+1"}
-"""Run as well; the paper gives no results under these names."""
+"""Methods that are run as well; the paper gives no results under these names."""
 LAST = "last_shared_layer"
 """Metric of the row that says what was federated: the number of shared layers, and the last one's name."""
 
@@ -55,7 +55,7 @@ RATES = {
 """Learning rates on the first four of :data:`CASES`: PLayer-FL, Table A.3. It has none for FedLP, FedLAMA and pFedLA,
 whose rates are those of the authors' development code, nor for Random, which takes PLayer-FL's."""
 PERSONAL_LR = 0.01
-"""Of pFedMe's inner steps: its own paper's. With its 15 for lambda the outer rates above are stable."""
+"""The rate of pFedMe's inner steps, its own paper's. With its 15 for lambda the outer rates above are stable."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "pfedme": {"personal_lr": PERSONAL_LR},
     "local_adaptation": {"finetune_epochs": 1},
@@ -116,7 +116,7 @@ ABSENT = {"emnist": "EMNIST", "mimic": "MIMIC-III"}
 NETWORKS = {"fed_isic": "isic_cnn"}
 """The paper's network, named in the runs and so in their rows."""
 STAND_IN = {"airline_tweets": "Sent-140"}
-"""Whose published numbers stand beside a dataset that the paper does not have."""
+"""The published dataset whose numbers stand beside one that the paper does not have."""
 
 
 def config(dataset: str, method: str, scale: str) -> RunConfig:

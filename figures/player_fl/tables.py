@@ -100,18 +100,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
 # --- panels ----------------------------------------------------------------------------------------------------
 
 
-def _scores(ax: Axes, found: Cells, dataset: str) -> None:
+def _scores(ax: Axes, result: Cells, dataset: str) -> None:
     """One dataset: measured medians with their intervals, and what is printed."""
-    table, y = found.table, np.arange(len(found.table.methods))
-    own = found.cells.loc[dataset].reindex(list(table.methods))
+    table, y = result.table, np.arange(len(result.table.methods))
+    cells_of = result.cells.loc[dataset].reindex(list(table.methods))
     printed = table.printed()[CASES[dataset].printed]
     if table.kind == SCORE:
         spread = table.printed("spread")[CASES[dataset].printed]
         ax.hlines(y + 0.17, printed - spread, printed + spread, color=PAPER["color"], linewidth=0.8)
     ax.plot(printed, y + 0.17, **PAPER)
-    ax.hlines(y - 0.17, own["low"], own["high"], color=OURS["color"], linewidth=1.4)
-    ax.plot(own["value"], y - 0.17, **OURS)
-    shown = pd.concat([own["low"], own["high"], printed]).dropna()
+    ax.hlines(y - 0.17, cells_of["low"], cells_of["high"], color=OURS["color"], linewidth=1.4)
+    ax.plot(cells_of["value"], y - 0.17, **OURS)
+    shown = pd.concat([cells_of["low"], cells_of["high"], printed]).dropna()
     if table.kind == FAIRNESS and shown.min() > 0 and shown.max() > WIDE * shown.min():
         ax.set_xscale("log")
         ax.xaxis.set_minor_formatter(NullFormatter())

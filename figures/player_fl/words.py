@@ -109,7 +109,7 @@ def _beside(own: str, printed: pd.DataFrame, method: str, dataset: str, digits: 
 
 
 def _random(frame: pd.DataFrame) -> str:
-    """What was shared, and what the paper's row Random holds."""
+    """A paragraph on which layers were shared, and on what the paper's row Random holds."""
     plans = frame[frame["metric"] == LAST]
     plans = plans[plans["run"].str.endswith(f".{CONTROL}")]
     said = []
@@ -127,32 +127,32 @@ def _random(frame: pd.DataFrame) -> str:
 # --- findings --------------------------------------------------------------------------------------------------
 
 
-def order(table: Table, found: Cells) -> tuple[Finding, ...]:
-    """Is the first in the table the first here? And, of scores, how far are the baselines?"""
-    ranks, best = found.ranking.ranks, str(table.printed_ranks().idxmin())
-    said, held = "no dataset has all methods", None
+def order(table: Table, result: Cells) -> tuple[Finding, ...]:
+    """Findings: whether the table's best method is the best here, and, of scores, how far the baselines are."""
+    ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
+    text, held = "no dataset has all methods", None
     if ranks.notna().all():
         first = str(ranks.idxmin())
-        said = f"{NAMES[best]} {ranks[best]:.1f}, the least {NAMES[first]} {ranks[first]:.1f}"
-        apart = found.ranking.nemenyi.status == "ok" and found.ranking.nemenyi.p_values.loc[best, first] < ALPHA
+        text = f"{NAMES[best]} {ranks[best]:.1f}, the least {NAMES[first]} {ranks[first]:.1f}"
+        apart = result.ranking.nemenyi.status == "ok" and result.ranking.nemenyi.p_values.loc[best, first] < ALPHA
         if ranks[best] > ranks[first]:
-            said += f", which Nemenyi's test {'tells' if apart else 'does not tell'} apart"
+            text += f", which Nemenyi's test {'tells' if apart else 'does not tell'} apart"
         held = True if ranks[best] == ranks[first] else False if apart else None
-        if not found.enough:
-            said, held = f"{said}; fewer than {LEAST} seeds somewhere: no order", None
+        if not result.enough:
+            text, held = f"{text}; fewer than {LEAST} seeds somewhere: no order", None
     expected = f"{NAMES[best]} has the best mean rank, as in {table.place} ({table.printed_ranks().min():.1f})"
-    made = [Finding(expected, said, held)]
+    findings = [Finding(expected, text, held)]
     if table.kind == SCORE:
-        made += [_above(table, found, baseline) for baseline in ("local", "fedavg")]
-    return tuple(made)
+        findings += [_above(table, result, baseline) for baseline in ("local", "fedavg")]
+    return tuple(findings)
 
 
-def _above(table: Table, found: Cells, baseline: str) -> Finding:
+def _above(table: Table, result: Cells, baseline: str) -> Finding:
     """PLayer-FL against a baseline, dataset by dataset, paired by seed."""
     printed = table.printed()
     said, sides = [], []
-    for dataset in found.ranking.values.columns:
-        values = found.each[found.each["dataset"] == dataset].pivot(index="method", columns="seed", values="value")
+    for dataset in result.ranking.values.columns:
+        values = result.each[result.each["dataset"] == dataset].pivot(index="method", columns="seed", values="value")
         if not {CONTROL, baseline} <= set(values.index):
             continue
         gap, pairs = against(values, CONTROL, baseline)
@@ -170,12 +170,12 @@ def _above(table: Table, found: Cells, baseline: str) -> Finding:
     )
 
 
-def tested(table: Table, found: Cells) -> Finding:
-    test, said = found.ranking.friedman, friedman_printed(table)
+def tested(table: Table, result: Cells) -> Finding:
+    test, printed = result.ranking.friedman, friedman_printed(table)
     return Finding(
-        f"the methods differ (Friedman, p < {ALPHA:g}){f'; {table.place} prints p {said}' if said else ''}",
-        found.ranking.says,
-        bool(test.p_value < ALPHA) if test.status == "ok" and found.enough else None,
+        f"the methods differ (Friedman, p < {ALPHA:g}){f'; {table.place} prints p {printed}' if printed else ''}",
+        result.ranking.says,
+        bool(test.p_value < ALPHA) if test.status == "ok" and result.enough else None,
     )
 
 
