@@ -120,7 +120,7 @@ def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
     done: queue.Queue[int | list[str]] = queue.Queue()  # steps, or what went wrong
 
     class Over(Exception):
-        """No further round is wanted."""
+        """Tell Flower that no further round is wanted."""
 
     class OnDemand(FedAvg):
         def configure_train(self, *args: Any, **options: Any) -> Any:

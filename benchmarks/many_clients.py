@@ -45,7 +45,7 @@ def main(clients: int = 10_000, algorithm: str = "fedper", samples: int = 12, ro
 
 
 def _peak() -> float:
-    """Most memory that this process ever had, GB."""
+    """The peak memory of this process so far, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 

@@ -78,7 +78,7 @@ def trained(model: nn.Module, steps: int = 150, client: int | None = None) -> nn
 
 
 def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
-    """The samples that are measured; no model trained on them."""
+    """The samples that metrics are measured on; no model trained on them."""
     x, y = images()
     return x[:n].clone(), y[:n].clone()
 
@@ -221,7 +221,7 @@ def peak(how: str) -> None:
 
 
 def _status(name: str) -> float:
-    """A figure of this process, MB (Linux)."""
+    """One line of this process's memory status, in MB (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 

@@ -86,7 +86,9 @@ def compare(
 
 
 def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFrame:
-    """Seconds [turns, sides], as each side says; they follow one another, in the opposite order every other turn.
+    """Let sides take turns; returns seconds [turns, sides], as each side says.
+
+    They follow one another, in the opposite order every other turn.
 
     A turn before the first is not in the table: what is made once, or is still cold, is behind everyone then.
     """

@@ -41,7 +41,7 @@ def ours(job: Job, checkout: Path | None) -> Iterator[Side]:
 
 @contextmanager
 def bare(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """The same steps as plainly as PyTorch allows."""
+    """A plain PyTorch loop that takes the same steps."""
     data = job.data()
     loop = training.BareLoop(job.model(data), data, job.batch, job.optimizer, job.taken)
     yield Plain(loop, lambda: list(loop.model.parameters()))
@@ -49,7 +49,7 @@ def bare(job: Job, checkout: Path | None) -> Iterator[Side]:
 
 @dataclass(frozen=True)
 class Peer:
-    """What the rounds are timed beside.
+    """A public package that rounds are timed beside.
 
     Attributes:
         open: prepares it for a job.
@@ -64,14 +64,14 @@ class Peer:
     reach: Mapping[str, float] = field(default_factory=dict)
 
     def missing(self, checkout: Path | None) -> str:
-        """Why it cannot be measured here, or nothing."""
+        """The reason why it cannot be measured here; empty where it can."""
         if self.checkout and checkout is None:
             return "no path to its sources was given"
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         return f"not installed: {', '.join(absent)}" if absent else ""
 
     def versions(self) -> str:
-        """Of the packages that it needs."""
+        """The versions of the packages that it needs."""
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.needs)
 
 

@@ -65,7 +65,7 @@ class Job:
 
     @property
     def batch(self) -> int:
-        """Samples a step."""
+        """Samples in a step's batch."""
         return int(self.config.batch or 1)
 
     @property
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def taken(self) -> int:
-        """Clients a round."""
+        """Clients that take part in a round."""
         return max(1, int(self.config.participation * self.clients))
 
     @property
@@ -97,7 +97,7 @@ class Job:
         return assemble(self.config, data=data, model=self.network() if self.network else None).model
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """PyTorch's own, as a plain loop would have it."""
+        """PyTorch's own optimiser, as a plain loop would have it."""
         if self.config.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.decay, fused=True)
         return torch.optim.SGD(parameters, lr=self.lr)
@@ -194,7 +194,7 @@ def remote(sides: Mapping[str, Open], job: Job, checkout: Path | None = None) ->
 
 
 def _serve(connection: Connection, start: Open, job: Job, checkout: Path | None) -> None:
-    """What a side's process does until the other end of the pipe is closed."""
+    """Serve a side in its process until the other end of the pipe is closed."""
     torch.set_num_threads(THREADS)
     try:
         with start(job, checkout) as side:

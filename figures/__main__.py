@@ -22,8 +22,8 @@ from figures import (  # noqa: F401  (most of them register items)
     items,
     learning,
     pfedla,
-    pieces,
     player_fl,
+    recipe,
     regret,
     scheduling,
 )
@@ -80,7 +80,7 @@ class Figures:
         study = item.study
         if self.seeds is not None and not self.train:
             raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
-        if (self.only or self.budget is not None) and not (self.train and isinstance(study, pieces.Pieces)):
+        if (self.only or self.budget is not None) and not (self.train and isinstance(study, recipe.Recipe)):
             raise UsageError("--only and --budget go with --train, of an item that is kept run by run")
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -88,8 +88,8 @@ class Figures:
         if self.train:
             print(f"{command}\ntrains {study.name}: {study.budget}")
             how: dict[str, Any] = {"seeds": self.seeds, "data_root": self.data_root, "command": command}
-            if isinstance(study, pieces.Pieces):
-                seconds = pieces.train(study, path, only=self.only, budget=self.budget, **how)
+            if isinstance(study, recipe.Recipe):
+                seconds = recipe.train(study, path, only=self.only, budget=self.budget, **how)
             else:
                 seconds = items.train(study, path, **how)
             print(f"took {seconds:.1f} s; rows: {path}")
@@ -104,6 +104,8 @@ class Figures:
                 continue
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"picture, table and page: {out / each.name}.png, .pdf, .csv, .md")
+        if lacking := study.without_rows:
+            print(lacking)
 
     def _all(self) -> None:
         if self.train or self.seeds is not None or self.only or self.budget is not None:
@@ -127,6 +129,8 @@ class Figures:
             seconds = gallery.measured(stored, data_root=self.data_root, command=command)
             print(f"took {seconds:.1f} s; rows: {stored}")
         print(f"page: {gallery.redraw(stored, self.out)}")
+        if lacking := gallery.load(stored).without_rows:
+            print(lacking)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

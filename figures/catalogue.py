@@ -29,7 +29,7 @@ class Entry:
 
     @property
     def paper(self) -> str:
-        """What stands before the point."""
+        """The paper, or the family of items, that the name begins with."""
         return self.name.partition(".")[0]
 
     def state(self, scale: str = QUICK) -> str:
@@ -56,18 +56,18 @@ def entries(paper: str = "") -> list[Entry]:
         UsageError: an unknown paper or family; names the nearest.
     """
     papers = published()
-    known = {entry.name for entry in papers}
-    others = [Entry(name, item.title) for name, item in sorted(items.REGISTRY.items()) if name not in known]
-    found = [*papers, *others]
+    names = {entry.name for entry in papers}
+    others = [Entry(name, item.title) for name, item in sorted(items.REGISTRY.items()) if name not in names]
+    listed = [*papers, *others]
     if paper:
-        check_known("paper", paper, dict.fromkeys(entry.paper for entry in found))
-    return [entry for entry in found if not paper or entry.paper == paper]
+        check_known("paper", paper, dict.fromkeys(entry.paper for entry in listed))
+    return [entry for entry in listed if not paper or entry.paper == paper]
 
 
 def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
     """The list: name, state and title, and the reason of what cannot be had, one a line."""
-    found = [(entry, entry.state(scale)) for entry in entries(paper)]
-    wide, deep = (max(len(text) for text in column) for column in zip(*((e.name, s) for e, s in found), strict=True))
-    for entry, state in found:
+    states = [(entry, entry.state(scale)) for entry in entries(paper)]
+    wide, deep = (max(len(text) for text in column) for column in zip(*((e.name, s) for e, s in states), strict=True))
+    for entry, state in states:
         reason = f" ({entry.note})" if state == "cannot" else ""
         yield f"{entry.name:<{wide}}  {state:<{deep}}  {entry.title}{reason}"

@@ -16,14 +16,17 @@ from fl_core.errors import RunError, UsageError, listing
 
 
 def jobs(out: Path | None) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Names, and what draws each."""
+    """What can be drawn: the name of each drawing, and a function that makes it."""
     for _, item in sorted(items.REGISTRY.items()):
         for scale in items.SCALES:
             if scale != items.QUICK and not item.study.paper:
                 continue
-            own = item.at(scale)
-            if own.draw is not None and own.state != "no rows":
-                yield own.name, partial(items.redraw, own, own.path(), out or items.PICTURES)
+            scaled = item.at(scale)
+            if scaled.draw is not None and scaled.state != "no rows":
+                yield (
+                    scaled.name,
+                    partial(items.redraw, scaled, scaled.path(), out or items.PICTURES),
+                )
     yield gallery.NAME, partial(gallery.redraw, gallery.folder(), out)
     if importlib.util.find_spec("benchmarks") is not None:  # a checkout has it, an installed package has not
         from benchmarks import picture

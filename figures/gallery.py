@@ -48,6 +48,8 @@ SCALES = RunConfig(
 CONFIGS = {"images": IMAGES, "tables": TABLES, "scales": SCALES}
 WHERE = {"hessian_spectrum": "tables", "bn_scale": "scales"}
 """Metrics that are not measured on the images: their cost there, and normalisations, which that network has not."""
+AFTER = {"bn_scale": "weight_magnitude"}
+"""Where a metric of other data stands on the page: after another one that reads the weights alone."""
 WHOLE = "layer_cost"
 """The metric that is drawn in all its variants, each of which has a unit."""
 DENSITY, CLIENT = 20, "cleveland"
@@ -57,12 +59,28 @@ ALGORITHMS, SEEDS = ("local", "fedavg", "fedper", "playerfl"), 5
 
 @dataclass(frozen=True)
 class Stored:
-    """What the pictures are drawn from: rows of all metrics, tables by name, and a plan."""
+    """The gallery's data: rows of metrics, tables by name, and a plan."""
 
     header: Mapping[str, Any]
     frame: pd.DataFrame
     tables: Mapping[str, pd.DataFrame]
     plan: LayerPlan
+
+    @property
+    def metrics(self) -> list[str]:
+        """The registered metrics that have rows, as they stand on the page: in the order of the rows."""
+        names = [str(name) for name in self.frame["metric"].unique() if name in METRICS]
+        for name, before in AFTER.items():
+            if {name, before} <= set(names):
+                names.remove(name)
+                names.insert(names.index(before) + 1, name)
+        return names
+
+    @property
+    def without_rows(self) -> str:
+        """A line on the registered metrics that have no rows, and what measures them; empty where there is none."""
+        names = sorted(set(METRICS) - set(self.metrics))
+        return f"no rows yet: {listing(names)}; measure with: python -m figures {NAME} --train" if names else ""
 
 
 @dataclass(frozen=True)
@@ -73,12 +91,14 @@ class Entry:
         name: of the picture's file.
         says: what it shows, which direction is which, and the unit.
         command: what makes such a picture.
+        metric: that it needs rows of; empty where it is drawn from a table or a plan.
     """
 
     name: str
     says: str
     command: str
     draw: Callable[[Stored], Figure]
+    metric: str = ""
 
 
 # --- rows and tables -------------------------------------------------------------------------------------------
@@ -156,15 +176,15 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
 def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows that are drawn: of each metric the variant that the album shows; of the density one client's."""
     parts = []
-    for name, own in frame.groupby("metric", sort=False):
+    for name, part in frame.groupby("metric", sort=False):
         if name == "hessian_spectrum":
-            parts.append(own[own["variant"].str.startswith("top") | (own["client"] == CLIENT)])
+            parts.append(part[part["variant"].str.startswith("top") | (part["client"] == CLIENT)])
         elif name == WHOLE:
-            parts.append(own)
+            parts.append(part)
         else:
-            variants = set(own["variant"])
+            variants = set(part["variant"])
             shown = "training" if "training" in variants else METRICS[str(name)].variant
-            parts.append(own[own["variant"] == shown])
+            parts.append(part[part["variant"] == shown])
     return pd.concat(parts)
 
 
@@ -178,10 +198,10 @@ def _scores(result: Comparison) -> pd.DataFrame:
 
 def flags(config: RunConfig) -> str:
     """The flags of a configuration that differ from the defaults."""
-    given = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
-    given = {"dataset": config.dataset, **given}
-    own = ((name, value) for name, value in given.items() if not isinstance(value, dict))
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in own)
+    changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+    changed = {"dataset": config.dataset, **changed}
+    pairs = ((name, value) for name, value in changed.items() if not isinstance(value, dict))
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in pairs)
 
 
 def _diagnose(metric: str) -> str:
@@ -199,35 +219,40 @@ def _plotted(metric: str, picture: str | None = None) -> Callable[[Stored], Figu
 
 def _says(metric: str, stored: Stored) -> str:
     """The sentence on a metric: what it is, which direction is which, and the unit."""
-    kind = METRICS[metric]
-    own = stored.frame[stored.frame["metric"] == metric]
+    about = METRICS[metric]
+    part = stored.frame[stored.frame["metric"] == metric]
     if metric != WHOLE:
-        own = own[own["variant"].isin([kind.variant, "training"])]
-    variants = {str(unit): names for unit, names in own.groupby("unit", sort=False)["variant"].unique().items()}
+        part = part[part["variant"].isin([about.variant, "training"])]
+    variants = {str(unit): names for unit, names in part.groupby("unit", sort=False)["variant"].unique().items()}
     units = [f"{unit.replace('^2', '²') or 'none'} ({listing(names)})" for unit, names in variants.items()]
     if len(variants) == 1:
         units = [unit.replace("^2", "²") or "none, a pure number" for unit in variants]
-    drawn = " Drawn is each client's mean over the others" if kind.pairs else ""
-    drawn += (". " if kind.distance else " of 1 − value, so that higher = less similar.") if kind.pairs else ""
-    what = kind.description[0].upper() + kind.description[1:]
-    return f"{what}; {kind.direction}; unit: {', '.join(units)}.{drawn}".strip()
+    drawn = " Drawn is each client's mean over the others" if about.pairs else ""
+    drawn += (". " if about.distance else " of 1 − value, so that higher = less similar.") if about.pairs else ""
+    what = about.description[0].upper() + about.description[1:]
+    return f"{what}; {about.direction}; unit: {', '.join(units)}.{drawn}".strip()
 
 
 def entries(stored: Stored) -> list[Entry]:
-    """The gallery: a picture of every metric, and of what stands beside and behind them."""
-    found = [
+    """The gallery: a picture of every metric that has rows, and of what stands beside and behind them."""
+    pictures = [
         Entry(
-            name, _says(name, stored), f"{_diagnose(name)}\nfedlayers plot rows.jsonl --metrics {name}", _plotted(name)
+            name,
+            _says(name, stored),
+            f"{_diagnose(name)}\nfedlayers plot rows.jsonl --metrics {name}",
+            _plotted(name),
+            name,
         )
-        for name in METRICS
+        for name in stored.metrics
     ]
     tables, start = stored.tables, flags(TABLES)
-    found += [
+    pictures += [
         Entry(
             "cka_matrices",
             "The same CKA pair by pair, a matrix of clients a layer; 1 (bright) = same representation, 0 = unrelated.",
             f"{_diagnose('cka')}\nfedlayers plot rows.jsonl --metrics cka",
             _plotted("cka", "cka_matrices"),
+            "cka",
         ),
         Entry(
             "spectral_density",
@@ -236,6 +261,7 @@ def entries(stored: Stored) -> list[Entry]:
             f"{_diagnose('hessian_spectrum')} --set hessian_spectrum.density={DENSITY}\n"
             f"fedlayers plot rows.jsonl --metrics hessian_spectrum --where client={CLIENT}",
             lambda s: figure_of(plots.spectral_density(s.frame, CLIENT)),
+            "hessian_spectrum",
         ),
         Entry(
             "costs",
@@ -243,6 +269,7 @@ def entries(stored: Stored) -> list[Entry]:
             "layers sends what lies left of its border.",
             f"{_diagnose('layer_cost')}\nfedlayers plot rows.jsonl --metrics layer_cost",
             _plotted("layer_cost", "costs"),
+            "layer_cost",
         ),
         Entry(
             "partition",
@@ -288,11 +315,11 @@ def entries(stored: Stored) -> list[Entry]:
             lambda s: figure_of(plots.comparison(tables["comparison"], "macro_f1")),
         ),
     ]
-    return found
+    return [picture for picture in pictures if picture.metric in ("", *stored.metrics)]
 
 
 def load(at: Path) -> Stored:
-    """What :func:`measured` stored.
+    """Read the data that :func:`measured` stored.
 
     Raises:
         UsageError: it is not there, or the rows are another item's; CorruptError: the rows are damaged.
@@ -314,12 +341,9 @@ def redraw(at: Path, out: Path | None = None) -> Path:
     """Draw the stored rows and tables: pictures, and the page that shows them; returns the page.
 
     Raises:
-        UsageError: as of :func:`load`, or a metric that the stored rows do not have.
+        UsageError, CorruptError: as of :func:`load`.
     """
     stored = load(at)
-    lacking = [name for name in METRICS if name not in set(stored.frame["metric"])]
-    if lacking:
-        raise UsageError(f"the stored rows do not have {', '.join(lacking)}; --train makes them anew ({BUDGET})")
     page, pictures = (PAGE, items.PICTURES / NAME) if out is None else (out / "gallery.md", out / NAME)
     pictures.mkdir(exist_ok=True)
     shown = entries(stored)

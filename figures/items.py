@@ -2,7 +2,7 @@
 
 Training and drawing never meet. :func:`train` makes rows from an item's runs, :func:`redraw` makes a picture, a table
 of published and measured values and a page of findings from stored rows alone. An item whose runs are long keeps a
-file of rows for each of them (:mod:`figures.pieces`). Where several figures rest on the same runs, these are a study,
+file of rows for each of them (:mod:`figures.recipe`). Where several figures rest on the same runs, these are a study,
 and each figure is a :class:`View` of it. An item may also have the papers' own setting beside its quick one.
 """
 
@@ -30,11 +30,12 @@ from fl_core.errors import UsageError, check_known, listing
 HERE = Path(__file__).parent
 ROWS, PICTURES = HERE / "rows", HERE / "pictures"
 DPI = 200
+FORMATS = ("png", "pdf")
 COLUMNS = (
     "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
     "measured", "measured_low", "measured_high", "measured_what",
 )  # fmt: skip
-"""Of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
+"""Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
 QUICK = "quick"
 SCALES = (QUICK, "paper")
 """What runs on two cores within an hour, and the papers' full setting."""
@@ -56,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a drawing function gives.
+    """A picture with its table, caption and findings, as a drawing function returns it.
 
     Attributes:
         figure: in the package's style, without a caption.
@@ -106,9 +107,14 @@ class Item:
 
     @property
     def command(self) -> str:
-        """What makes its rows."""
+        """The command that makes the item's rows."""
         name, _, scale = self.name.partition("@")
         return f"python -m figures {name}{f' --scale {scale}' if scale else ''} --train"
+
+    @property
+    def without_rows(self) -> str:
+        """A line on what could be drawn and has no rows yet; empty where there is nothing."""
+        return ""
 
     @property
     def state(self) -> str:
@@ -139,7 +145,7 @@ class Item:
         return rows_path(self.name, folder)
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Header and rows.
+        """Read the stored header and rows.
 
         Raises:
             UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
@@ -221,7 +227,7 @@ def find(name: str) -> Drawn:
 
 
 def drawings(item: Drawn) -> list[Drawn]:
-    """What is drawn when an item is asked for: itself if it has a drawing, and the views of it at its scale."""
+    """All drawings that an item's name stands for: itself if it has a drawing, and the views of it at its scale."""
     name, _, scale = item.name.partition("@")
     views = [each for each in REGISTRY.values() if isinstance(each, View) and each.source == name]
     return [*([item] if item.draw else []), *(each.at(scale or QUICK) for each in views)]
@@ -284,7 +290,7 @@ def train(
 
 
 def about(task: runner.Task) -> dict[str, Any]:
-    """What a reader of the rows needs to know of a run, without what belongs to this machine."""
+    """A run as the rows' header describes it: configuration, layers and data, nothing of this machine."""
     config = {k: v for k, v in task.config.to_json().items() if k not in (*ELSEWHERE, "seed")}
     config["init"] = config["init"] and Path(config["init"]).name
     return {"config": config, "layers": [asdict(layer) for layer in task.layers], "data": {}}
@@ -322,8 +328,9 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
         textwrap.fill(caption.replace("`", ""), width), fontsize=6.5, color="0.35", ha="left", x=0.01
     )
     with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters, as journals ask
-        drawing.figure.savefig(out / f"{item.name}.png", dpi=DPI, facecolor="white")
-        drawing.figure.savefig(out / f"{item.name}.pdf", dpi=DPI, metadata={"CreationDate": None})
+        for suffix in FORMATS:
+            more: dict[str, Any] = {"metadata": {"CreationDate": None}} if suffix == "pdf" else {"facecolor": "white"}
+            drawing.figure.savefig(out / f"{item.name}.{suffix}", dpi=DPI, **more)
     plt.close(drawing.figure)
     drawing.table.to_csv(out / f"{item.name}.csv", index=False, float_format="%.6g")
     lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]
@@ -339,7 +346,7 @@ def origin(header: Mapping[str, Any]) -> str:
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Lines of an item's table; columns not given are empty."""
+    """An item's table from its lines; columns that a line lacks are empty."""
     for line in lines:
         for name in line:
             check_known("column of the table", name, COLUMNS)

@@ -39,12 +39,12 @@ class Definition:
     colour: str
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Its rows of the clients."""
+        """The clients' rows of this definition."""
         own = (frame["run"] == self.run) & (frame["metric"] == SENSITIVITY) & (frame["variant"] == self.variant)
         return frame[own & (frame["client"] != "")]
 
     def combined(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """S of all clients together: seeds x layers."""
+        """Federation sensitivity of all clients together: seeds x layers."""
         rows = self.rows(frame)
         rows = rows if self.weighted else rows.assign(n_train=1)
         return weighted_mean(rows, ["seed", "layer"]).unstack("layer")[list(rows["layer"].unique())]
@@ -133,7 +133,7 @@ def curves(frame: pd.DataFrame, metric: str, variant: str, relative_to: str = ""
 
 
 def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
-    """Of each client, mean over the others: layers x (seed, client); 1 - CKA, or the angle of ``"procrustes"``."""
+    """Mean distance of each client to the others, layers x (seed, client): 1 - CKA, or ``"procrustes"`` angles."""
     pairs = frame[frame["metric"] == metric]
     parts = {seed: both_ways(rows.assign(value=rows["value"].astype(float))) for seed, rows in pairs.groupby("seed")}
     tables = {
@@ -151,20 +151,20 @@ def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
 
 def reference(paper: str, dataset: str, quantity: str, layers: Sequence[str], place: str) -> pd.DataFrame:
     """Low and high of one published quantity of a paper: layers x (low, high, how); ``attrs`` says where it stands."""
-    known = items.published(paper)
-    known = known[(known["dataset"] == dataset) & (known["quantity"] == quantity) & (known["place"] == place)]
-    found = known.set_index("layer").reindex(layers)[["low", "high", "how"]]
-    found.attrs["where"] = f"{place}, {known['how'].iloc[0]}"
-    return found
+    printed = items.published(paper)
+    printed = printed[(printed["dataset"] == dataset) & (printed["quantity"] == quantity) & (printed["place"] == place)]
+    ranges = printed.set_index("layer").reindex(layers)[["low", "high", "how"]]
+    ranges.attrs["where"] = f"{place}, {printed['how'].iloc[0]}"
+    return ranges
 
 
 def read_off(paper: str, dataset: str, quantity: str, layers: Sequence[str]) -> pd.DataFrame:
-    """As :func:`reference`, wherever the paper's pictures show the range over sites; empty where none does."""
-    known = items.published(paper)
-    known = known[
-        (known["dataset"] == dataset) & (known["quantity"] == quantity) & known["place"].str.startswith("Fig")
+    """A published range over sites, wherever the paper has it; like :func:`reference`, empty where it has none."""
+    printed = items.published(paper)
+    printed = printed[
+        (printed["dataset"] == dataset) & (printed["quantity"] == quantity) & printed["place"].str.startswith("Fig")
     ]
-    places = known["place"].unique()
+    places = printed["place"].unique()
     if len(places):
         return reference(paper, dataset, quantity, layers, places[0])
     nothing = pd.DataFrame(np.nan, index=pd.Index(layers, name="layer"), columns=["low", "high", "how"])
@@ -198,7 +198,7 @@ def lines_beside(
 
 
 def cuts(combined: pd.DataFrame, thresholds: Sequence[float] = select.THRESHOLDS) -> pd.DataFrame:
-    """In how many seeds each layer is the last shared one: thresholds x layers, from S (seeds x layers).
+    """Count the seeds in which each layer is the last shared one, thresholds x layers, from S (seeds x layers).
 
     A seed in which a value is missing decides nothing and is counted under ``no decision``.
     """

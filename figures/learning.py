@@ -16,12 +16,13 @@ from matplotlib.axes import Axes
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from fedlayers.diagnostics.pictures.runs import comparison
 from figures import items
+from figures.differences import FEWEST, LEAST, against, outcome
 from figures.items import Drawing, Finding
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
-from figures.pieces import Pieces, ran
+from figures.page import markdown, percent, seeds_in_words
 from figures.player_fl.runs import CASES
+from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, newcomers, scored_at_end, tested, trained
 from fl_core import rows, runner, statistics
-from fl_core.algorithms import registry
+from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
 
 NAME = "algorithms.learning_check"
@@ -37,28 +38,12 @@ DEAR = 1.5
 """A method with more than so many times FedAvg's FLOPs is named."""
 COUNTED = STEPS, WORK, TUNING = ("steps", ""), ("flops", ""), ("steps", "finish")
 """Metric and variant of a client's steps and FLOPs a round, and of its steps after the last one."""
-DEPTH = ("fedra", "inclusivefl", "depthfl", "alllarge", "allsmall")
-"""What needs a model of residual blocks is compared elsewhere."""
-PROMPTED = ("fedpft", "two_stage")
+REFERENCES, PROMPTED = ("local", "fedavg"), ("fedpft", "two_stage")
 
-CNN = RunConfig(
-    dataset="fashion_mnist",
-    model="scheduling_cnn",
-    partition="fedpft_dirichlet",
-    alpha=0.1,
-    clients=20,
-    samples_per_client=300,
-    samples=60_000,
-    rounds=60,
-    epochs=1,
-    batch=10,
-    lr=0.005,
-    optimizer="sgd",
-    momentum=0.0,
-    weight_decay=0.0,
-    eval_every=60,
-    checkpoint_every=60,
-)
+CNN = scored_at_end(RunConfig(
+    dataset="fashion_mnist", samples=60_000, partition="fedpft_dirichlet", alpha=0.1, clients=20,
+    samples_per_client=300, model="scheduling_cnn", rounds=60, epochs=1, batch=10, lr=0.005, **PLAIN_SGD,
+))  # fmt: skip
 """Layer scheduling's network and local training; 30 steps a round, as everywhere in this check."""
 RESNET = replace(CNN, model="resnet8", epochs=3, batch=30, lr=0.1, momentum=0.9)
 """FedPFT's network and rates; an epoch is 10 steps."""
@@ -110,30 +95,48 @@ RETRAINED = "PLayer-FL, Table A.7"
 """Every model of this column, FedAvg's too, trained another epoch on its client before the test: no global model."""
 
 
+def cited() -> pd.DataFrame:
+    """The papers' accuracy of each method: value and spread, and in ``local`` and ``fedavg`` what stands beside it."""
+    columns = []
+    for where, (paper, places, dataset, setting) in CITED.items():
+        printed = items.published(paper)
+        printed = printed[printed["place"].isin(places) & (printed["quantity"] == "accuracy")]
+        printed = printed[(printed["dataset"] == dataset) & (printed["setting"] == setting)].drop_duplicates("method")
+        column = printed.set_index("method")[["value", "spread"]]
+        beside = {name: column["value"].get(name, math.nan) for name in ("local", "fedavg")}
+        if where == RETRAINED:
+            beside["fedavg"] = math.nan
+        columns.append(column.assign(place=where, **beside))
+    table = pd.concat(columns).drop(index="fedavg")
+    return table[~table.index.duplicated()]
+
+
 def recipes() -> dict[str, RunConfig]:
-    """Every registered algorithm but those of heterogeneous depth, the references on FedPFT's network, and the rest."""
-    cnn = [name for name in registry() if name not in (*DEPTH, *PROMPTED)]
-    cnn.sort(key=lambda name: ("local", "fedavg").index(name) if name in ("local", "fedavg") else 2)
-    found = {name: replace(CNN, algorithm=name, **OWN.get(name, {})) for name in cnn}
-    mark = MODELS["resnet8"]
-    found |= {f"{name}{mark}": replace(RESNET, algorithm=name) for name in ("local", "fedavg", "fedbn")}
-    found |= {name: replace(RESNET, algorithm=name, **OWN.get(name, {})) for name in PROMPTED}
-    return found | ASIDE
+    """Every registered algorithm, the references on FedPFT's network, and the runs aside.
+
+    Methods stand in the order of the papers' tables, and after them by name, wherever they are registered. What needs a
+    model of residual blocks, as clients of unequal depth do, is compared elsewhere.
+    """
+    places = list(cited().index)
+    others = [name for name in registry() if name not in REFERENCES + PROMPTED and not find(name).needs_blocks]
+    others.sort(key=lambda name: (places.index(name) if name in places else len(places), name))
+    on_cnn = by_method(CNN, [*REFERENCES, *others], OWN)
+    marked = {f"{name}{MODELS['resnet8']}": replace(RESNET, algorithm=name) for name in (*REFERENCES, "fedbn")}
+    return on_cnn | marked | by_method(RESNET, PROMPTED, OWN) | ASIDE
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each client's accuracy after the last round, and a client's steps and FLOPs a round and steps of fine-tuning."""
-    _, frame = ran(task)
-    final = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test") & (frame["round"] == task.config.rounds)]
-    own = final[final["model"].isin(["global", "personal"])]
-    about: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed, "split": "train"}
+    _, frame = trained(task)
+    accuracy = tested(frame)
+    final = accuracy[(accuracy["round"] == task.config.rounds) & accuracy["model"].isin(["global", "personal"])]
     counts = []
     for metric, variant in COUNTED:
         counted = frame[(frame["metric"] == metric) & (frame["variant"] == variant)]["value"]
         nothing = (metric, variant) == TUNING and counted.empty
         mean, over = (0.0, "") if nothing else (counted.mean(), "mean over rounds and clients")
-        counts.append(rows.row(metric, mean, variant=variant, estimator=over, **about))
-    return pd.concat([own, rows.frame(counts)], ignore_index=True)
+        counts.append(rows.row(metric, mean, variant=variant, estimator=over, split="train", **labels(task)))
+    return pd.concat([final, rows.frame(counts)], ignore_index=True)
 
 
 # --- the table -------------------------------------------------------------------------------------------------
@@ -151,22 +154,6 @@ def scores(frame: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
     return means.unstack("seed").sort_index(axis=1)
 
 
-def cited() -> pd.DataFrame:
-    """What the papers print of each method: value and spread, and in ``local`` and ``fedavg`` what stands beside it."""
-    columns = []
-    for where, (paper, places, dataset, setting) in CITED.items():
-        known = items.published(paper)
-        known = known[known["place"].isin(places) & (known["quantity"] == "accuracy")]
-        known = known[(known["dataset"] == dataset) & (known["setting"] == setting)].drop_duplicates("method")
-        column = known.set_index("method")[["value", "spread"]]
-        beside = {name: column["value"].get(name, math.nan) for name in ("local", "fedavg")}
-        if where == RETRAINED:
-            beside["fedavg"] = math.nan
-        columns.append(column.assign(place=where, **beside))
-    table = pd.concat(columns).drop(index="fedavg")
-    return table[~table.index.duplicated()]
-
-
 def claim(value: float, spread: float, reference: float) -> str:
     """What a paper's numbers say: above or below a reference by more than the value's own spread, else level."""
     if math.isnan(value) or math.isnan(reference):
@@ -175,31 +162,31 @@ def claim(value: float, spread: float, reference: float) -> str:
     return "above" if gap > spread else "below" if gap < -spread else "level"
 
 
-def came_out(expected: str, found: str) -> str:
+def came_out(expected: str, measured: str) -> str:
     """Whether a paper's ``above`` came out: yes, no, or open; nothing where the paper does not claim it."""
     if expected != "above":
         return ""
-    return {"above": "yes", "below": "no"}.get(found, "open")
+    return {"above": "yes", "below": "no"}.get(measured, "open")
 
 
 def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A line a run: accuracy, differences to the references on the same network, and what the papers say."""
     best, shared = scores(frame), scores(frame, "global")
-    known, personal = cited(), set(frame.loc[frame["model"] == "personal", "run"])
+    papers, personal = cited(), set(frame.loc[frame["model"] == "personal", "run"])
     counted = frame[frame["metric"].isin(["steps", "flops"])]
     counted = counted.pivot_table(values="value", index="run", columns=["metric", "variant"])
     lines = []
     for run in best.index:
         config = header["runs"][run]["config"]
         name, mark = config["algorithm"], MODELS.get(config["model"], "")
-        own = best.loc[run].dropna()
-        mean, low, high = statistics.mean_interval(own)
-        line = {"run": run, "algorithm": name, "model": config["model"], "seeds": len(own)}
+        accuracies = best.loc[run].dropna()
+        mean, low, high = statistics.mean_interval(accuracies)
+        line = {"run": run, "algorithm": name, "model": config["model"], "seeds": len(accuracies)}
         line |= {"steps": counted.loc[run, STEPS], "tuning_steps": counted.loc[run, TUNING]}
         line["work"] = counted.loc[run, WORK] / counted[WORK].get(f"fedavg{mark}", math.nan)
         line |= {"accuracy": mean, "low": low, "high": high}
         line["global"] = shared.loc[run].mean() if run in shared.index else math.nan
-        place = known["place"].get(name, "")
+        place = papers["place"].get(name, "")
         claims = bool(place) and run not in ASIDE and (place != RETRAINED or run in personal)
         for reference in ("local", "fedavg"):
             gap, pairs = against(best, run, f"{reference}{mark}")
@@ -207,7 +194,7 @@ def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
             line |= {f"{reference}_{end}": value for end, value in zip(("gap", "low", "high"), gap, strict=True)}
             line[f"found_{reference}"] = "" if itself else outcome(gap, pairs)
             line[f"paper_{reference}"] = (
-                claim(*known.loc[name, ["value", "spread", reference]]) if claims and not itself else ""
+                claim(*papers.loc[name, ["value", "spread", reference]]) if claims and not itself else ""
             )
             line[f"came_out_{reference}"] = came_out(line[f"paper_{reference}"], line[f"found_{reference}"])
         line["place"] = place if claims else ""
@@ -247,8 +234,8 @@ def _page(table: pd.DataFrame) -> str:
 
 
 def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
-    own = set(frame.loc[frame["model"] == "personal", "run"])
-    personal = table[table["run"].isin(own.difference(ASIDE)) & (table["algorithm"] != "local")]
+    personalised = set(frame.loc[frame["model"] == "personal", "run"])
+    personal = table[table["run"].isin(personalised.difference(ASIDE)) & (table["algorithm"] != "local")]
     counts = personal["found_fedavg"].value_counts()
     decided = bool(len(personal)) and (personal["found_fedavg"] != "").all()
     not_above = personal[~personal["found_fedavg"].isin(["above", ""])]
@@ -269,12 +256,12 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     )
     others = table[(table["steps"] - table["steps"].median()).abs() > 0.5]
     dear = table[table["work"] > DEAR].sort_values("work", ascending=False)
-    told = ", ".join(f"{run} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
+    costs = ", ".join(f"{run} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
     budget = Finding(
         "every algorithm takes as many steps of SGD a round, a batch each",
         f"{table['steps'].median():g} steps"
         + "".join(f", {each.run} {each.steps:g}" for each in others.itertuples(index=False))
-        + (f"; with larger batches or several gradients a step, times FedAvg's FLOPs: {told}" if told else ""),
+        + (f"; with larger batches or several gradients a step, times FedAvg's FLOPs: {costs}" if costs else ""),
         bool(others.empty),
     )
     return above, below, budget
@@ -328,14 +315,14 @@ def _count(header: Mapping[str, Any]) -> int:
 
 
 def _missing(header: Mapping[str, Any]) -> str:
-    """The missing runs by seed, or just that none of a seed is there."""
+    """A sentence that lists the missing runs by seed."""
     names = [name.rpartition(" ")[::2] for name in header["missing"]]
     every = {*header["runs"], *(run for run, _ in names)}
-    said = []
+    parts = []
     for seed in dict.fromkeys(seed for _, seed in names):
         runs = [run for run, its in names if its == seed]
-        said.append(f"of seed {seed} {'all' if len(runs) == len(every) else ', '.join(runs)}")
-    return f"Missing: {'; '.join(said)}."
+        parts.append(f"of seed {seed} {'all' if len(runs) == len(every) else ', '.join(runs)}")
+    return f"Missing: {'; '.join(parts)}."
 
 
 def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
@@ -349,7 +336,7 @@ def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
 
 
 def _gaps(ax: Axes, part: pd.DataFrame) -> None:
-    """Differences to Local, in points."""
+    """Draw each run's difference to Local, in points, with its interval."""
     y = np.arange(len(part))
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
     ax.hlines(y, 100 * part["local_low"], 100 * part["local_high"], color=COLOURS[0], linewidth=1.6)
@@ -358,14 +345,9 @@ def _gaps(ax: Axes, part: pd.DataFrame) -> None:
     ax.set(ylim=(len(part) - 0.4, -0.6), xlabel="personalised accuracy − Local, points")
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="Every algorithm on Fashion-MNIST beside Local and FedAvg",
-        runs=recipes(),
-        seeds=3,
-        budget="about 11 hours of one core, 5.5 of two; a run takes 2 to 4 minutes, pFedMe's and on ResNet-8 12 to 30",
-        measure=_measure,
-        draw=_draw,
-    )
-)
+RUNS = recipes()
+ITEM = items.register(Recipe(
+    NAME, "Every algorithm on Fashion-MNIST beside Local and FedAvg", RUNS, seeds=3, newcomers=newcomers(NAME, RUNS),
+    budget="about 11 hours of one core, 5.5 of two; a run takes 2 to 4 minutes, pFedMe's and on ResNet-8 12 to 30",
+    measure=_measure, draw=_draw,
+))  # fmt: skip

@@ -11,7 +11,7 @@ from fl_core.errors import check_known
 PUBLISHED = Path(__file__).parent / "published"
 PAPERS = ("player_fl", "scheduling", "fedpft", "pfedla", "fedra")
 KEY = ("place", "setting", "dataset", "model", "method", "quantity", "client", "layer")
-"""No two numbers of a paper agree in all of these."""
+"""Columns that tell a paper's numbers apart: no two agree in all of these."""
 NUMBERS = ("value", "spread", "low", "high")
 COLUMNS = ("place", "how", *KEY[1:], *NUMBERS, "note")
 

@@ -14,7 +14,8 @@ import pandas as pd
 from fedlayers.diagnostics.pictures.drawing import style
 from figures import items
 from figures.items import Drawing, Finding, Item
-from figures.paired import markdown
+from figures.page import markdown
+from figures.recipe import labels
 from fl_core import rows, runner, tree
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
@@ -32,40 +33,34 @@ HOLDERS = {
     "prompts": "prompts",
     "contrast_prompts": "prompts",
 }
-"""First parts of tensors' names; all others are the extractor's."""
+"""The module that a tensor belongs to, by the first part of its name; all others are the extractor's."""
 
 SIZED = RunConfig(
-    dataset="tiny_imagenet32",
-    partition="fedpft_dirichlet",
-    alpha=0.1,
-    clients=2,
-    samples_per_client=100,
-    rounds=1,
-    epochs=5,
-    batch=100,
-)
+    dataset="tiny_imagenet32", partition="fedpft_dirichlet", alpha=0.1, clients=2, samples_per_client=100,
+    rounds=1, epochs=5, batch=100,
+)  # fmt: skip
 """Images and classes are CIFAR-100's in number and size, which give the networks theirs."""
 
 
 def _count(task: runner.Task, run: str) -> pd.DataFrame:
-    """Numbers of each part, trained ones and all of the state, and those in the server's message to a client."""
+    """Count the numbers of each module, trained ones and all of its state, and those that the server sends a client."""
     model = tree.of(task.model)
     algorithm = task.algorithm(task.plan)
     message = algorithm.send(algorithm.open(model), 0, Round(0))
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    named = labels(task)
     trained, sizes = task.problem.parameters, pd.Series({name: tensor.numel() for name, tensor in model.items()})
     holder = pd.Series({name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model})
-    made = []
-    for part, own in sizes.groupby(holder):
-        parameters = int(own[[name in trained for name in own.index]].sum())
-        made.append(rows.row(PARAMETERS, parameters, layer=str(part), n_params=parameters, **named))
-        made.append(rows.row(STATE, int(own.sum()), layer=str(part), n_params=parameters, **named))
+    lines = []
+    for part, part_sizes in sizes.groupby(holder):
+        parameters = int(part_sizes[[name in trained for name in part_sizes.index]].sum())
+        lines.append(rows.row(PARAMETERS, parameters, layer=str(part), n_params=parameters, **named))
+        lines.append(rows.row(STATE, int(part_sizes.sum()), layer=str(part), n_params=parameters, **named))
     sent = sum(tensor.numel() for each in message.trees.values() for tensor in each.values())
-    made.append(rows.row(SENT, sent, estimator="the server's message to a client", **named))
-    made.append(
+    lines.append(rows.row(SENT, sent, estimator="the server's message to a client", **named))
+    lines.append(
         rows.row("bytes_down", message.bytes, unit="byte", estimator="the server's message to a client", **named)
     )
-    return rows.frame(made)
+    return rows.frame(lines)
 
 
 def as_printed(count: float, note: str) -> str:
@@ -74,17 +69,17 @@ def as_printed(count: float, note: str) -> str:
     Raises:
         ValueError: the note tells no printed number.
     """
-    found = re.search(r"printed \d+\.(\d+)([KM])", note)
-    if found is None:
+    match = re.search(r"printed \d+\.(\d+)([KM])", note)
+    if match is None:
         raise ValueError(f"no printed number in {note!r}")
-    digits, letter = found.groups()
+    digits, letter = match.groups()
     return f"{count / {'K': 1e3, 'M': 1e6}[letter]:.{len(digits)}f}{letter}"
 
 
 def _lines(frame: pd.DataFrame) -> pd.DataFrame:
     """A line for each number of Table 10: published, counted, and counted without running statistics."""
-    known = items.published("fedpft")
-    known = known[known["place"] == "Table 10"].set_index(["model", "method", "layer"])
+    printed = items.published("fedpft")
+    printed = printed[printed["place"] == "Table 10"].set_index(["model", "method", "layer"])
     values = frame.pivot(index=["run", "layer"], columns="metric", values="value")
     lines = []
     for network in NETWORKS:
@@ -92,12 +87,12 @@ def _lines(frame: pd.DataFrame) -> pd.DataFrame:
         totals = {name: values.loc[(f"{network}.{name}", ""), SENT] for name in ALGORITHMS}
         whole = {name: values.loc[f"{network}.{name}"].drop(["", "prompts"], errors="ignore") for name in ALGORITHMS}
         for part in PARTS:
-            cell = known.loc[(network, "", part)]
+            cell = printed.loc[(network, "", part)]
             lines.append((network, part, cell, parts.loc[part, STATE], parts.loc[part, PARAMETERS]))
         for name, title in zip(ALGORITHMS, ("FedAvg", "FedPFT"), strict=True):
-            cell = known.loc[(network, name, "total")]
+            cell = printed.loc[(network, name, "total")]
             lines.append((network, title, cell, totals[name], whole[name][PARAMETERS].sum()))
-        more = known.loc[(network, "fedpft", "")]
+        more = printed.loc[(network, "fedpft", "")]
         trained = [whole[name][PARAMETERS].sum() for name in ALGORITHMS]
         lines.append((network, INCREASE, more, _increase(*totals.values()), _increase(*trained)))
     table = pd.DataFrame(
@@ -178,18 +173,8 @@ def _readable(value: float, what: str) -> str:
     return f"{value:.2f}" if what == INCREASE else f"{value:,.0f}"
 
 
-TABLE10 = items.register(
-    Item(
-        name="fedpft.table10",
-        title="Parameters sent a round",
-        runs={
-            f"{network}.{name}": replace(SIZED, model=network, algorithm=name)
-            for network in NETWORKS
-            for name in ALGORITHMS
-        },
-        seeds=1,
-        budget="some seconds; nothing is trained",
-        measure=_count,
-        draw=_draw_sent,
-    )
-)
+TABLE10 = items.register(Item(
+    "fedpft.table10", "Parameters sent a round",
+    {f"{net}.{name}": replace(SIZED, model=net, algorithm=name) for net in NETWORKS for name in ALGORITHMS},
+    seeds=1, budget="some seconds; nothing is trained", measure=_count, draw=_draw_sent,
+))  # fmt: skip

@@ -48,8 +48,8 @@ def dealt(classes: int, clients: int, samples: int, alpha: float, seed: int) -> 
     """
     labels = np.repeat(np.arange(classes), POOL // classes)
     shares = draw.label_shares(classes, clients, alpha, seed)
-    found = draw.by_shares(labels, range(classes), shares, [samples], seed, "train side")
-    counts = [np.bincount(labels[train], minlength=classes) for (train,) in found]
+    chosen = draw.by_shares(labels, range(classes), shares, [samples], seed, "train side")
+    counts = [np.bincount(labels[train], minlength=classes) for (train,) in chosen]
     return pd.DataFrame(counts, columns=range(classes))
 
 
@@ -63,21 +63,21 @@ def _deal(task: runner.Task, run: str) -> pd.DataFrame:
         float(config.alpha or 0.0),
         config.seed,
     )
-    made = [
-        rows.row(ENTROPY, float(value), client=str(client), seed=config.seed, unit="nat", n_train=int(own.sum()))
-        for (client, own), value in zip(counts.iterrows(), np.log(effective(counts)), strict=True)
+    lines = [
+        rows.row(ENTROPY, float(value), client=str(client), seed=config.seed, unit="nat", n_train=int(held.sum()))
+        for (client, held), value in zip(counts.iterrows(), np.log(effective(counts)), strict=True)
     ]
     for (client, name), n in counts.stack().items() if not config.seed else ():
         if n:
-            made.append(rows.row(COUNT, int(n), client=str(client), variant=str(name), seed=0, n_train=int(n)))
-    return rows.frame(made)
+            lines.append(rows.row(COUNT, int(n), client=str(client), variant=str(name), seed=0, n_train=int(n)))
+    return rows.frame(lines)
 
 
 def counted(frame: pd.DataFrame, clients: int, classes: int) -> pd.DataFrame:
     """The stored counts of one run, clients x classes, 0 where there is no row."""
-    own = frame[frame["metric"] == COUNT]
-    own = own.assign(client=own["client"].astype(int), variant=own["variant"].astype(int))
-    table = own.pivot(index="client", columns="variant", values="value")
+    part = frame[frame["metric"] == COUNT]
+    part = part.assign(client=part["client"].astype(int), variant=part["variant"].astype(int))
+    table = part.pivot(index="client", columns="variant", values="value")
     return table.reindex(index=range(clients), columns=range(classes)).fillna(0).astype(int)
 
 
@@ -156,14 +156,8 @@ def named(classes: int, alpha: float) -> str:
     return f"{classes} classes, alpha {alpha:g}"
 
 
-FIG4 = items.register(
-    Item(
-        name="fedpft.fig4",
-        title="Classes dealt to 20 clients, 10 and 50 classes, by Dirichlet's parameter",
-        runs={named(classes, alpha): replace(DEALT, alpha=alpha) for classes in CLASSES for alpha in ALPHAS},
-        seeds=3,
-        budget="a minute; nothing is trained",
-        measure=_deal,
-        draw=_draw_dealt,
-    )
-)
+FIG4 = items.register(Item(
+    "fedpft.fig4", "Classes dealt to 20 clients, 10 and 50 classes, by Dirichlet's parameter",
+    {named(classes, alpha): replace(DEALT, alpha=alpha) for classes in CLASSES for alpha in ALPHAS},
+    seeds=3, budget="a minute; nothing is trained", measure=_deal, draw=_draw_dealt,
+))  # fmt: skip

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedlayers.diagnostics.representation.embedding import Pool, embed, pool, scores
 from figures import items
-from figures.pieces import Pieces, ran
+from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, scored_at_end, tested, trained
 from fl_core import rows, runner, tree
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
@@ -31,29 +31,16 @@ POOLED = 300
 PAIRS = (("cat", "dog"), ("automobile", "truck"))
 """Classes of which the paper says that their images are alike."""
 
-BASE = RunConfig(
-    dataset="cifar10",
-    model="resnet8",
-    partition="fedpft_dirichlet",
-    alpha=0.1,
-    clients=10,
-    samples_per_client=200,
-    rounds=12,
-    epochs=5,
-    batch=25,
-    lr=0.1,
-    optimizer="sgd",
-    momentum=0.9,
-    weight_decay=0.0,
-    eval_every=12,
-    checkpoint_every=12,
-)
+BASE = scored_at_end(RunConfig(
+    dataset="cifar10", partition="fedpft_dirichlet", alpha=0.1, clients=10, samples_per_client=200,
+    model="resnet8", rounds=12, epochs=5, batch=25, lr=0.1, **PLAIN_SGD | {"momentum": 0.9},
+))  # fmt: skip
 """The paper's federation for these pictures, with a fifth of its 1000 images a client and few of its 1000 rounds."""
 SKEWED: dict[str, Any] = {"feature_epochs": 3}
 """Epochs a round for the features where alpha is 0.1, as FedPFT has it; of the other alphas the default, 4."""
 FEDPFT, MILD = "fedpft", "fedpft_alpha_1"
 RUNS = {
-    **{name: replace(BASE, algorithm=name) for name in ("fedavg", "fedper", "fedcac")},
+    **by_method(BASE, ("fedavg", "fedper", "fedcac"), {}),
     "no_contrast": replace(BASE, algorithm="fedpft", options={**SKEWED, "contrast": False}),
     FEDPFT: replace(BASE, algorithm="fedpft", options=SKEWED),
     "no_alternating": replace(BASE, algorithm="fedpft", options={"alternate": False}),
@@ -62,7 +49,7 @@ RUNS = {
 }
 """Figure 2's seven methods in its order, and FedPFT where clients are alike."""
 QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
-"""The paper's, of which a few hundred images a client fill little."""
+"""The paper's queue of features, of which a few hundred images a client fill little."""
 
 
 def compares(config: RunConfig) -> bool:
@@ -99,17 +86,17 @@ PAPER = {
 
 
 def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
-    """What is evaluated of each client after the last round, by client: its personal model, else the global one.
+    """Each client's model after the last round, as it is evaluated: its personal one, else the global one.
 
     Args:
         model: any of the run's structure; it is copied.
     """
-    found = {}
+    models = {}
     for client, name in enumerate(engine.names):
         trees = engine.models(client)
-        found[name] = copy.deepcopy(model)
-        tree.load(found[name], trees["personal"] if "personal" in trees else trees["global"])
-    return found
+        models[name] = copy.deepcopy(model)
+        tree.load(models[name], trees["personal"] if "personal" in trees else trees["global"])
+    return models
 
 
 def behind(model: Prompted, prompts: str) -> Prompted:
@@ -150,11 +137,11 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Personalised accuracy, who holds what, features of all clients' test samples, and what is attended to."""
-    engine, frame = ran(task)
-    last = frame["round"] == task.config.rounds
-    tested = frame[last & (frame["metric"] == "accuracy") & (frame["split"] == "test")]
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    made = [
+    engine, frame = trained(task)
+    accuracy = tested(frame)
+    final = accuracy[accuracy["round"] == task.config.rounds]
+    named = labels(task)
+    lines = [
         rows.row(COUNT, int(n), client=str(client), variant=str(name), split="train", **named)
         for (client, name), n in task.data.class_counts().stack().items()
     ]
@@ -162,13 +149,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     data = {client.name: client.test for client in task.data.clients}
     for prompts, models in _kinds(final_models(engine, task.model), run):
         pooled = pool(models, data, classes=task.data.classes, samples=POOLED, seed=task.config.seed)
-        made += _features(pooled, run != MILD, task.config.seed, {"layer": prompts, **named})
-    kept = [tested[tested["model"].isin(["global", "personal"])]]
+        lines += _features(pooled, run != MILD, task.config.seed, {"layer": prompts, **named})
+    kept = [final[final["model"].isin(["global", "personal"])]]
     attended = frame[frame["metric"] == ATTENTION]
     if run in (FEDPFT, MILD):
-        made += _attended(attended, named)
+        lines += _attended(attended, named)
         kept.append(attended[attended["client"] == engine.names[0]])
-    return pd.concat([*kept, rows.frame(made)], ignore_index=True)
+    return pd.concat([*kept, rows.frame(lines)], ignore_index=True)
 
 
 def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
@@ -192,7 +179,7 @@ def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) ->
 
 
 def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Of each client and kind of prompts: the weight on the own feature, and how rows differ and how even they are."""
+    """Sum up each client's attention to each kind of prompts: the weight on the own feature, spread and evenness."""
     for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
         table = weights(part)
         what = {"client": str(client), "layer": str(layer), "n_samples": len(table), **named}
@@ -210,8 +197,8 @@ def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
 def weights(attention: pd.DataFrame) -> pd.DataFrame:
     """Attention of one client to one kind of prompts, samples x keys: ``feature``, then the prompts."""
     named = attention["variant"].str.partition(">")
-    own = attention.assign(query=named[0], key=named[2])
-    return own.pivot(index="query", columns="key", values="value")[list(own["key"].unique())]
+    split = attention.assign(query=named[0], key=named[2])
+    return split.pivot(index="query", columns="key", values="value")[list(split["key"].unique())]
 
 
 def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
@@ -224,33 +211,27 @@ def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0
     Args:
         layer: default the first that was stored, what the run's classifier takes in.
     """
-    own = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
-    own = own[own["layer"] == (own["layer"].iloc[0] if layer is None else layer)]
-    places = own[own["metric"] != PERPLEXITY]
+    part = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
+    part = part[part["layer"] == (part["layer"].iloc[0] if layer is None else layer)]
+    places = part[part["metric"] != PERPLEXITY]
     table = places.pivot(index=["client", "variant"], columns="metric", values="value").reset_index()
     named = table["variant"].str.partition(">")
     sample = named[0].str.removeprefix("sample ").astype(int)
-    found = pd.DataFrame({"client": table["client"], "class": named[2], "x": table[X], "y": table[Y], "sample": sample})
-    found.attrs = {"perplexity": float(own.loc[own["metric"] == PERPLEXITY, "value"].iloc[0])}
-    return found
+    samples = pd.DataFrame(
+        {"client": table["client"], "class": named[2], "x": table[X], "y": table[Y], "sample": sample}
+    )
+    samples.attrs = {"perplexity": float(part.loc[part["metric"] == PERPLEXITY, "value"].iloc[0])}
+    return samples
 
 
 def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.DataFrame:
     """A quantity of the features, runs x seeds; by default of what each run's classifier takes in."""
-    own = frame[frame["metric"] == metric]
-    own = own[own["layer"].isin(["", PROMPTS[0]] if layer is None else [layer])]
-    return own.pivot(index="run", columns="seed", values="value").reindex(own["run"].unique())
+    part = frame[frame["metric"] == metric]
+    part = part[part["layer"].isin(["", PROMPTS[0]] if layer is None else [layer])]
+    return part.pivot(index="run", columns="seed", values="value").reindex(part["run"].unique())
 
 
-STUDY = items.register(
-    Pieces(
-        name=NAME,
-        title="FedPFT from the inside: features and attention on CIFAR-10",
-        runs=RUNS,
-        seeds=1,
-        budget="about 25 minutes of one core; a run takes 1 to 5",
-        measure=_measure,
-        paper=PAPER,
-        paper_seeds=1,
-    )
-)
+STUDY = items.register(Recipe(
+    NAME, "FedPFT from the inside: features and attention on CIFAR-10", RUNS, seeds=1,
+    budget="about 25 minutes of one core; a run takes 1 to 5", measure=_measure, paper=PAPER, paper_seeds=1,
+))  # fmt: skip

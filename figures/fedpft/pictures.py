@@ -12,6 +12,7 @@ from fedlayers.diagnostics.pictures.drawing import style
 from fedlayers.diagnostics.pictures.features import tsne_panels
 from fedlayers.diagnostics.pictures.insides import prompt_attention
 from figures import items
+from figures.differences import FEWEST, LEAST, against, outcome
 from figures.fedpft.dealt import dots
 from figures.fedpft.insides import (
     COUNT,
@@ -30,8 +31,7 @@ from figures.fedpft.insides import (
 )
 from figures.items import Drawing, Finding, View
 from figures.learning import scores
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
-from figures.pieces import absent
+from figures.page import markdown, missing_runs, percent, seeds_in_words
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.errors import UsageError, listing
 from fl_core.models.prompted import PROMPTS
@@ -51,7 +51,7 @@ CLAIMS = (
     ("no_contrast", "no_alternating"),
     (FEDPFT, "personal_head"),
 )
-"""Whose features the paper calls clearer, and than whose."""
+"""Pairs of runs: the paper calls the features of the first clearer than those of the second."""
 METHODS = {"no_contrast": "fedpft w/o l_con"}
 """The published names of runs that are called otherwise."""
 
@@ -68,10 +68,10 @@ def _setting(header: Mapping[str, Any]) -> str:
 
 
 def _last_words(header: Mapping[str, Any]) -> str:
-    """How far the runs go: what is missing or diverged, and that few seeds decide no order."""
+    """A sentence on the limits of the runs: what is missing or diverged, and that few seeds decide no order."""
     seeds = header["seeds"]
     said = f" {seeds_in_words(seeds)}" + (": no order is claimed." if seeds < LEAST else ".")
-    return said + absent(header)
+    return said + missing_runs(header)
 
 
 def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:

@@ -16,9 +16,10 @@ from safetensors.torch import save
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
+from figures.differences import FEWEST, LEAST, against, outcome
 from figures.items import Drawing, Finding, View
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent, seeds_in_words
-from figures.pieces import Pieces, absent, ran
+from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.recipe import Recipe, labels, tested, trained
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
@@ -36,36 +37,16 @@ STEPS = (3, 6, 9, 12)
 VIT: dict[str, Any] = {"depth": 12, "embed_dim": 96, "num_heads": 3}
 MODEL = "timm:vit_tiny_patch16_224"
 PRETRAIN = RunConfig(
-    dataset="tiny_imagenet32",
-    model=MODEL,
-    model_options={**VIT, "patch_size": 8},
-    partition="iid",
-    clients=1,
-    rounds=15,
-    epochs=1,
-    batch=128,
-    lr=1e-3,
-    optimizer="adamw",
-    amsgrad=False,
-    weight_decay=0.05,
-    eval_every=5,
-    checkpoint_every=15,
-)
+    dataset="tiny_imagenet32", partition="iid", clients=1, model=MODEL, model_options={**VIT, "patch_size": 8},
+    rounds=15, epochs=1, batch=128, lr=1e-3, optimizer="adamw", amsgrad=False, weight_decay=0.05,
+    eval_every=5, checkpoint_every=15,
+)  # fmt: skip
 """Patches of 8 of 32 pixels, the same 16 patches as 16 of PACS's 64."""
 PACS = RunConfig(
-    dataset="pacs",
-    model=MODEL,
-    model_options=VIT,
-    rounds=30,
-    epochs=1,
-    batch=64,
-    lr=0.01,
-    optimizer="sgd",
-    momentum=0.9,
-    weight_decay=1e-5,
-    eval_every=3,
-    checkpoint_every=30,
-)
+    dataset="pacs", model=MODEL, model_options=VIT,
+    rounds=30, epochs=1, batch=64, lr=0.01, optimizer="sgd", momentum=0.9, weight_decay=1e-5,
+    eval_every=3, checkpoint_every=30,
+)  # fmt: skip
 """FedRA's local training, with half its batch, 30 of its 100 rounds and no clipping of gradients; a client a style."""
 
 
@@ -126,14 +107,14 @@ def doubled(model: Tree, classes: int) -> Tree:
 
 def _pretrain(task: runner.Task, folder: Path) -> pd.DataFrame:
     """Train, keep the weights in the folder, and return the run's rows."""
-    engine, frame = ran(task)
+    engine, frame = trained(task)
     small = engine.server.trees["model"]
     classes = 7
     write_atomically(folder / WEIGHTS, save({k: v.contiguous() for k, v in doubled(small, classes).items()}))
     return frame
 
 
-def _begin(config: RunConfig, run: str, folder: Path) -> RunConfig:
+def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
     """A run starts from the pretrained weights, which are made first where they are not at hand."""
     if run == PRETRAINING:
         return config
@@ -144,15 +125,15 @@ def _begin(config: RunConfig, run: str, folder: Path) -> RunConfig:
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each style's accuracy over the rounds, and how many blocks its client held at most."""
-    frame = _pretrain(task, folder) if run == PRETRAINING else ran(task)[1]
-    tested = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test") & (frame["model"] == "global")]
+    frame = _pretrain(task, folder) if run == PRETRAINING else trained(task)[1]
+    accuracy = tested(frame)
+    accuracy = accuracy[accuracy["model"] == "global"]
     held = frame[(frame["metric"] == HELD) & (frame["value"] == 1)]
     blocks = held.assign(block=held["layer"].str.extract(r"blocks\.(\d+)", expand=False)).dropna(subset="block")
     counts = blocks.groupby(["client", "round"])["block"].nunique().groupby("client").max()
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    most = [rows.row(BLOCKS, int(n), client=str(client), estimator="most over rounds", **named)
+    most = [rows.row(BLOCKS, int(n), client=str(client), estimator="most over rounds", **labels(task))
             for client, n in counts.items()]  # fmt: skip
-    return pd.concat([tested, rows.frame(most)], ignore_index=True) if most else tested
+    return pd.concat([accuracy, rows.frame(most)], ignore_index=True) if most else accuracy
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
@@ -160,9 +141,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy after the last round, (run, style) x seeds."""
-    own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
-    own = own[own["round"] == own.groupby(["run", "seed"])["round"].transform("max")]
-    return own.groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
+    final = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
+    final = final[final["round"] == final.groupby(["run", "seed"])["round"].transform("max")]
+    return final.groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -184,7 +165,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{described(header)}, at most {header['seeds']} seeds. Depths of the clients "
         f"{', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar their mean. "
-        f"Right: FedRA when every client trains k random blocks of 12, one seed.{start}{absent(header)}"
+        f"Right: FedRA when every client trains k random blocks of 12, one seed.{start}{missing_runs(header)}"
     )
     return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
 
@@ -208,7 +189,7 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"FedRA when every client trains k random blocks of 12. {described(header)}, the first of "
         f"{header['seeds']} seeds; test accuracy of the global model, mean of the styles. "
         f"The paper: one client with a part of NICO++; it prints no numbers."
-        f"{absent(header, SAME)}"
+        f"{missing_runs(header, SAME)}"
     )
     table = curves.stack().rename("accuracy").reset_index()
     return Drawing(figure, table, caption, _learns(curves))
@@ -243,27 +224,27 @@ def _table(final: pd.DataFrame) -> pd.DataFrame:
 def columns(final: pd.DataFrame, means: pd.DataFrame) -> dict[str, list[Any]]:
     """A line for each run in ``means``: its seeds, and its accuracy on each style and in the mean."""
     styles = list(final.index.get_level_values("client").unique())
-    found: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
+    cells: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
     for run in means.index:
-        own = means.loc[run].dropna()
-        found["run"].append(run)
-        found["seeds"].append(len(own))
+        scores = means.loc[run].dropna()
+        cells["run"].append(run)
+        cells["seeds"].append(len(scores))
         for each in styles:
-            found[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
-        found["mean"].append(percent(*statistics.mean_interval(own)))
-    return found
+            cells[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
+        cells["mean"].append(percent(*statistics.mean_interval(scores)))
+    return cells
 
 
 def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
-    known = (
+    printed = (
         items.published_table("fedra", "Table 1", model="vit", client="").rename(columns=TITLES).reindex(means.index)
     )
-    papers = {f"{name} (published)": ["–" if math.isnan(v) else f"{v:.2f}" for v in known[name]] for name in known}
+    papers = {f"{name} (published)": ["–" if math.isnan(v) else f"{v:.2f}" for v in printed[name]] for name in printed}
     return f"{markdown({**columns(final, means), **papers})}\n\n{NOTE}"
 
 
 def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
-    found = []
+    findings = []
     for better, worse in (
         ("alllarge", "fedra"),
         ("fedra", "inclusivefl"),
@@ -277,34 +258,34 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             gap, pairs = against(means, better, worse)
             verdict = outcome(gap, pairs)
             held = None if verdict in ("", "level") else verdict == "above"
-            said = f"{percent(*gap, sign='+')} points over {seeds_in_words(pairs)}" + (
+            text = f"{percent(*gap, sign='+')} points over {seeds_in_words(pairs)}" + (
                 "" if verdict else f" ({FEWEST})"
             )
-            found.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", said, held))
+            findings.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", text, held))
     if {"fedra", "fedra_cover"} <= set(means.index):
         gap, pairs = against(means, "fedra", "fedra_cover")
-        said = f"keep - cover {percent(*gap, sign='+')} points over {pairs} seeds"
+        text = f"keep - cover {percent(*gap, sign='+')} points over {pairs} seeds"
         small = bool(abs(gap.value) < 0.03) if pairs >= LEAST else None
-        found.append(Finding("FedRA's two allocations lie within 3 points, as in its Table 5", said, small))
+        findings.append(Finding("FedRA's two allocations lie within 3 points, as in its Table 5", text, small))
     held_most = frame[frame["metric"] == BLOCKS].groupby(["run", "client"], sort=False)["value"].max()
     if len(held_most):
-        own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
-        clients = list(own["client"].unique())  # as they are evaluated: in the federation's order, which depths follow
+        evaluated = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
+        clients = list(evaluated["client"].unique())  # in the federation's order, which depths follow
         held_most = held_most.reindex(clients, level="client")
         over = [
             f"{run} {client} {n:g}" for (run, client), n in held_most.items() if n > _limit(run, clients.index(client))
         ]
         listed = "; ".join(
-            f"{run} {', '.join(f'{n:g}' for n in own)}" for run, own in held_most.groupby("run", sort=False)
+            f"{run} {', '.join(f'{n:g}' for n in most)}" for run, most in held_most.groupby("run", sort=False)
         )
-        found.append(Finding("no client holds more blocks than its depth", f"at most {listed}", not over))
-    return (*found, *_learns(_curves(frame)))
+        findings.append(Finding("no client holds more blocks than its depth", f"at most {listed}", not over))
+    return (*findings, *_learns(_curves(frame)))
 
 
 def _curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean accuracy of the styles where every client trains k random blocks, k x rounds."""
-    tested = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
-    return tested.assign(k=tested["run"].map(SAME)).groupby(["k", "round"])["value"].mean().unstack("round")
+    accuracy = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
+    return accuracy.assign(k=accuracy["run"].map(SAME)).groupby(["k", "round"])["value"].mean().unstack("round")
 
 
 def _learns(curves: pd.DataFrame) -> tuple[Finding, ...]:
@@ -319,17 +300,9 @@ def _limit(run: str, client: int) -> int:
     return SAME[run] if run in SAME else DEPTHS[client]
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="Clients of unequal depth on PACS (FedRA)",
-        runs=RUNS,
-        seeds=3,
-        budget="about 5 hours of one core, less of an idle machine; pretraining takes 15 to 76 minutes, a run 2 to 25",
-        measure=_measure,
-        draw=_draw,
-        once=frozenset({PRETRAINING, *SAME}),
-        begin=_begin,
-    )
-)
+ITEM = items.register(Recipe(
+    NAME, "Clients of unequal depth on PACS (FedRA)", RUNS, seeds=3, one_seed=frozenset({PRETRAINING, *SAME}),
+    budget="about 5 hours of one core, less of an idle machine; pretraining takes 15 to 76 minutes, a run 2 to 25",
+    prepare=_prepare, measure=_measure, draw=_draw,
+))  # fmt: skip
 FIG4 = items.register(View("fedra.fig4", "Convergence with so many random layers a client, PACS", NAME, _draw_steps))

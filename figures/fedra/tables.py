@@ -11,14 +11,14 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
+from figures.differences import against, outcome
 from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, columns, described
 from figures.items import Drawing, Finding, View
-from figures.paired import against, markdown, outcome, percent, seeds_in_words
-from figures.pieces import absent
+from figures.page import markdown, missing_runs, percent, seeds_in_words
 from fl_core.errors import UsageError, listing
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
-"""In the order of the paper's means, on both of its data sets with the transformer."""
+"""The methods in the order of the paper's means, on both of its data sets with the transformer."""
 WHOLE = METHODS[0]
 
 
@@ -45,16 +45,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"Accuracy of the global model, mean of the domains, as a share of {WHOLE}'s. {described(header)}, "
         f"{seeds_in_words(seeds)}; depths of the clients {depths}, in the paper "
         "12, 10, 8, 6, 4, 3. The paper starts from ImageNet's weights, this from a pretraining on "
-        f"Tiny-ImageNet. The paper's MLP-Mixer was not run.{absent(header, METHODS)}"
+        f"Tiny-ImageNet. The paper's MLP-Mixer was not run.{missing_runs(header, METHODS)}"
     )
     table = pd.concat([kept[name].rename("share").to_frame().assign(where=name) for name in kept])
     return Drawing(figure, table.rename_axis("method").reset_index(), caption, (_order(means),), _page(styles, means))
 
 
 def _published(dataset: str) -> pd.DataFrame:
-    """Methods x domains and their mean, shares."""
-    known = items.published_table("fedra", "Table 1", model="vit", dataset=dataset)
-    return known.rename(columns={"": "mean"}).reindex(METHODS) / 100
+    """The published accuracy, methods x domains and their mean, as shares."""
+    printed = items.published_table("fedra", "Table 1", model="vit", dataset=dataset)
+    return printed.rename(columns={"": "mean"}).reindex(METHODS) / 100
 
 
 def _order(means: pd.DataFrame) -> Finding:

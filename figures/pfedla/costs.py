@@ -13,8 +13,9 @@ import pandas as pd
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
 from figures.items import Drawing, Finding, Item, View
-from figures.paired import markdown
+from figures.page import markdown
 from figures.pfedla import overlap
+from figures.recipe import labels
 from fl_core import rows, runner, tree
 from fl_core.algorithms.base import Message, Round
 from fl_core.algorithms.hypernetworks import PFedLA
@@ -35,12 +36,12 @@ BASE = replace(overlap.BASE, algorithm="pfedla", rounds=ROUNDS, clients=CLIENTS)
 
 
 def _runs() -> dict[str, RunConfig]:
-    found = {}
+    runs = {}
     for dataset, units in RETAINED.items():
         for k in range(len(units) + 1):
             options: dict[str, Any] = {"algorithm": "heurpfedla", "options": {"k": k}} if k else {}
-            found[f"{dataset}.{k}"] = replace(BASE, dataset=dataset, **options)
-    return found
+            runs[f"{dataset}.{k}"] = replace(BASE, dataset=dataset, **options)
+    return runs
 
 
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
@@ -52,39 +53,39 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
         raise TypeError(f"{run} is a run of {algorithm.name}")
     model = tree.of(task.model)
     sizes = {unit.name: sum(model[name].numel() for name in unit.parameters) for unit in algorithm.units}
-    named: dict[str, Any] = {"algorithm": algorithm.name, "seed": task.config.seed}
-    made = [rows.row(PARAMETERS, n, layer=name, n_params=n, **named) for name, n in sizes.items()]
+    named = labels(task)
+    lines = [rows.row(PARAMETERS, n, layer=name, n_params=n, **named) for name, n in sizes.items()]
     what = {"variant": " + ".join(kept), "estimator": "always the same retained layers", **named}
-    made.append(rows.row(LEDGER, retention_ledger(sizes, kept), unit="MiB", **what))
+    lines.append(rows.row(LEDGER, retention_ledger(sizes, kept), unit="MiB", **what))
     server, rnd = algorithm.open(model), Round(0)
     down = Message({"model": algorithm.mixture(server, 0, rnd, skip=frozenset(kept))})
     up = Message({"model": tree.pick(model, algorithm.up(rnd, 0))})
     messages = int(task.config.rounds or 0) * len(task.problem.n_train)
     for metric, message in (("bytes_down", down), ("bytes_up", up)):
-        made.append(rows.row(metric, messages * message.bytes, unit="byte", **what))
-    return rows.frame(made)
+        lines.append(rows.row(metric, messages * message.bytes, unit="byte", **what))
+    return rows.frame(lines)
 
 
 def lines(frame: pd.DataFrame) -> pd.DataFrame:
     """A line for each column of Table 3: MBytes (2^20) published, counted and really moved, and the accuracy."""
-    known = items.published("pfedla")
-    known = known[known["place"] == "Table 3"].set_index(["dataset", "setting", "quantity"])["value"]
+    table3 = items.published("pfedla")
+    table3 = table3[table3["place"] == "Table 3"].set_index(["dataset", "setting", "quantity"])["value"]
     values = frame[frame["layer"] == ""].pivot(index="run", columns="metric", values="value")
     kept = frame[frame["metric"] == LEDGER].set_index("run")["variant"]
-    found = []
+    table_lines = []
     for dataset, units in RETAINED.items():
         for k in range(len(units) + 1):
             run, setting = f"{dataset}.{k}", f"non-iid 1, 10 clients, {k} retained"
             if run not in values.index:
                 continue
-            own, printed = values.loc[run], known[CALLED[dataset]][setting]
-            found.append({
+            own, printed = values.loc[run], table3[CALLED[dataset]][setting]
+            table_lines.append({
                 "dataset": CALLED[dataset], "retained": k, "layers": kept[run],
                 "published": printed["communication, MB"], "counted": own[LEDGER],
                 "down": own["bytes_down"] / 2**20, "up": own["bytes_up"] / 2**20,
                 "moved": (own["bytes_down"] + own["bytes_up"]) / 2**20, "published_accuracy": printed["accuracy"],
             })  # fmt: skip
-    table = pd.DataFrame(found)
+    table = pd.DataFrame(table_lines)
     table["off"] = table["counted"] / table["published"] - 1
     table["moved_by_counted"] = table["moved"] / table["counted"]
     return table
@@ -120,13 +121,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
     exact = [f"{row.counted:.2f}" == f"{row.published:.2f}" for row in table.itertuples()]
-    many = {name: sum(own) for name, own in pd.Series(exact).groupby(table["dataset"], sort=False)}
+    exact_counts = {name: sum(own) for name, own in pd.Series(exact).groupby(table["dataset"], sort=False)}
     counts = table["dataset"].value_counts()
     ratios = table["moved_by_counted"]
     return (
         Finding(
             "the paper's count gives the published MBytes to two decimals",
-            ", ".join(f"{name} {n} of {counts[name]}" for name, n in many.items())
+            ", ".join(f"{name} {n} of {counts[name]}" for name, n in exact_counts.items())
             + f"; at most {100 * table['off'].abs().max():.4f} % off",
             all(exact),
         ),
@@ -159,14 +160,8 @@ def _page(table: pd.DataFrame) -> str:
     )
 
 
-STUDY = items.register(
-    Item(
-        name=NAME,
-        title="What pFedLA's runs send, by the number of retained layers",
-        runs=_runs(),
-        seeds=1,
-        budget="some seconds; nothing is trained",
-        measure=_measure,
-    )
-)
+STUDY = items.register(Item(
+    NAME, "What pFedLA's runs send, by the number of retained layers", _runs(), seeds=1,
+    budget="some seconds; nothing is trained", measure=_measure,
+))  # fmt: skip
 TABLE3 = items.register(View("pfedla.table3", "Accuracy and bytes by the number of retained layers", NAME, _draw))

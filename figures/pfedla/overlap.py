@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from scipy import stats
 from fedlayers.diagnostics.pictures.drawing import COLOURS, Panel, heat, style
 from fedlayers.diagnostics.pictures.insides import aggregation_history, aggregation_weights, unfreezing
 from figures import items
+from figures.differences import FEWEST, LEAST, against, outcome
 from figures.items import Drawing, Finding
-from figures.paired import FEWEST, LEAST, against, markdown, outcome, percent
-from figures.pieces import Pieces, absent, ran
+from figures.page import markdown, missing_runs, percent
+from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, tested, trained
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 
@@ -32,25 +32,12 @@ ACROSS = 4
 """Panels beside each other."""
 
 BASE = RunConfig(
-    dataset="cifar10",
-    model="pfedla_cnn",
-    partition="non_iid_1",
-    clients=10,
-    classes_per_client=4,
-    samples_per_client=600,
-    rounds=40,
-    epochs=10,
-    batch=32,
-    lr=0.01,
-    optimizer="sgd",
-    momentum=0.0,
-    weight_decay=0.0,
-    bn="local",
-    eval_every=4,
-    checkpoint_every=40,
-)
+    dataset="cifar10", partition="non_iid_1", clients=10, classes_per_client=4, samples_per_client=600,
+    model="pfedla_cnn", bn="local", rounds=40, epochs=10, batch=32, lr=0.01, **PLAIN_SGD,
+    eval_every=4, checkpoint_every=40,
+)  # fmt: skip
 """The paper's local training, with 40 of its 600 rounds."""
-RUNS = {name: replace(BASE, algorithm=name) for name in ("local", "fedavg", "pfedla", "heurpfedla")}
+RUNS = by_method(BASE, ("local", "fedavg", "pfedla", "heurpfedla"), {})
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -73,18 +60,17 @@ def correlations(weights: pd.DataFrame, shared: pd.DataFrame) -> tuple[float | N
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Mean accuracies over the rounds, what was sent, and of a mixing run how its weights follow the classes."""
-    _, frame = ran(task)
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    made: list[rows.Row] = []
-    tested = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test")]
-    for (done, model), part in tested.groupby(["round", "model"]):
+    _, frame = trained(task)
+    named = labels(task)
+    lines: list[rows.Row] = []
+    for (done, model), part in tested(frame).groupby(["round", "model"]):
         n = int(part["n_samples"].sum())
         columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": n}
-        made.append(rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named))
+        lines.append(rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named))
     for metric in ("bytes_down", "bytes_up"):
         sent = frame[frame["metric"] == metric]["value"].mean()
-        made.append(rows.row(metric, sent, unit="byte", estimator="mean over rounds and clients", **named))
-    kept = [rows.frame(made)]
+        lines.append(rows.row(metric, sent, unit="byte", estimator="mean over rounds and clients", **named))
+    kept = [rows.frame(lines)]
     if (frame["metric"] == WEIGHT).any():
         shared = overlap(task.data.class_counts())
         kept.append(rows.frame(_weights(frame[frame["metric"] == WEIGHT], shared, named)))
@@ -117,8 +103,8 @@ def _pairs(shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]
 
 def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
     """The stored overlap of seed 0, clients x clients."""
-    own = frame[(frame["metric"] == OVERLAP) & (frame["seed"] == 0)]
-    return own.pivot(index="client", columns="client_b", values="value")
+    overlaps = frame[(frame["metric"] == OVERLAP) & (frame["seed"] == 0)]
+    return overlaps.pivot(index="client", columns="client_b", values="value")
 
 
 def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
@@ -139,8 +125,8 @@ def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
 
 def _final(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy after the last round before any further training, runs x seeds."""
-    own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
-    return own[own["round"] == own["round"].max()].pivot(index="run", columns="seed", values="value")
+    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
+    return accuracy[accuracy["round"] == accuracy["round"].max()].pivot(index="run", columns="seed", values="value")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -167,7 +153,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             timeline.remove()
     caption = (
         f"{setting(header)} At most {header['seeds']} seeds, pictures of seed 0. Receivers are rows, senders columns. "
-        f"HeurpFedLA keeps one layer a client.{absent(header)}"
+        f"HeurpFedLA keeps one layer a client.{missing_runs(header)}"
     )
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
 
@@ -202,9 +188,9 @@ def setting(header: Mapping[str, Any]) -> str:
 
 
 def _learning(ax: Axes, frame: pd.DataFrame) -> None:
-    tested = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
-    for k, run in enumerate(tested["run"].unique()):
-        means = tested[tested["run"] == run].groupby("round")["value"].mean()
+    accuracy = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
+    for k, run in enumerate(accuracy["run"].unique()):
+        means = accuracy[accuracy["run"] == run].groupby("round")["value"].mean()
         ax.plot(means.index.astype(float), 100 * means, color=COLOURS[k], label=run)
     ax.set(xlabel="round", ylabel="accuracy %, before local training")
     ax.legend(fontsize=6.5)
@@ -222,9 +208,9 @@ def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    own = frame[(frame["run"] == "pfedla") & (frame["metric"] == metric) & (frame["variant"] == variant)]
-    own = own[own["round"] == own["round"].max()]
-    return own.pivot(index="layer", columns="seed", values="value").reindex(own["layer"].unique())
+    part = frame[(frame["run"] == "pfedla") & (frame["metric"] == metric) & (frame["variant"] == variant)]
+    part = part[part["round"] == part["round"].max()]
+    return part.pivot(index="layer", columns="seed", values="value").reindex(part["layer"].unique())
 
 
 def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
@@ -241,15 +227,15 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
 
 def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
     lines: dict[str, list[str]] = {"run": [], "seeds": [], "before local training %": [], "after it %": [], "sent": []}
-    trained = frame[(frame["metric"] == "accuracy") & (frame["model"] == "local")]
+    adapted = frame[(frame["metric"] == "accuracy") & (frame["model"] == "local")]
     sent = frame[frame["metric"].isin(["bytes_down", "bytes_up"])].groupby(["run", "metric"])["value"].mean().unstack()
     whole = sent.loc["pfedla"].sum() if "pfedla" in sent.index else float("nan")
     for run in final.index:
-        after = trained[(trained["run"] == run) & (trained["round"] == trained["round"].max())]["value"]
-        own = final.loc[run].dropna()
+        after = adapted[(adapted["run"] == run) & (adapted["round"] == adapted["round"].max())]["value"]
+        scores = final.loc[run].dropna()
         lines["run"].append(run)
-        lines["seeds"].append(str(len(own)))
-        lines["before local training %"].append(percent(*statistics.mean_interval(own)))
+        lines["seeds"].append(str(len(scores)))
+        lines["before local training %"].append(percent(*statistics.mean_interval(scores)))
         lines["after it %"].append(percent(*statistics.mean_interval(after)) if len(after) else "–")
         amount = sent.loc[run].sum()
         share = f", {amount / whole:.3f} of pFedLA's" if whole > 0 else ""
@@ -267,38 +253,31 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
 
 
 def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
-    found = []
+    findings = []
     follows = _last(frame, CORRELATION, "pearson")
     if "" in follows.index:
         means = follows.loc[""].dropna()
         listed = ", ".join(f"{value:+.2f}" for value in means)
         positive = bool((means > 0).all()) if len(means) >= LEAST else None
-        found.append(Finding("weights of other clients correlate with classes in common", f"r = {listed}", positive))
+        findings.append(Finding("weights of other clients correlate with classes in common", f"r = {listed}", positive))
     for reference in ("local", "fedavg") if "pfedla" in final.index else ():
         gap, pairs = against(final, "pfedla", reference)
         verdict = outcome(gap, pairs)
         held = None if verdict in ("", "level") else verdict == "above"
-        said = f"{percent(*gap, sign='+')} points over {pairs} seeds" + ("" if verdict else f" ({FEWEST})")
-        found.append(Finding(f"pFedLA's mixture before local training lies above {reference}", said, held))
+        text = f"{percent(*gap, sign='+')} points over {pairs} seeds" + ("" if verdict else f" ({FEWEST})")
+        findings.append(Finding(f"pFedLA's mixture before local training lies above {reference}", text, held))
     trust = _last(frame, SELF)
     if len(trust):
         ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)
         listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
         enough = trust.shape[1] >= LEAST
         same = {name.partition(".")[0] for name in ranked.index[:3]} == TRUSTED if enough else None
-        found.append(Finding("clients trust themselves most in conv2, fc1 and fc3", listed, same))
-    return tuple(found)
+        findings.append(Finding("clients trust themselves most in conv2, fc1 and fc3", listed, same))
+    return tuple(findings)
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="pFedLA's weights and the classes that clients have in common",
-        runs=RUNS,
-        seeds=3,
-        budget="about 2 hours of one core; a run takes 6 to 27 minutes",
-        measure=_measure,
-        draw=_draw,
-        once=frozenset({"heurpfedla"}),
-    )
-)
+ITEM = items.register(Recipe(
+    NAME, "pFedLA's weights and the classes that clients have in common", RUNS, seeds=3,
+    one_seed=frozenset({"heurpfedla"}), budget="about 2 hours of one core; a run takes 6 to 27 minutes",
+    measure=_measure, draw=_draw,
+))  # fmt: skip

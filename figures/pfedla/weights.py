@@ -11,8 +11,8 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
+from figures.differences import FEWEST, LEAST
 from figures.items import Drawing, Finding, View
-from figures.paired import FEWEST, LEAST
 from figures.pfedla.overlap import (
     CORRELATION,
     NAME,
@@ -43,9 +43,9 @@ def _mixing(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["run"] == "pfedla"]
 
 
-def _selves(own: pd.DataFrame) -> pd.DataFrame:
+def _selves(frame: pd.DataFrame) -> pd.DataFrame:
     """The clients' mean weight on themselves, (layer, round) x seeds; the mean of all layers is left out."""
-    selves = own[(own["metric"] == SELF) & (own["layer"] != "")]
+    selves = frame[(frame["metric"] == SELF) & (frame["layer"] != "")]
     return selves.groupby(["layer", "round", "seed"], sort=False)["value"].mean().unstack("seed")
 
 
@@ -59,9 +59,9 @@ def periods(rounds: pd.Series) -> pd.Series:
 
 
 def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    own = _mixing(header, frame)
-    drawn = own[(own["metric"] == WEIGHT) & (own["seed"] == 0)]
-    shared = shared_classes(own)
+    mixing = _mixing(header, frame)
+    drawn = mixing[(mixing["metric"] == WEIGHT) & (mixing["seed"] == 0)]
+    shared = shared_classes(mixing)
     layers = list(drawn["layer"].unique())
     parts = {ITSELF: drawn[drawn["client"] == drawn["client_b"]]}
     for receiver, sender in chosen_pairs(shared):
@@ -85,14 +85,14 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             name_ticks(ax, layers)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=7)
-    selves = _selves(own)
+    selves = _selves(mixing)
     rounds = selves.index.get_level_values("round")
     gains = (selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")).mean()
-    told = ", ".join(f"{gain:+.2f}" for gain in gains)
+    changes = ", ".join(f"{gain:+.2f}" for gain in gains)
     rises = bool((gains > 0).all()) if len(gains) >= LEAST else None
     most, fewest = (means[name].mean() for name in list(parts)[1:])
     findings = (
-        Finding("the weights on others fall with the training, those on oneself rise", f"on oneself {told}", rises),
+        Finding("the weights on others fall with the training, those on oneself rise", f"on oneself {changes}", rises),
         Finding(
             "the sender with most classes in common has more weight than the one with fewest, in every layer",
             f"in {int((most > fewest).sum())} of {len(layers)} layers ({FEWEST})",
@@ -113,15 +113,15 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    own = _mixing(header, frame)
-    shared = shared_classes(own)
-    drawn = own[(own["metric"] == WEIGHT) & (own["seed"] == 0)]
+    mixing = _mixing(header, frame)
+    shared = shared_classes(mixing)
+    drawn = mixing[(mixing["metric"] == WEIGHT) & (mixing["seed"] == 0)]
     drawn = drawn[drawn["round"] == drawn["round"].max()]
     layers = list(drawn["layer"].unique())
     with style():
         figure = plt.figure(figsize=(8.4, 2.1 * panel_rows(layers)), layout="constrained")
         heat_maps(figure, shared, drawn)
-    follows = own[(own["metric"] == CORRELATION) & (own["variant"] == "pearson") & (own["layer"] != "")]
+    follows = mixing[(mixing["metric"] == CORRELATION) & (mixing["variant"] == "pearson") & (mixing["layer"] != "")]
     follows = follows[follows["round"] == follows["round"].max()].pivot(index="layer", columns="seed", values="value")
     by_layer = follows.reindex(layers).mean(axis=1)
     tables = {
@@ -155,8 +155,8 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    own = _mixing(header, frame)
-    selves = _selves(own)
+    mixing = _mixing(header, frame)
+    selves = _selves(mixing)
     layers = list(selves.index.get_level_values("layer").unique())
     rounds = selves.index.get_level_values("round")
     last = selves.xs(rounds.max(), level="round")

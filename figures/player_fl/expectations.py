@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from figures.differences import FEWEST, LEAST
 from figures.items import Finding
 from figures.layerwise import listed, ranges, within
-from figures.paired import FEWEST, LEAST
 from figures.player_fl.layers import Network
 
 FLAT = 1.1
@@ -25,38 +25,38 @@ def decided(network: Network, expected: str, measured: str, held: bool, values: 
     )
 
 
-def medians_within(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+def medians_within(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
     """Whether the medians lie in the ranges that were read off."""
-    if known["low"].isna().any():
+    if printed["low"].isna().any():
         return []
-    where = known.attrs["where"].partition(",")[0]
+    where = printed.attrs["where"].partition(",")[0]
     middle = values.median(axis=1)
-    expected = f"medians of {what} within the ranges of the paper's {where}, {ranges(known)}"
-    return [decided(network, expected, listed(middle), within(middle, known), values)]
+    expected = f"medians of {what} within the ranges of the paper's {where}, {ranges(printed)}"
+    return [decided(network, expected, listed(middle), within(middle, printed), values)]
 
 
-def rises(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+def rises(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
     """Gradient variance and curvature: least at the last convolution, and far larger in the last layers."""
     middle = values.median(axis=1)
     least = middle / middle.min()
-    found = medians_within(network, what, values, known)
+    findings = medians_within(network, what, values, printed)
     if not network.last_conv:
         last = middle.index[-1]
         return [
-            *found,
+            *findings,
             decided(network, f"{what} is largest at {last}", listed(middle), middle.idxmax() == last, values),
         ]
     at = f"{what} is smallest at the last convolution"
     far = f"{what} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
     sizes = f"{least['fc1']:.3g} times and {least['fc2']:.3g} times"
     return [
-        *found,
+        *findings,
         decided(network, at, listed(middle), middle.idxmin() == network.last_conv, values),
         decided(network, far, sizes, bool(least["fc1"] >= TEN and least["fc2"] >= HUNDRED), values),
     ]
 
 
-def no_cliff(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+def no_cliff(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
     """1 - CKA: grows with depth, in no single step."""
     middle = values.median(axis=1)
     steps = middle.diff().iloc[1:]
@@ -74,31 +74,31 @@ def no_cliff(network: Network, what: str, values: pd.DataFrame, known: pd.DataFr
     ]
 
 
-def offset(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+def offset(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
     """Procrustes angles: those of fully connected layers after convolutions are published with a constant added."""
-    if not network.last_conv or known["low"].isna().any():
-        return medians_within(network, what, values, known)
+    if not network.last_conv or printed["low"].isna().any():
+        return medians_within(network, what, values, printed)
     middle = values.median(axis=1)
     full = [layer for layer in middle.index if layer.startswith("fc")]
-    published = (known["low"] + known["high"])[full] / 2
+    published = (printed["low"] + printed["high"])[full] / 2
     apart, less = (float((middle[full] - centre).abs().mean()) for centre in (published, published - OFFSET))
     expected = f"from fc1 on {what} lies nearer to the published one less {OFFSET} than to the published one"
     measured = f"{less:.3g} from the one and {apart:.3g} from the other on average; {listed(middle)}"
     return [decided(network, expected, measured, less < apart, values)]
 
 
-def kink(network: Network, what: str, values: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+def kink(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
     """Federation sensitivity: flat up to the last convolution, or up to the classifier."""
     middle = values.median(axis=1)
-    found = medians_within(network, what, values, known)
+    findings = medians_within(network, what, values, printed)
     if network.last_conv:
         before, at = middle[network.last_conv], middle["fc1"] / middle[network.last_conv]
         expected = f"{what} stays below {FLAT} up to {network.last_conv} and grows by more than {FLAT} times at fc1"
-        return [*found, decided(network, expected, listed(middle), bool(before < FLAT < at), values)]
+        return [*findings, decided(network, expected, listed(middle), bool(before < FLAT < at), values)]
     if middle.index[0] == "embedding":
         expected = f"{what} stays below 1.5 before the classifier and is above 50 at it"
         return [
-            *found,
+            *findings,
             decided(network, expected, listed(middle), bool(middle.iloc[-2] < 1.5 and middle.iloc[-1] > 50), values),
         ]
-    return found
+    return findings

@@ -19,7 +19,7 @@ from fedlayers.diagnostics.metrics.federation_sensitivity import FIGURE_BATCH
 from fedlayers.diagnostics.representation.probe import probe_set
 from figures import items
 from figures.layerwise import SENSITIVITY, Epoch, after_run
-from figures.pieces import Pieces
+from figures.recipe import Recipe
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -62,7 +62,7 @@ _COMMON: dict[str, Any] = {
     "loss": "cross_entropy",
     "batch": 128,
 }
-"""Of the figures; where every dataset's training loss would be cross-entropy, tables train two with a focal one."""
+"""Local training behind the figures, every dataset's with cross-entropy, where tables train two with a focal loss."""
 
 NETWORKS = {
     "fashion_mnist": Network(
@@ -118,19 +118,19 @@ def run_of(dataset: str, moment: str) -> str:
 
 def recipes(quick: bool) -> dict[str, RunConfig]:
     """The runs by name, every dataset's three one after another."""
-    found = {}
+    runs = {}
     for dataset, network in NETWORKS.items():
         config = replace(network.config, **(network.quick if quick else {}))
         for moment in MOMENTS:
             rounds = 1 if moment == FIRST else int(config.rounds or 1)
-            found[run_of(dataset, moment)] = replace(
+            runs[run_of(dataset, moment)] = replace(
                 config,
                 algorithm="fedavg" if moment == FEDERATED else "local",
                 rounds=rounds,
                 eval_every=rounds,
                 checkpoint_every=rounds,
             )
-    return found
+    return runs
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -152,18 +152,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         parts.append(sites.frame("procrustes", probe=probe, positions="released"))
     if isinstance(sites, Epoch):
         parts.append(sites.sensitivity("training"))
-    found = pd.concat(parts, ignore_index=True)
-    return found[(found["client"] != "") & (found["variant"] != "importance")]
+    measured = pd.concat(parts, ignore_index=True)
+    return measured[(measured["client"] != "") & (measured["variant"] != "importance")]
 
 
-STUDY = items.register(
-    Pieces(
-        name=NAME,
-        title="Layers of PLayer-FL's networks after one epoch and at the end (Figs. 1-4 and A.1-A.10)",
-        runs=recipes(quick=True),
-        seeds=3,
-        budget="under 2 hours of one core, 1 of two; a run takes seconds to 8 minutes",
-        measure=_measure,
-        paper=recipes(quick=False),
-    )
-)
+STUDY = items.register(Recipe(
+    NAME, "Layers of PLayer-FL's networks after one epoch and at the end (Figs. 1-4 and A.1-A.10)",
+    recipes(quick=True), seeds=3, budget="under 2 hours of one core, 1 of two; a run takes seconds to 8 minutes",
+    measure=_measure, paper=recipes(quick=False),
+))  # fmt: skip

@@ -17,11 +17,11 @@ from fedlayers.diagnostics.pictures.drawing import COLOURS, set_scale, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off
-from figures.paired import markdown
+from figures.page import markdown
 from figures.player_fl.expectations import OFFSET, decided
 from figures.player_fl.layers import FIRST, NAME, NETWORKS, Network, run_of
 from figures.player_fl.views import count
-from figures.standing import ALPHA
+from figures.ranking import ALPHA
 from fl_core.statistics import friedman
 
 TESTED = {
@@ -89,19 +89,19 @@ def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    found = {dataset: each for dataset in NETWORKS if (each := choices(frame, dataset))}
+    networks = {dataset: each for dataset in NETWORKS if (each := choices(frame, dataset))}
     tests = both_ways_round()
-    shown = next((dataset for dataset, each in found.items() if "angle" in each), "")
+    shown = next((dataset for dataset, each in networks.items() if "angle" in each), "")
     with style():
         figure = plt.figure(figsize=(7.2, 5.2), layout="constrained")
         (a, b, c), (d, e, f) = figure.subplots(2, 3)
         if shown:
-            _panels((a, b, c, d, e), NETWORKS[shown], found[shown])
+            _panels((a, b, c, d, e), NETWORKS[shown], networks[shown])
         else:
             for ax in (a, b, c, d, e):
                 ax.text(0.5, 0.5, "no rows yet", ha="center", va="center", transform=ax.transAxes, fontsize=7)
         _tests(f, tests)
-    lines = [line for dataset, each in found.items() for line in _lines(NETWORKS[dataset], each)]
+    lines = [line for dataset, each in networks.items() for line in _lines(NETWORKS[dataset], each)]
     lines += [
         {
             "quantity": f"Friedman's p, {row['words']}",
@@ -120,25 +120,25 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{what}{count(header['seeds'])}. Last panel: Friedman's test of the paper's printed tables, by whether the "
         "algorithms are compared or, the table transposed, the datasets."
     )
-    findings = [each for dataset, curve in found.items() for each in _findings(NETWORKS[dataset], curve)]
-    return Drawing(figure, items.table(lines), caption, (*findings, _test_finding(tests)), _text(found, tests))
+    findings = [each for dataset, curve in networks.items() for each in _findings(NETWORKS[dataset], curve)]
+    return Drawing(figure, items.table(lines), caption, (*findings, _test_finding(tests)), _text(networks, tests))
 
 
 # --- picture ---------------------------------------------------------------------------------------------------
 
 
-def _panels(axes: Sequence[Axes], network: Network, found: Curves) -> None:
+def _panels(axes: Sequence[Axes], network: Network, curves: Curves) -> None:
     a, b, c, d, e = axes
-    trace, variance = found["trace"], found["variance"]
+    trace, variance = curves["trace"], curves["variance"]
     first = "first layer = 1"
-    _panel(a, "Hessian, by what is computed", {SHOWN["trace"]: trace, SHOWN["nuclear"]: found["nuclear"]}, first)
-    _panel(b, "trace, divided or not", {"per parameter": trace, "whole layer": found["whole"]}, first)
-    _panel(c, "gradient variance", {"as it is": variance, "divided by parameters again": found["divided"]}, first)
+    _panel(a, "Hessian, by what is computed", {SHOWN["trace"]: trace, SHOWN["nuclear"]: curves["nuclear"]}, first)
+    _panel(b, "trace, divided or not", {"per parameter": trace, "whole layer": curves["whole"]}, first)
+    _panel(c, "gradient variance", {"as it is": variance, "divided by parameters again": curves["divided"]}, first)
     by_least = variance / variance.min()
     _panel(d, "gradient variance", {"first layer = 1": variance, "smallest layer = 1": by_least}, "relative")
-    apart = {"1 − CKA": found["apart"], "angle, rad": found["angle"]}
+    apart = {"1 − CKA": curves["apart"], "angle, rad": curves["angle"]}
     if network.last_conv:
-        apart[f"angle + {OFFSET} from fc1 on"] = with_offset(found["angle"], network)
+        apart[f"angle + {OFFSET} from fc1 on"] = with_offset(curves["angle"], network)
     _panel(e, "apart from the others", apart, "0 = the same", log=False)
 
 
@@ -180,9 +180,9 @@ def _tests(ax: Axes, tests: pd.DataFrame) -> None:
 # --- numbers ---------------------------------------------------------------------------------------------------
 
 
-def _lines(network: Network, found: Curves) -> list[dict[str, Any]]:
+def _lines(network: Network, curves: Curves) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    for name, values in found.items():
+    for name, values in curves.items():
         words = SHOWN.get(name, {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(name, name))
         nothing = read_off("player_fl", "", "", list(values.index))
         quantity = words + (" / first" if name in SHOWN else "")
@@ -191,7 +191,7 @@ def _lines(network: Network, found: Curves) -> list[dict[str, Any]]:
     return lines
 
 
-def _text(found: Mapping[str, Curves], tests: pd.DataFrame) -> str:
+def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
     parts = [
         "What each choice is, and why it matters: [the page](../player_fl_what_figures_rest_on.md). Its sizes:",
         "Friedman's test of the printed tables: the p that the paper gives, that of whether the algorithms differ, and "
@@ -205,17 +205,17 @@ def _text(found: Mapping[str, Curves], tests: pd.DataFrame) -> str:
             }
         ),
     ]
-    if not found:
+    if not networks:
         return "\n\n".join(parts)
-    last = {d: {name: each[name].iloc[-1].median() for name in SHOWN} for d, each in found.items()}
+    last = {d: {name: each[name].iloc[-1].median() for name in SHOWN} for d, each in networks.items()}
     parts += [
         "The last layer over the first, median over clients and seeds, by each choice:",
         markdown(
-            {"network": [NETWORKS[dataset].title for dataset in found]}
-            | {words: [f"{last[dataset][name]:.3g}" for dataset in found] for name, words in SHOWN.items()}
+            {"network": [NETWORKS[dataset].title for dataset in networks]}
+            | {words: [f"{last[dataset][name]:.3g}" for dataset in networks] for name, words in SHOWN.items()}
         ),
     ]
-    angles = {dataset: each for dataset, each in found.items() if "angle" in each}
+    angles = {dataset: each for dataset, each in networks.items() if "angle" in each}
     if angles:
         ends: list[Mapping[str, pd.DataFrame]] = [
             each | {"moved": with_offset(each["angle"], NETWORKS[dataset])} for dataset, each in angles.items()
@@ -245,8 +245,8 @@ def _step(values: pd.DataFrame) -> str:
     return f"{steps.max() / (middle.max() - middle.min()):.0%} at {steps.idxmax()}"
 
 
-def _findings(network: Network, found: Curves) -> list[Finding]:
-    middle = {name: values.median(axis=1) for name, values in found.items()}
+def _findings(network: Network, curves: Curves) -> list[Finding]:
+    middle = {name: values.median(axis=1) for name, values in curves.items()}
     whole = middle["whole"]
     like = float(middle["trace"].rank().corr(middle["nuclear"].rank()))
     late = bool(whole.iloc[-1] <= whole.iloc[:-1].max())
@@ -256,14 +256,14 @@ def _findings(network: Network, found: Curves) -> list[Finding]:
             "the trace of whole layers, not divided by their parameters, is not largest at the last layer",
             f"{whole.iloc[-1]:.3g} of the first layer's at the last, at most {whole.iloc[:-1].max():.3g} before it",
             late,
-            found["whole"],
+            curves["whole"],
         ),
         decided(
             network,
             "the nuclear norm of H v orders the layers as the trace per parameter does",
             f"rank correlation of the medians {like:.2g}",
             like > 1 - 1e-9,
-            found["nuclear"],
+            curves["nuclear"],
         ),
     ]
 

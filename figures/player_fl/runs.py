@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from figures import items
-from figures.pieces import Pieces, ran
+from figures.recipe import Recipe, labels, scored_at_end, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.training.evaluate import SCORES
@@ -32,7 +32,7 @@ METHODS = {
 }
 """The rows of the paper's tables, in their order."""
 BESIDE = {"playerfl_minus": "PLayer-FL−1", "playerfl_plus": "PLayer-FL+1"}
-"""Run as well; the paper gives no results under these names."""
+"""Methods that are run as well; the paper gives no results under these names."""
 LAST = "last_shared_layer"
 """Metric of the row that says what was federated: the number of shared layers, and the last one's name."""
 
@@ -55,7 +55,7 @@ RATES = {
 """Learning rates on the first four of :data:`CASES`: PLayer-FL, Table A.3. It has none for FedLP, FedLAMA and pFedLA,
 whose rates are those of the authors' development code, nor for Random, which takes PLayer-FL's."""
 PERSONAL_LR = 0.01
-"""Of pFedMe's inner steps: its own paper's. With its 15 for lambda the outer rates above are stable."""
+"""The rate of pFedMe's inner steps, its own paper's. With its 15 for lambda the outer rates above are stable."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "pfedme": {"personal_lr": PERSONAL_LR},
     "local_adaptation": {"finetune_epochs": 1},
@@ -116,7 +116,7 @@ ABSENT = {"emnist": "EMNIST", "mimic": "MIMIC-III"}
 NETWORKS = {"fed_isic": "isic_cnn"}
 """The paper's network, named in the runs and so in their rows."""
 STAND_IN = {"airline_tweets": "Sent-140"}
-"""Whose published numbers stand beside a dataset that the paper does not have."""
+"""The published dataset whose numbers stand beside one that the paper does not have."""
 
 
 def config(dataset: str, method: str, scale: str) -> RunConfig:
@@ -137,7 +137,7 @@ def config(dataset: str, method: str, scale: str) -> RunConfig:
         rate = 1e-2 if dataset == "airline_tweets" else RATES[method][list(CASES).index(dataset)]
         made = replace(made, optimizer="sgd", lr=rate)
     made = replace(made, **(case.quick if cut else {}))
-    return replace(made, eval_every=made.rounds, checkpoint_every=made.rounds)
+    return scored_at_end(made)
 
 
 def recipes(scale: str) -> dict[str, RunConfig]:
@@ -147,16 +147,14 @@ def recipes(scale: str) -> dict[str, RunConfig]:
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each client's test scores after the last round, of every model that there is, and what was shared."""
-    engine, frame = ran(task)
+    engine, frame = trained(task)
     done = frame["round"] == task.config.rounds
     final = frame[done & frame["metric"].isin(list(SCORES)) & (frame["split"] == "test") & (frame["client"] != "")]
     plan = engine.algorithm.plan
     if plan is None or plan.cut is None:
         return final
-    last = rows.row(
-        LAST, plan.cut, layer=plan.last_shared, algorithm=task.config.algorithm,
-        seed=task.config.seed, round=task.config.rounds, estimator=plan.why.rule,
-    )  # fmt: skip
+    where: dict[str, Any] = {"layer": plan.last_shared, "round": task.config.rounds, "estimator": plan.why.rule}
+    last = rows.row(LAST, plan.cut, **where, **labels(task))
     return pd.concat([final, rows.frame([last])], ignore_index=True)
 
 
@@ -166,16 +164,8 @@ def network(config: Mapping[str, Any]) -> str:
     return f"{config['model']} ({', '.join(f'{name} {value:g}' for name, value in options.items())})"
 
 
-STUDY = items.register(
-    Pieces(
-        name=NAME,
-        title="PLayer-FL's methods on the datasets at hand",
-        runs=recipes(items.QUICK),
-        seeds=3,
-        budget="about 86 minutes of one core",
-        measure=_measure,
-        paper=recipes("paper"),
-        paper_seeds=10,
-        more={f"{data}.{name}": case.seeds for data, case in CASES.items() for name in (*METHODS, *BESIDE)},
-    )
-)
+STUDY = items.register(Recipe(
+    NAME, "PLayer-FL's methods on the datasets at hand", recipes(items.QUICK), seeds=3,
+    more_seeds={f"{data}.{name}": case.seeds for data, case in CASES.items() for name in (*METHODS, *BESIDE)},
+    budget="about 86 minutes of one core", measure=_measure, paper=recipes("paper"), paper_seeds=10,
+))  # fmt: skip

@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from fedlayers.studies.compare import BASELINES
-from figures.paired import LEAST
+from figures.differences import LEAST
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
-from figures.standing import Standing
+from figures.ranking import Ranking
 from fl_core import statistics
 from fl_core.training.evaluate import SCORES
 
@@ -23,7 +23,7 @@ CONTROL = "playerfl"
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows are read.
+    """One way to read scores from the runs' rows.
 
     Attributes:
         title: in words.
@@ -71,7 +71,7 @@ class Table:
 
     @property
     def factor(self) -> float:
-        """What values are printed in: scores times 100 and shares in percent, variances as they are."""
+        """The factor to the printed unit: scores times 100 and shares in percent, variances as they are."""
         return 1.0 if self.kind == FAIRNESS else 100.0
 
     @property
@@ -80,12 +80,12 @@ class Table:
 
     @property
     def quantity(self) -> str:
-        """Its name among the published numbers."""
+        """The quantity's name among the published numbers."""
         return self.metric if self.kind == SCORE else f"{self.metric} {self.kind}"
 
     @property
     def label(self) -> str:
-        """Of an axis."""
+        """The label of the axis: the quantity in its printed unit."""
         word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[self.metric]
         return {
             SCORE: f"{word} × 100" if self.metric == "loss" else f"{word} %",
@@ -102,9 +102,9 @@ class Table:
         """Mean ranks as printed."""
         return published_table("player_fl", self.place, quantity="mean rank").iloc[:, 0].reindex(list(self.methods))
 
-    def printed_standing(self) -> Standing:
-        """What ranks and tests the printed cells give."""
-        return Standing(self.printed(), self.higher_is_better, CONTROL)
+    def printed_ranking(self) -> Ranking:
+        """The ranks and tests that the printed cells give."""
+        return Ranking(self.printed(), self.higher_is_better, CONTROL)
 
 
 def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
@@ -155,24 +155,24 @@ class Cells:
         each: dataset, method, seed, value.
         cells: dataset, method -> ``value``, the median over seeds, ``low`` and ``high``, the ends of its bootstrap
             interval (95 %), and ``n`` seeds.
-        standing: the ranked methods over the datasets that have them all.
+        ranking: the ranked methods over the datasets that have them all.
     """
 
     table: Table
     reading: Reading
     each: pd.DataFrame
     cells: pd.DataFrame
-    standing: Standing
+    ranking: Ranking
 
     @property
     def enough(self) -> bool:
         """Whether every ranked cell has the seeds that an order needs."""
-        ranked = self.cells[self.cells.index.isin(list(self.standing.blocks.columns), level="dataset")]
+        ranked = self.cells[self.cells.index.isin(list(self.ranking.blocks.columns), level="dataset")]
         return bool(len(ranked)) and bool((ranked["n"] >= LEAST).all())
 
 
 def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cells:
-    """A table of the runs' rows."""
+    """The cells of a published table, computed from the runs' rows in one reading."""
     each = by_seed(clients(frame, reading), table)
     lines = {}
     for key, part in each.groupby(["dataset", "method"], sort=False):
@@ -182,18 +182,18 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
     medians = found["value"].unstack("dataset")
     order = [name for name in CASES if name in medians.columns]
     ranked = medians.reindex(index=list(table.methods), columns=order)
-    return Cells(table, reading, each, found, Standing(ranked, table.higher_is_better, CONTROL))
+    return Cells(table, reading, each, found, Ranking(ranked, table.higher_is_better, CONTROL))
 
 
 # --- published beside measured ---------------------------------------------------------------------------------
 
 
-def lines(found: Cells) -> list[dict[str, Any]]:
+def lines(result: Cells) -> list[dict[str, Any]]:
     """Published beside measured: every cell, mean rank, test and post-hoc p of a table in one reading."""
-    table, reading, standing = found.table, found.reading, found.standing
+    table, reading, ranking = result.table, result.reading, result.ranking
     value, spread = table.printed(), table.printed("spread") if table.kind == SCORE else None
     shown = [name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE]
-    made: list[dict[str, Any]] = []
+    table_lines: list[dict[str, Any]] = []
     for dataset in (*CASES, *ABSENT):
         printed = CASES[dataset].printed if dataset in CASES else dataset
         for method in shown:
@@ -201,20 +201,22 @@ def lines(found: Cells) -> list[dict[str, Any]]:
             if method in value.index:
                 line |= {"published": value.loc[method, printed], "published_dataset": printed}
                 line |= {} if spread is None else {"published_spread": spread.loc[method, printed]}
-            made.append(line | _cell(found.cells, dataset, method))
-    ranks, again = table.printed_ranks(), table.printed_standing()
+            table_lines.append(line | _cell(result.cells, dataset, method))
+    ranks, again = table.printed_ranks(), table.printed_ranking()
     for method in table.methods:
         line = {"quantity": "mean rank", "method": method, "published": ranks[method]}
-        made.append(line | {"published_recomputed": again.ranks[method], **_measured(standing.ranks[method], standing)})
-        for name, test, theirs in (("nemenyi", standing.nemenyi, again.nemenyi), ("holm", standing.holm, again.holm)):
+        table_lines.append(
+            line | {"published_recomputed": again.ranks[method], **_measured(ranking.ranks[method], ranking)}
+        )
+        for name, test, theirs in (("nemenyi", ranking.nemenyi, again.nemenyi), ("holm", ranking.holm, again.holm)):
             line = {"quantity": f"{name} p against {CONTROL}", "method": method}
             line["published_recomputed"] = theirs.p_values.loc[method, CONTROL]
-            made.append(line | _measured(test.p_values.loc[method, CONTROL], standing, test.status))
+            table_lines.append(line | _measured(test.p_values.loc[method, CONTROL], ranking, test.status))
     p_value = friedman_printed(table)
-    used, before = (each.transposed if reading.transposed else each.friedman for each in (standing, again))
+    used, before = (each.transposed if reading.transposed else each.friedman for each in (ranking, again))
     line = {"quantity": "friedman p", "published": p_value, "published_recomputed": before.p_value}
-    made.append(line | _measured(used.p_value, standing, used.status))
-    return [{"definition": reading.name, **line} for line in made]
+    table_lines.append(line | _measured(used.p_value, ranking, used.status))
+    return [{"definition": reading.name, **line} for line in table_lines]
 
 
 def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
@@ -227,9 +229,9 @@ def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
     return known | {"status": "ok" if math.isfinite(cell["value"]) else f"needs {' and '.join(BASELINES)}"}
 
 
-def _measured(value: float, standing: Standing, status: str = "ok") -> dict[str, Any]:
+def _measured(value: float, ranking: Ranking, status: str = "ok") -> dict[str, Any]:
     missing = "ok" if math.isfinite(value) else "no dataset has all methods"
-    return {"measured": value, "datasets": standing.blocks.shape[1], "status": status if status != "ok" else missing}
+    return {"measured": value, "datasets": ranking.blocks.shape[1], "status": status if status != "ok" else missing}
 
 
 def friedman_printed(table: Table) -> str:
@@ -242,9 +244,9 @@ def friedman_printed(table: Table) -> str:
     return f"< {only['high']:g}" if math.isnan(only["value"]) else f"{only['value']:g}"
 
 
-def frame_of(made: list[dict[str, Any]]) -> pd.DataFrame:
-    """The lines as a table."""
-    return pd.DataFrame(made, columns=list(LINE))
+def frame_of(table_lines: list[dict[str, Any]]) -> pd.DataFrame:
+    """A table's lines as a frame with all its columns."""
+    return pd.DataFrame(table_lines, columns=list(LINE))
 
 
 LINE: Mapping[str, str] = {

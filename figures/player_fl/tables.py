@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.items import Drawing, Finding
-from figures.paired import markdown
+from figures.page import markdown
 from figures.papers import published_table
 from figures.player_fl.runs import CASES, METHODS, NAME
 from figures.player_fl.scores import (
@@ -43,7 +43,7 @@ from figures.player_fl.words import (
     tested,
     unfinished,
 )
-from figures.standing import diagram
+from figures.ranking import diagram
 
 TABLES = {
     f"table{place.removeprefix('Table ').replace('.', '')}": Table(place, kind, metric)
@@ -74,7 +74,7 @@ OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2)
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     found = {reading.name: cells(frame, table, reading) for reading in READINGS}
     ours, code = found[DEFAULT.name], found[RELEASED.name]
-    shown = list(ours.standing.values.columns)
+    shown = list(ours.ranking.values.columns)
     with style():
         figure = plt.figure(figsize=(8.6, 1.6 + 0.19 * len(table.methods) + 2.3), layout="constrained")
         halves = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.3 + 0.19 * len(table.methods), 2.3])
@@ -86,12 +86,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         for ax in panels[1:]:
             ax.set_yticklabels([])
         above.legend(*panels[-1].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7)
-        diagram(below.subplots(), ours.standing, NAMES)
+        diagram(below.subplots(), ours.ranking, NAMES)
     made = [line for each in found.values() for line in lines(each)]
     caption = (
         f"{sizes(header, frame)} {table.label[0].upper()}{table.label[1:]}: median over seeds with its 95 % bootstrap "
         f"interval, of the test split after the last round; diamonds: {table.place}{stand_in(shown)}. Mean rank over "
-        f"{ours.standing.blocks.shape[1]} datasets. {missing(header)}"
+        f"{ours.ranking.blocks.shape[1]} datasets. {missing(header)}"
     )
     findings = (*order(table, ours), tested(table, ours), printed_ranks(table))
     return Drawing(figure, frame_of(made), caption, findings, page(header, table, ours, code, frame))
@@ -100,18 +100,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
 # --- panels ----------------------------------------------------------------------------------------------------
 
 
-def _scores(ax: Axes, found: Cells, dataset: str) -> None:
+def _scores(ax: Axes, result: Cells, dataset: str) -> None:
     """One dataset: measured medians with their intervals, and what is printed."""
-    table, y = found.table, np.arange(len(found.table.methods))
-    own = found.cells.loc[dataset].reindex(list(table.methods))
+    table, y = result.table, np.arange(len(result.table.methods))
+    cells_of = result.cells.loc[dataset].reindex(list(table.methods))
     printed = table.printed()[CASES[dataset].printed]
     if table.kind == SCORE:
         spread = table.printed("spread")[CASES[dataset].printed]
         ax.hlines(y + 0.17, printed - spread, printed + spread, color=PAPER["color"], linewidth=0.8)
     ax.plot(printed, y + 0.17, **PAPER)
-    ax.hlines(y - 0.17, own["low"], own["high"], color=OURS["color"], linewidth=1.4)
-    ax.plot(own["value"], y - 0.17, **OURS)
-    shown = pd.concat([own["low"], own["high"], printed]).dropna()
+    ax.hlines(y - 0.17, cells_of["low"], cells_of["high"], color=OURS["color"], linewidth=1.4)
+    ax.plot(cells_of["value"], y - 0.17, **OURS)
+    shown = pd.concat([cells_of["low"], cells_of["high"], printed]).dropna()
     if table.kind == FAIRNESS and shown.min() > 0 and shown.max() > WIDE * shown.min():
         ax.set_xscale("log")
         ax.xaxis.set_minor_formatter(NullFormatter())
@@ -126,9 +126,9 @@ def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str =
     """Mean ranks, 1 is best: printed, measured, and measured as the authors' code reads the runs."""
     y = np.arange(len(table.methods))
     ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PAPER)
-    ax.plot(ours.standing.ranks, y - 0.2, label="measured", **OURS)
+    ax.plot(ours.ranking.ranks, y - 0.2, label="measured", **OURS)
     if code is not None:
-        ax.plot(code.standing.ranks, y, label=f"measured, released: {RELEASED.title}", **CODE)
+        ax.plot(code.ranking.ranks, y, label=f"measured, released: {RELEASED.title}", **CODE)
     ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
     ax.set(ylim=(len(y) - 0.4, -0.6), xlim=(0.5, len(y) + 0.5), xticks=range(1, len(y) + 1, 3))
     ax.tick_params(axis="x", labelsize=6.5)
@@ -155,7 +155,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             loc="outside upper center", ncols=3, fontsize=7,
         )  # fmt: skip
         for name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
-            diagram(grid[name], found[kind][DEFAULT.name].standing, NAMES)
+            diagram(grid[name], found[kind][DEFAULT.name].ranking, NAMES)
             grid[name].set_title(kind, fontsize=8, loc="left")
     made = []
     findings: list[Finding] = []
@@ -179,8 +179,8 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             f"{kind}{mark}": [number(value, 1) for value in column]
             for kind, table in parts.items()
             for mark, column in (
-                ("", found[kind][DEFAULT.name].standing.ranks),
-                (", released", found[kind][RELEASED.name].standing.ranks),
+                ("", found[kind][DEFAULT.name].ranking.ranks),
+                (", released", found[kind][RELEASED.name].ranking.ranks),
                 (", paper", table.printed_ranks()),
             )
         }

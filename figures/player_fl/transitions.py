@@ -15,12 +15,13 @@ from matplotlib.axes import Axes
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
+from figures.differences import LEAST
 from figures.items import Drawing, Finding
 from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
-from figures.paired import LEAST, markdown
+from figures.page import markdown
 from figures.papers import published
-from figures.pieces import Pieces
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
+from figures.recipe import Recipe
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -103,12 +104,12 @@ def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    found = [decisions(frame, name) for name in CASES if (frame["run"] == name).any()]
+    decided = [decisions(frame, name) for name in CASES if (frame["run"] == name).any()]
     with style():
         figure = plt.figure(figsize=(7.4, 4.4), layout="constrained")
-        _matrix(figure.subplots(), found)
+        _matrix(figure.subplots(), decided)
     sizes = []
-    for each in found:
+    for each in decided:
         config = header["runs"][each.dataset]["config"]
         own = frame[(frame["run"] == each.dataset) & (frame["client"] != "")]
         counts = own.groupby("client")["n_train"].median()
@@ -125,15 +126,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"seeds; colour: layers fewer (orange) or more (violet) than Table A.2. {stand}; "
         f"{' and '.join(ABSENT.values())} are not at hand.{missing}"
     )
-    text = _page(found) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(gone)
-    return Drawing(figure, _table(found), caption, _findings(found), text)
+    text = _page(decided) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(gone)
+    return Drawing(figure, _table(decided), caption, _findings(decided), text)
 
 
-def _matrix(ax: Axes, found: list[Decisions]) -> None:
-    ways = [*LISTS, *(found[0].counts.index if found else [])]
-    apart = np.full((len(ways), len(found)), np.nan)
+def _matrix(ax: Axes, decided: list[Decisions]) -> None:
+    ways = [*LISTS, *(decided[0].counts.index if decided else [])]
+    apart = np.full((len(ways), len(decided)), np.nan)
     for i, way in enumerate(ways):
-        for k, each in enumerate(found):
+        for k, each in enumerate(decided):
             if way in LISTS:
                 text, layer = each.lists.get(str(way), "–"), each.lists.get(str(way), "")
             else:
@@ -153,7 +154,7 @@ def _matrix(ax: Axes, found: list[Decisions]) -> None:
     ax.axhline(len(ways) - 1.5, color="0.2", linewidth=0.6)
     names = [*LISTS.values(), *(f"threshold {way:g}" if isinstance(way, float) else str(way) for way in ways[3:])]
     ax.set_yticks(range(len(ways)), names, fontsize=7.5)
-    ax.set_xticks(range(len(found)), [_title(each.dataset) for each in found], fontsize=8)
+    ax.set_xticks(range(len(decided)), [_title(each.dataset) for each in decided], fontsize=8)
     ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     ax.grid(False)
 
@@ -165,22 +166,22 @@ def _title(dataset: str) -> str:
 # --- table, page and findings ----------------------------------------------------------------------------------
 
 
-def _table(found: list[Decisions]) -> pd.DataFrame:
+def _table(decided: list[Decisions]) -> pd.DataFrame:
     """Every threshold's decisions, and the ratios of consecutive layers beside those of the paper's Fig. 4."""
     rows = published("player_fl")
     ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
-    made: list[dict[str, Any]] = []
-    for each in found:
+    lines: list[dict[str, Any]] = []
+    for each in decided:
         printed = CASES[each.dataset].printed
         for place, layer in each.lists.items():
             line: dict[str, Any] = {"quantity": "last shared layer", "dataset": each.dataset, "published": layer}
             line |= {"place": place}
-            made.append(line | {"published_dataset": printed, "status": "published only"})
+            lines.append(line | {"published_dataset": printed, "status": "published only"})
         for way, counts in each.counts.iterrows():
             for layer, count in counts.items():
                 line = {"quantity": "seeds with this last shared layer", "dataset": each.dataset, "layer": layer}
                 line |= {"published": each.lists.get(PRINTED), "place": PRINTED, "published_dataset": printed}
-                made.append(line | {"threshold": way, "measured": int(count), "seeds": each.seeds, "status": "ok"})
+                lines.append(line | {"threshold": way, "measured": int(count), "seeds": each.seeds, "status": "ok"})
         known = ratios[ratios["dataset"] == printed].set_index("layer")
         values = each.sensitivity.T
         for layer, before in zip(each.layers[1:], each.layers, strict=False):
@@ -190,12 +191,12 @@ def _table(found: list[Decisions]) -> pd.DataFrame:
                 line |= {"published": known.loc[layer, "value"], "place": known.loc[layer, "place"]}
             line |= {"published_dataset": printed, "measured": ratio.median(), "seeds": each.seeds}
             sound = bool(np.isfinite(ratio.median()))
-            made.append(line | {"low": ratio.min(), "high": ratio.max(), "status": "ok" if sound else "not finite"})
+            lines.append(line | {"low": ratio.min(), "high": ratio.max(), "status": "ok" if sound else "not finite"})
     for dataset, title in ABSENT.items():
         known = rows[(rows["quantity"] == "shared layers") & (rows["dataset"] == dataset) & (rows["place"] == PRINTED)]
         line = {"quantity": "last shared layer", "dataset": dataset, "published_dataset": dataset, "place": PRINTED}
-        made.append(line | {"published": known["layer"].iloc[0], "status": f"{title} is not at hand"})
-    return pd.DataFrame(made, columns=list(COLUMNS))
+        lines.append(line | {"published": known["layer"].iloc[0], "status": f"{title} is not at hand"})
+    return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
 COLUMNS = (
@@ -204,53 +205,53 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _matches(found: list[Decisions]) -> dict[Any, list[str]]:
+def _matches(decided: list[Decisions]) -> dict[Any, list[str]]:
     """For every threshold and the largest jump, the datasets on which it usually decides as Table A.2."""
-    ways = found[0].counts.index if found else []
-    return {way: [CASES[each.dataset].title for each in found if each.apart(each.usual(way)[0]) == 0] for way in ways}
+    ways = decided[0].counts.index if decided else []
+    return {way: [CASES[each.dataset].title for each in decided if each.apart(each.usual(way)[0]) == 0] for way in ways}
 
 
-def _findings(found: list[Decisions]) -> tuple[Finding, ...]:
-    if not found:
+def _findings(decided: list[Decisions]) -> tuple[Finding, ...]:
+    if not decided:
         return ()
-    enough = all(each.seeds >= LEAST for each in found)
-    matches = _matches(found)
+    enough = all(each.seeds >= LEAST for each in decided)
+    matches = _matches(decided)
     limits = [way for way in matches if way != JUMP]
     most = max(limits, key=lambda way: len(matches[way]))
-    said = f"{len(matches[most])} of {len(found)} at {most:g} ({', '.join(matches[most]) or 'none'})"
+    best = f"{len(matches[most])} of {len(decided)} at {most:g} ({', '.join(matches[most]) or 'none'})"
     ours = matches[select.THRESHOLD]
-    made = [
+    findings = [
         Finding(
             "no single threshold gives Table A.2 on every dataset",
-            f"at best {said}; the largest jump gives {len(matches[JUMP])}",
-            len(matches[most]) < len(found) if enough and len(found) == len(CASES) else None,
+            f"at best {best}; the largest jump gives {len(matches[JUMP])}",
+            len(matches[most]) < len(decided) if enough and len(decided) == len(CASES) else None,
         ),
         Finding(
             f"the default threshold {select.THRESHOLD:g} gives Table A.2's layer on most datasets",
-            f"on {len(ours)} of {len(found)}: {', '.join(ours) or 'none'}",
-            len(ours) > len(found) / 2 if enough else None,
+            f"on {len(ours)} of {len(decided)}: {', '.join(ours) or 'none'}",
+            len(ours) > len(decided) / 2 if enough else None,
         ),
     ]
-    for each in found:
+    for each in decided:
         same = [each.usual(way)[0] for way in limits]
         spread = list(dict.fromkeys(same))
-        made.append(
+        findings.append(
             Finding(
                 f"on {CASES[each.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} decides alike",
                 ", ".join(f"{layer} at {same.count(layer)}" for layer in spread) + f" of {len(limits)} thresholds",
                 len(spread) == 1 if each.seeds >= LEAST else None,
             )
         )
-    return tuple(made)
+    return tuple(findings)
 
 
-def _page(found: list[Decisions]) -> str:
-    if not found:
+def _page(decided: list[Decisions]) -> str:
+    if not decided:
         return ""
     columns: dict[str, list[str]] = {
-        "decision": [*LISTS.values(), *(f"{w:g}" if isinstance(w, float) else str(w) for w in found[0].counts.index)]
+        "decision": [*LISTS.values(), *(f"{w:g}" if isinstance(w, float) else str(w) for w in decided[0].counts.index)]
     }
-    for each in found:
+    for each in decided:
         usual = [each.usual(way) for way in each.counts.index]
         columns[_title(each.dataset).replace("\n", " ")] = [
             *(each.lists.get(place, "–") for place in LISTS),
@@ -262,16 +263,8 @@ def _page(found: list[Decisions]) -> str:
     )
 
 
-ITEM = items.register(
-    Pieces(
-        name=NAME,
-        title="Transition points by threshold beside the paper's lists (PLayer-FL, Table A.2)",
-        runs=recipes(quick=True),
-        seeds=3,
-        budget="about 6 minutes of one core",
-        measure=_measure,
-        draw=_draw,
-        paper=recipes(quick=False),
-        more={"heart": 10},
-    )
-)
+ITEM = items.register(Recipe(
+    NAME, "Transition points by threshold beside the paper's lists (PLayer-FL, Table A.2)",
+    recipes(quick=True), seeds=3, more_seeds={"heart": 10}, budget="about 6 minutes of one core",
+    measure=_measure, draw=_draw, paper=recipes(quick=False),
+))  # fmt: skip

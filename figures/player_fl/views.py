@@ -58,7 +58,7 @@ class Way:
 
     @property
     def quantity(self) -> str:
-        """What stands in the table."""
+        """The quantity's name in the table."""
         return self.published or self.metric + (f" / {self.relative_to}" if self.relative_to else "")
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -145,13 +145,13 @@ def _lines(ax: Axes, values: pd.DataFrame, colour: str) -> None:
     ax.plot(x, values.median(axis=1), color=colour, linewidth=1.8, marker="o", markersize=3.5)
 
 
-def _bands(ax: Axes, network: Network, way: Way, known: pd.DataFrame) -> set[str]:
+def _bands(ax: Axes, network: Network, way: Way, printed: pd.DataFrame) -> set[str]:
     """The published range; where a constant was added to it, also what it is without."""
-    band(ax, known, "")
+    band(ax, printed, "")
     if way.metric != "procrustes" or not network.last_conv:
         return {"published"}
-    full = [k for k, layer in enumerate(known.index) if layer.startswith("fc")]
-    less = known.iloc[full][["low", "high"]].astype(float) - OFFSET
+    full = [k for k, layer in enumerate(printed.index) if layer.startswith("fc")]
+    less = printed.iloc[full][["low", "high"]].astype(float) - OFFSET
     ax.fill_between(full, less["low"], less["high"], facecolor="none", edgecolor="0.35", hatch="//////", linewidth=0.6)
     return {"published", "less"}
 
@@ -207,14 +207,14 @@ def _caption(
 
 
 def count(seeds: int) -> str:
-    """So many seeds, in words."""
+    """Numbers of seeds in words."""
     return f"{seeds} seed{'' if seeds == 1 else 's'}"
 
 
 def _sizes(
     header: Mapping[str, Any], frame: pd.DataFrame, ways: Sequence[Way], moments: Sequence[str], dataset: str
 ) -> str:
-    """What stands behind one column of panels; empty where nothing does."""
+    """The sizes behind one column of panels; empty where it has no runs."""
     runs = [run for run in (run_of(dataset, moment) for moment in moments) if run in header["runs"]]
     own = frame[frame["run"].isin(runs)]
     if own.empty:

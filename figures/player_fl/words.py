@@ -8,11 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from figures.differences import LEAST, against, outcome
 from figures.items import Finding
-from figures.paired import LEAST, against, markdown, outcome
+from figures.page import markdown
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, LAST, METHODS, STAND_IN, network
 from figures.player_fl.scores import CONTROL, SCORE, Cells, Table, friedman_printed
-from figures.standing import ALPHA
+from figures.ranking import ALPHA
 
 NAMES = METHODS | BESIDE
 
@@ -62,7 +63,7 @@ def unfinished(header: Mapping[str, Any]) -> list[str]:
 def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, frame: pd.DataFrame) -> str:
     """The table in brackets beside the paper's, and what the tests say."""
     digits = 1 if table.factor == 100 else None
-    shown = list(ours.standing.values.columns)
+    shown = list(ours.ranking.values.columns)
     columns: dict[str, list[str]] = {"method": [NAMES[name] for name in (*table.methods, *BESIDE)]}
     printed, ranks = table.printed(), table.printed_ranks()
     for dataset in shown:
@@ -73,21 +74,21 @@ def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, fram
         ]
     for title, found in (("mean rank", ours), ("released mean rank", code)):
         columns[title] = [
-            f"{number(found.standing.ranks.get(name, math.nan), 1)}"
+            f"{number(found.ranking.ranks.get(name, math.nan), 1)}"
             + (f" ({ranks[name]:.1f})" if name in ranks.index and found is ours else "")
             for name in (*table.methods, *BESIDE)
         ]
-    again = table.printed_standing()
+    again = table.printed_ranking()
     said = friedman_printed(table) or "a value that is not known"
     text = [
         f"{markdown(columns)}",
         f"Medians over seeds, in brackets the paper's. {_random(frame)}",
-        f"Friedman's test, methods as treatments and datasets as blocks: {ours.standing.says}; the printed cells give "
+        f"Friedman's test, methods as treatments and datasets as blocks: {ours.ranking.says}; the printed cells give "
         f"{again.says}, the paper prints {said}. Released (datasets as treatments, which asks whether the datasets "
-        f"differ): {_p(code.standing.transposed)}; the printed cells give {_p(again.transposed)}.",
+        f"differ): {_p(code.ranking.transposed)}; the printed cells give {_p(again.transposed)}.",
     ]
-    if ours.standing.holm.status == "ok":
-        p = ours.standing.holm.p_values[CONTROL]
+    if ours.ranking.holm.status == "ok":
+        p = ours.ranking.holm.p_values[CONTROL]
         apart = [f"{NAMES[str(name)]} {value:.2g}" for name, value in p.items() if value < ALPHA]
         text.append(f"Holm's procedure tells {NAMES[CONTROL]} apart from {', '.join(apart) or 'no other method'}.")
     return "\n\n".join([*text, *unfinished(header)])
@@ -108,7 +109,7 @@ def _beside(own: str, printed: pd.DataFrame, method: str, dataset: str, digits: 
 
 
 def _random(frame: pd.DataFrame) -> str:
-    """What was shared, and what the paper's row Random holds."""
+    """A paragraph on which layers were shared, and on what the paper's row Random holds."""
     plans = frame[frame["metric"] == LAST]
     plans = plans[plans["run"].str.endswith(f".{CONTROL}")]
     said = []
@@ -126,32 +127,32 @@ def _random(frame: pd.DataFrame) -> str:
 # --- findings --------------------------------------------------------------------------------------------------
 
 
-def order(table: Table, found: Cells) -> tuple[Finding, ...]:
-    """Is the first in the table the first here? And, of scores, how far are the baselines?"""
-    ranks, best = found.standing.ranks, str(table.printed_ranks().idxmin())
-    said, held = "no dataset has all methods", None
+def order(table: Table, result: Cells) -> tuple[Finding, ...]:
+    """Findings: whether the table's best method is the best here, and, of scores, how far the baselines are."""
+    ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
+    text, held = "no dataset has all methods", None
     if ranks.notna().all():
         first = str(ranks.idxmin())
-        said = f"{NAMES[best]} {ranks[best]:.1f}, the least {NAMES[first]} {ranks[first]:.1f}"
-        apart = found.standing.nemenyi.status == "ok" and found.standing.nemenyi.p_values.loc[best, first] < ALPHA
+        text = f"{NAMES[best]} {ranks[best]:.1f}, the least {NAMES[first]} {ranks[first]:.1f}"
+        apart = result.ranking.nemenyi.status == "ok" and result.ranking.nemenyi.p_values.loc[best, first] < ALPHA
         if ranks[best] > ranks[first]:
-            said += f", which Nemenyi's test {'tells' if apart else 'does not tell'} apart"
+            text += f", which Nemenyi's test {'tells' if apart else 'does not tell'} apart"
         held = True if ranks[best] == ranks[first] else False if apart else None
-        if not found.enough:
-            said, held = f"{said}; fewer than {LEAST} seeds somewhere: no order", None
+        if not result.enough:
+            text, held = f"{text}; fewer than {LEAST} seeds somewhere: no order", None
     expected = f"{NAMES[best]} has the best mean rank, as in {table.place} ({table.printed_ranks().min():.1f})"
-    made = [Finding(expected, said, held)]
+    findings = [Finding(expected, text, held)]
     if table.kind == SCORE:
-        made += [_above(table, found, baseline) for baseline in ("local", "fedavg")]
-    return tuple(made)
+        findings += [_above(table, result, baseline) for baseline in ("local", "fedavg")]
+    return tuple(findings)
 
 
-def _above(table: Table, found: Cells, baseline: str) -> Finding:
+def _above(table: Table, result: Cells, baseline: str) -> Finding:
     """PLayer-FL against a baseline, dataset by dataset, paired by seed."""
     printed = table.printed()
     said, sides = [], []
-    for dataset in found.standing.values.columns:
-        values = found.each[found.each["dataset"] == dataset].pivot(index="method", columns="seed", values="value")
+    for dataset in result.ranking.values.columns:
+        values = result.each[result.each["dataset"] == dataset].pivot(index="method", columns="seed", values="value")
         if not {CONTROL, baseline} <= set(values.index):
             continue
         gap, pairs = against(values, CONTROL, baseline)
@@ -169,18 +170,18 @@ def _above(table: Table, found: Cells, baseline: str) -> Finding:
     )
 
 
-def tested(table: Table, found: Cells) -> Finding:
-    test, said = found.standing.friedman, friedman_printed(table)
+def tested(table: Table, result: Cells) -> Finding:
+    test, printed = result.ranking.friedman, friedman_printed(table)
     return Finding(
-        f"the methods differ (Friedman, p < {ALPHA:g}){f'; {table.place} prints p {said}' if said else ''}",
-        found.standing.says,
-        bool(test.p_value < ALPHA) if test.status == "ok" and found.enough else None,
+        f"the methods differ (Friedman, p < {ALPHA:g}){f'; {table.place} prints p {printed}' if printed else ''}",
+        result.ranking.says,
+        bool(test.p_value < ALPHA) if test.status == "ok" and result.enough else None,
     )
 
 
 def printed_ranks(table: Table) -> Finding:
     """Whether the printed ranks follow from the printed cells, which are rounded."""
-    again = table.printed_standing()
+    again = table.printed_ranking()
     gaps = (again.ranks - table.printed_ranks()).abs()
     return Finding(
         f"the mean ranks of {table.place} follow from its cells to within 0.7",

@@ -15,7 +15,8 @@ from fedlayers.diagnostics.pictures.drawing import style
 from fedlayers.diagnostics.pictures.insides import unfreezing
 from figures import items
 from figures.items import Drawing, Finding, Item, View
-from figures.paired import markdown
+from figures.page import markdown
+from figures.recipe import labels
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
@@ -32,51 +33,43 @@ UNITS = {"naive": "scalar x batch", "flops": "FLOP", "moved": "byte"}
 EVERY = 20  # rounds between the columns of the schedule's picture
 
 BASE = RunConfig(
-    model="scheduling_cnn",
-    partition="iid",
-    clients=CLIENTS,
-    samples=CLIENTS * SAMPLES,
-    rounds=300,
-    epochs=1,
-    batch=10,
-    lr=0.005,
-    optimizer="sgd",
-)
+    partition="iid", clients=CLIENTS, samples=CLIENTS * SAMPLES, model="scheduling_cnn",
+    rounds=300, epochs=1, batch=10, lr=0.005, optimizer="sgd",
+)  # fmt: skip
 
 
 def _runs() -> dict[str, RunConfig]:
-    found = {}
+    runs = {}
     for dataset in DATASETS:
         for name in ALGORITHMS:
             options: dict[str, Any] = {"unfreeze": UNFREEZE} if name in ("vanilla", "anti") else {}
-            found[f"{dataset}.{name}"] = replace(BASE, dataset=dataset, algorithm=name, options=options)
-    return found
+            runs[f"{dataset}.{name}"] = replace(BASE, dataset=dataset, algorithm=name, options=options)
+    return runs
 
 
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     """Sizes of tensors, and at every round in which they change what trains and what a round costs."""
     paper = replace(task, problem=replace(task.problem, n_train=(SAMPLES,) * CLIENTS))
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    named["estimator"] = "each round from here on"
-    made: list[rows.Row] = []
+    named = {**labels(task), "estimator": "each round from here on"}
+    lines: list[rows.Row] = []
     for layer, kind, count in _sizes(task):
-        made.append(
+        lines.append(
             rows.row(PARAMETERS, count, layer=layer, variant=kind, n_params=count, algorithm=named["algorithm"])
         )
     table = cost_steps({run: paper}).set_index("round")
     for kind, unit in UNITS.items():
         values = table[kind]
         for done, value in values[values != values.shift()].items():
-            made.append(rows.row(COST, value, round=int(done), variant=kind, unit=unit, **named))
+            lines.append(rows.row(COST, value, round=int(done), variant=kind, unit=unit, **named))
     algorithm, before = paper.algorithm(paper.plan), None
     for index in range(algorithm.problem.rounds):
         moving = {name for phase in algorithm.phases(Round(index), 0) for name in phase.train}
         if moving != before:
             for part in task.layers:
                 on = float(not moving.isdisjoint(part.tensors))
-                made.append(rows.row(TRAINED, on, round=index + 1, layer=part.name, **named))
+                lines.append(rows.row(TRAINED, on, round=index + 1, layer=part.name, **named))
         before = moving
-    return rows.frame(made)
+    return rows.frame(lines)
 
 
 def _sizes(task: runner.Task) -> Iterator[tuple[str, str, int]]:
@@ -174,24 +167,24 @@ def _first(values: pd.Series) -> int:
 
 
 def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    known = items.published("scheduling")
-    known = known[known["place"] == "Table 3"].set_index("layer")["value"]
+    printed = items.published("scheduling")
+    printed = printed[printed["place"] == "Table 3"].set_index("layer")["value"]
     lines = []
     for dataset in DATASETS:
-        own = frame[(frame["run"] == f"{dataset}.{ALGORITHMS[0]}") & (frame["metric"] == PARAMETERS)]
-        counted = {f"{row.layer}.{row.variant}": int(row.value) for row in own.itertuples()}
+        sizes = frame[(frame["run"] == f"{dataset}.{ALGORITHMS[0]}") & (frame["metric"] == PARAMETERS)]
+        counted = {f"{row.layer}.{row.variant}": int(row.value) for row in sizes.itertuples()}
         counted["total"] = sum(counted.values())
         lines += [
             {
                 "dataset": dataset,
                 "tensor": name,
                 "parameters": count,
-                "published": known.get(name) if dataset == "mnist" else None,
+                "published": printed.get(name) if dataset == "mnist" else None,
             }
             for name, count in counted.items()
         ]
     table = pd.DataFrame(lines)
-    wide = table.pivot(index="tensor", columns="dataset", values="parameters").loc[list(known.index), list(DATASETS)]
+    wide = table.pivot(index="tensor", columns="dataset", values="parameters").loc[list(printed.index), list(DATASETS)]
     with style():
         figure = plt.figure(figsize=(6.0, 3.1), layout="constrained")
         ax = figure.subplots()
@@ -208,7 +201,7 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ax.grid(axis="y", visible=False)
         ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4)
     mine = wide[DATASETS[0]]
-    same = {name: mine[name] == value for name, value in known.items()}
+    same = {name: mine[name] == value for name, value in printed.items()}
     findings = (
         Finding(
             "the network for MNIST has the paper's number of parameters in every tensor",
@@ -216,7 +209,7 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             all(same.values()),
         ),
     )
-    cells = {"tensor": list(known.index), "published": [f"{value:,.0f}" for value in known]}
+    cells = {"tensor": list(printed.index), "published": [f"{value:,.0f}" for value in printed]}
     text = markdown({**cells, **{name: [f"{count:,}" for count in wide[name]] for name in DATASETS}})
     caption = (
         "Parameters of scheduling_cnn, which grows with images and classes. The paper prints MNIST's only; CIFAR-100's "
@@ -332,16 +325,10 @@ def _changed(table: pd.DataFrame) -> pd.Series:
     return table.loc[(values != values.shift()).any(axis=1), "round"]
 
 
-STUDY = items.register(
-    Item(
-        name=NAME,
-        title="What schedules cost, counted before any training",
-        runs=_runs(),
-        seeds=1,
-        budget="a minute; nothing is trained",
-        measure=_measure,
-    )
-)
+STUDY = items.register(Item(
+    NAME, "What schedules cost, counted before any training", _runs(), seeds=1,
+    budget="a minute; nothing is trained", measure=_measure,
+))  # fmt: skip
 FIG1 = items.register(View("scheduling.fig1", "Which layers train in which round", NAME, _draw_schedules))
 FIG7 = items.register(View("scheduling.fig7", "What a round costs: naive count, FLOPs and bytes", NAME, _draw_rounds))
 TABLE3 = items.register(View("scheduling.table3", "Parameters of each layer", NAME, _draw_sizes))

@@ -16,8 +16,8 @@ from matplotlib import ticker
 from fedlayers.diagnostics.pictures.drawing import COLOURS, legend, style
 from fedlayers.diagnostics.pictures.runs import learning
 from figures import items
+from figures.differences import LEAST, against, outcome
 from figures.items import Drawing, Finding, Item, View
-from figures.paired import LEAST, against, outcome
 from figures.scheduling.runs import (
     ACCURACY,
     FULL,
@@ -37,7 +37,7 @@ from fl_core import rows, runner
 
 COUNT = "samples"
 SORTED = ("fedbabu", *SCHEDULES)
-"""Of which the paper's pictures show the clients."""
+"""Methods of which the paper's pictures show the clients."""
 POINTS = (0, 10, 50, 90)
 """Percentiles over the clients; 0 is the worst."""
 
@@ -124,7 +124,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
 
 
 def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> list[Finding]:
-    """What is said of the curves: below while layers are frozen, and what becomes of it."""
+    """Findings on the curves: whether schedules lie below while layers are frozen, and what becomes of it."""
     early = values[(values["round"] > 0) & (values["round"] <= thawed)]
     parts = {"frozen": early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")}
     parts["end"] = values[values["round"] == last].pivot(index="algorithm", columns="seed", values="value")
@@ -199,34 +199,28 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
     """Whether a schedule lies above FedBABU all along the clients, paired by seed at each percentile."""
     findings = []
     for method in SCHEDULES:
-        found: dict[str, tuple[float, str]] = {}
+        gaps: dict[str, tuple[float, str]] = {}
         if method in main and "fedbabu" in main:
             for p in POINTS:
                 both = pd.DataFrame({name: main[name].quantile(p / 100) for name in (method, "fedbabu")}).T
                 gap, pairs = against(both, method, "fedbabu")
-                found["worst client" if p == 0 else f"percentile {p}"] = (100 * gap.value, outcome(gap, pairs))
-        hows = [how for _, how in found.values()]
+                gaps["worst client" if p == 0 else f"percentile {p}"] = (100 * gap.value, outcome(gap, pairs))
+        hows = [how for _, how in gaps.values()]
         findings.append(
             Finding(
                 f"{NAMES[dataset]}: {method} lies above FedBABU at the worst client and at percentiles 10, 50 and 90",
-                told(found) or f"fewer than {LEAST} seeds",
+                told(gaps) or f"fewer than {LEAST} seeds",
                 verdict(hows, "above", "below"),
             )
         )
     return findings
 
 
-FIG2 = items.register(
-    Item(
-        name="scheduling.fig2",
-        title="CIFAR-10 dealt to 10 clients",
-        runs={"cifar10": replace(FULL, dataset="cifar10", clients=10, samples=PAPER["cifar10"].pool)},
-        seeds=3,
-        budget="some seconds; nothing is trained",
-        measure=_dealt,
-        draw=_draw_dealt,
-    )
-)
+FIG2 = items.register(Item(
+    "scheduling.fig2", "CIFAR-10 dealt to 10 clients",
+    {"cifar10": replace(FULL, dataset="cifar10", clients=10, samples=PAPER["cifar10"].pool)},
+    seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
+))  # fmt: skip
 for _figure, _dataset in (("fig3", "cifar100"), ("fig4", "tiny_imagenet")):
     _title = f"Accuracy by round, {NAMES[_dataset]}"
     items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset)))

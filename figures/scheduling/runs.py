@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from figures import items
-from figures.paired import FEWEST, against, outcome, seeds_in_words
-from figures.pieces import Pieces, ran
+from figures.differences import FEWEST, against, outcome
+from figures.page import seeds_in_words
+from figures.recipe import PLAIN_SGD, Recipe, labels, tested, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 
@@ -27,7 +28,7 @@ TUNED = ("local_adaptation", "fedbabu", *SCHEDULES)
 """Scored after fine-tuning; ``local_adaptation``, FedAvg fine-tuned alike, is not in the paper."""
 METHODS = ("fedavg", "local_adaptation", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu", *SCHEDULES)
 BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
-"""Over what schedules are laid in Sec. 5.4. LG-FedAvg shares its last layer only: there is nothing to thaw."""
+"""Methods that schedules are laid over in Sec. 5.4. LG-FedAvg shares its last layer only: there is nothing to thaw."""
 WRAPPED = "cifar10"
 EARLY = {"cifar100": 1, "tiny_imagenet": 0}
 """Datasets of Sec. 5.3, and at which of their numbers of rounds the two schedules are compared."""
@@ -68,19 +69,12 @@ QUICK = {
 """Rounds are a fifth of the paper's for the first two, a tenth for the others, for thawing and for the end alike."""
 
 FULL = RunConfig(
-    model="scheduling_cnn",
-    partition="capped_dirichlet",
-    alpha=0.1,
-    clients=100,
-    participation=0.1,
-    epochs=1,
-    batch=10,
-    lr=0.005,
-    optimizer="sgd",
-    momentum=0.0,
-    weight_decay=0.0,
-)
-"""The paper's. It leaves open local epochs (1 here), fine-tuning (10), optimiser and the share kept for testing."""
+    partition="capped_dirichlet", alpha=0.1, clients=100, participation=0.1,
+    model="scheduling_cnn", epochs=1, batch=10, lr=0.005, **PLAIN_SGD,
+)  # fmt: skip
+"""The paper's federation and local training.
+
+It leaves open local epochs (1 here), fine-tuning (10), optimiser and the share kept for testing."""
 SMALL = replace(FULL, clients=20, participation=0.2, lr=0.02)
 """A fifth of the clients and four times the rate, for fewer and shorter rounds; at 0.05 Vanilla diverges on MNIST."""
 FINETUNE = {"paper": 10, "quick": 5}
@@ -88,9 +82,9 @@ FINETUNE = {"paper": 10, "quick": 5}
 
 def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> dict[str, RunConfig]:
     """Every run by name: DATASET.METHOD, DATASET.METHOD_early (Sec. 5.3), DATASET.SCHEDULE_METHOD (Sec. 5.4)."""
-    found: dict[str, RunConfig] = {}
+    runs: dict[str, RunConfig] = {}
     for name, column in columns.items():
-        own = replace(
+        shared = replace(
             base, dataset=column.dataset, samples=column.pool, rounds=column.at[-1], eval_every=column.every,
             checkpoint_every=column.at[-1],
         )  # fmt: skip
@@ -99,20 +93,20 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
         for method in METHODS:
             options = {**(tuned | {"finetune_at": column.at[:-1]} if method in TUNED else {})}
             options |= thawing if method in SCHEDULES else {}
-            found[f"{name}.{method}"] = replace(own, algorithm=method, options=options)
+            runs[f"{name}.{method}"] = replace(shared, algorithm=method, options=options)
         if name in EARLY:
             sooner = {"unfreeze": tuple(since // 2 for since in column.unfreeze)}
             for method in SCHEDULES:
-                found[f"{name}.{method}_early"] = replace(
-                    own, algorithm=method, rounds=column.at[EARLY[name]], options={**tuned, **sooner}
+                runs[f"{name}.{method}_early"] = replace(
+                    shared, algorithm=method, rounds=column.at[EARLY[name]], options={**tuned, **sooner}
                 )
         if name == WRAPPED:
             for method in SCHEDULES:
                 for below in BELOW:
-                    found[f"{name}.{method}_{below}"] = replace(
-                        own, algorithm=method, options={"over": below, **thawing}
+                    runs[f"{name}.{method}_{below}"] = replace(
+                        shared, algorithm=method, options={"over": below, **thawing}
                     )
-    return found
+    return runs
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -120,44 +114,44 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Accuracies of all clients together at every evaluation, of each client at the end, and what the run cost."""
-    _, frame = ran(task)
-    named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    tested = frame[(frame["metric"] == ACCURACY) & (frame["split"] == "test") & (frame["model"] != "local")]
-    made: list[rows.Row] = []
-    for (done, model), part in tested.groupby(["round", "model"]):
+    _, frame = trained(task)
+    named, accuracy = labels(task), tested(frame)
+    accuracy = accuracy[accuracy["model"] != "local"]
+    lines: list[rows.Row] = []
+    for (done, model), part in accuracy.groupby(["round", "model"]):
         sizes = part["n_samples"].astype(float)
         columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": int(sizes.sum())}
         for variant, value in ((POOLED, np.average(part["value"], weights=sizes)), (MEAN, part["value"].mean())):
-            made.append(rows.row(ACCURACY, value, variant=variant, **columns, **named))
+            lines.append(rows.row(ACCURACY, value, variant=variant, **columns, **named))
     for metric, unit in SUMS.items():
-        own = frame[frame["metric"] == metric]
-        for variant, part in own.groupby("variant"):
+        part_of_metric = frame[frame["metric"] == metric]
+        for variant, part in part_of_metric.groupby("variant"):
             columns = {"variant": variant, "unit": unit, "estimator": "sum over rounds and clients"}
-            made.append(rows.row(metric, part["value"].sum(), **columns, **named))
-    last = tested[tested["round"] == task.config.rounds]
-    return pd.concat([rows.frame(made), last[last["model"] == _reported(last["model"])]], ignore_index=True)
+            lines.append(rows.row(metric, part["value"].sum(), **columns, **named))
+    last = accuracy[accuracy["round"] == task.config.rounds]
+    return pd.concat([rows.frame(lines), last[last["model"] == _reported(last["model"])]], ignore_index=True)
 
 
 def _reported(models: pd.Series) -> str:
-    """What a table reports of several models: the personal one where there is one."""
+    """The model that a table reports: the personal one where there is one."""
     return "personal" if (models == "personal").any() else "global"
 
 
 def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
     """Reported accuracies of all clients together: (run, round) x seeds."""
-    own = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == variant) & (frame["client"] == "")]
+    accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == variant) & (frame["client"] == "")]
     keys = ["run", "seed", "round"]
-    personal = own.groupby(keys)["model"].transform(_reported)
-    kept = own[own["model"] == personal].astype({"seed": int, "round": int})
+    personal = accuracy.groupby(keys)["model"].transform(_reported)
+    kept = accuracy[accuracy["model"] == personal].astype({"seed": int, "round": int})
     return kept.set_index(["run", "round", "seed"])["value"].unstack("seed").sort_index(axis=1)
 
 
 def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) -> pd.DataFrame:
     """Rows of accuracy by round without the fine-tuned models, for a picture: one algorithm a method."""
-    own = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
+    accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
     parts = []
     for method in methods:
-        part = own[own["run"] == f"{dataset}.{method}"]
+        part = accuracy[accuracy["run"] == f"{dataset}.{method}"]
         part = part[part["model"] == ("global" if method in TUNED else _reported(part["model"]))]
         parts.append(part.assign(algorithm=method))
     return pd.concat(parts, ignore_index=True)
@@ -222,38 +216,31 @@ def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
 
 def compared(values: pd.DataFrame, run: str, others: Sequence[str]) -> dict[str, tuple[float, str]]:
     """The mean difference to each other run in points, paired by seed, and how it came out."""
-    found = {}
+    differences = {}
     for other in others:
         gap, pairs = against(values, run, other) if run in values.index else (None, 0)
-        found[other] = (math.nan, "") if gap is None or not pairs else (100 * gap.value, outcome(gap, pairs))
-    return found
+        differences[other] = (math.nan, "") if gap is None or not pairs else (100 * gap.value, outcome(gap, pairs))
+    return differences
 
 
-def verdict(found: Sequence[str], wanted: str, against_it: str) -> bool | None:
-    """Held where every comparison came out as wanted, not where one came out the other way; else open."""
-    if against_it in found:
+def verdict(outcomes: Sequence[str], wanted: str, against_it: str) -> bool | None:
+    """Whether every comparison came out as wanted; None (open) unless one came out the other way."""
+    if against_it in outcomes:
         return False
-    return True if found and all(each == wanted for each in found) else None
+    return True if outcomes and all(each == wanted for each in outcomes) else None
 
 
-def told(found: Mapping[str, tuple[float, str]]) -> str:
+def told(differences: Mapping[str, tuple[float, str]]) -> str:
     """Differences in one line."""
     parts = []
-    for name, (gap, how) in found.items():
+    for name, (gap, how) in differences.items():
         shown = "no pair of runs" if math.isnan(gap) else f"{gap:+.1f} ({how or FEWEST})"
         parts.append(f"{name.partition('.')[2] or name} {shown}")
     return ", ".join(parts)
 
 
-STUDY = items.register(
-    Pieces(
-        name=NAME,
-        title="Layer scheduling: every run behind its tables and figures",
-        runs=recipes(QUICK, SMALL, FINETUNE["quick"]),
-        seeds=3,
-        budget="about 80 minutes of one core, 40 of two; a run takes 15 to 100 seconds",
-        measure=_measure,
-        paper=recipes(PAPER, FULL, FINETUNE["paper"]),
-        paper_seeds=3,
-    )
-)
+STUDY = items.register(Recipe(
+    NAME, "Layer scheduling: every run behind its tables and figures", recipes(QUICK, SMALL, FINETUNE["quick"]),
+    seeds=3, budget="about 80 minutes of one core, 40 of two; a run takes 15 to 100 seconds", measure=_measure,
+    paper=recipes(PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
+))  # fmt: skip

@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, style
 from figures import items
+from figures.differences import FEWEST
 from figures.items import Drawing, Finding, View
-from figures.paired import FEWEST, markdown, percent
+from figures.page import markdown, percent
 from figures.scheduling.runs import (
     BELOW,
     EARLY,

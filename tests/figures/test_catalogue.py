@@ -86,22 +86,6 @@ def test_list_of_one_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert "algorithms.learning_check" in [line[0] for line in listed(capsys, "algorithms", "--scale", "paper")]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["list", "fedr"], "did you mean 'fedra'"),
-        (["gallery", "fedra"], "one name at a time"),
-        (["all", "--seeds", "2"], "all only draws what has rows"),
-        (["gallery", "--scale", "paper"], "the gallery has one scale"),
-    ],
-)
-def test_requests_that_cannot_be_met(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
-
-
 # --- everything ------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from fedlayers.diagnostics.representation.embedding import Pool, embed
-from figures import items, pieces
+from figures import items, recipe
 from figures.fedpft import counts as fedpft_counts
 from figures.fedpft import dealt as fedpft_dealt
 from figures.fedpft import insides as fedpft
@@ -227,7 +227,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = {**config.options} | ({"feature_epochs": 1} if "feature_epochs" in config.options else {})
         runs[name] = replace(config, options=options, **tiny)
     path = folder / fedpft.NAME
-    pieces.train(replace(fedpft.STUDY, runs=runs), path, only=wanted, command="typed", progress=False)
+    recipe.train(replace(fedpft.STUDY, runs=runs), path, only=wanted, command="typed", progress=False)
     return path
 
 

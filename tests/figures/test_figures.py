@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,24 +14,29 @@ import pytest
 from PIL import Image
 
 from fedlayers.diagnostics.decide.select import THRESHOLDS
-from figures import items, layerwise
+from figures import items, layerwise, learning
 from figures.__main__ import main
 from figures.player_fl import epoch as player_fl
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.errors import CorruptError, UsageError
+from tests.figures.conftest import check_picture
 
 ITEMS = sorted(items.REGISTRY)
 READY = [name for name in ITEMS if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"]
+
+
+def drawings() -> list[Any]:
+    """What has rows; of several that one function draws, all but the first are slow."""
+    parameters, seen = [], set()
+    for name in READY:
+        draw = items.REGISTRY[name].draw
+        function = draw.func if isinstance(draw, partial) else draw
+        parameters.append(pytest.param(name, marks=[pytest.mark.slow] if function in seen else []))
+        seen.add(function)
+    return parameters
+
+
 HEART, FMNIST = LAYERWISE = "player_fl.heart_sensitivity", "player_fl.fmnist_layers"
-
-
-@pytest.fixture
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise AssertionError("drawing must not train")
-
-    for name in ("assemble", "run", "first_epoch"):
-        monkeypatch.setattr(runner, name, refuse)
 
 
 def drawn(name: str, out: Path) -> tuple[pd.DataFrame, items.Drawing, pd.DataFrame]:
@@ -38,17 +45,17 @@ def drawn(name: str, out: Path) -> tuple[pd.DataFrame, items.Drawing, pd.DataFra
     return item.read(item.path())[1], drawing, pd.read_csv(out / f"{name}.csv")
 
 
-@pytest.mark.parametrize("name", READY)
-@pytest.mark.usefixtures("no_training")
+@pytest.mark.parametrize("name", drawings())
+@pytest.mark.usefixtures("no_training", "read_once")
 def test_redraw_from_stored_rows_gives_what_is_committed(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(items, "FORMATS", ("png",))  # the other one is not kept, and takes as long again
     main([name, "--out", str(tmp_path)])
     said = capsys.readouterr().out
+    check_picture(tmp_path / f"{name}.png", least=600)
     with Image.open(tmp_path / f"{name}.png") as picture:
         assert picture.info["dpi"] == pytest.approx((200, 200), abs=0.1)
-        assert min(picture.size) > 600
-        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
     table, kept = (pd.read_csv(folder / f"{name}.csv") for folder in (tmp_path, items.PICTURES))
     pd.testing.assert_frame_equal(table, kept, rtol=1e-4)
     page = (tmp_path / f"{name}.md").read_text()
@@ -73,7 +80,7 @@ def test_layerwise_tables_are_whole_and_the_readme_has_their_findings(name: str)
     assert all(re.sub(r"\s+", " ", line) in readme for line in findings)
 
 
-@pytest.mark.usefixtures("no_training")
+@pytest.mark.usefixtures("no_training", "read_once")
 def test_heart_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
     frame, _, table = drawn(HEART, tmp_path)
     for way, weighted in ((player_fl.PAPERS, False), (player_fl.OURS, True)):
@@ -99,7 +106,7 @@ def test_heart_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
             assert [counts[f"fc{i + 1}"] for i in range(3)] == [last.count(i) for i in range(3)]
 
 
-@pytest.mark.usefixtures("no_training")
+@pytest.mark.usefixtures("no_training", "read_once")
 def test_fmnist_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
     frame, _, table = drawn(FMNIST, tmp_path)
     frame = frame[frame["client"] != ""]
@@ -174,17 +181,26 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.C
         (["player_fl.heart_sensitivty"], "did you mean 'player_fl.heart_sensitivity'"),
         ([HEART, "--seeds", "2"], "--seeds goes with --train"),
         ([HEART, "--train", "--seeds", "0"], "at least 1"),
+        ([HEART, "--train", "--budget", "3"], "kept run by run"),
         ([FMNIST, "--train", "--data-root", "nowhere"], "nowhere is not a folder"),
+        ([learning.NAME, "--only", "fedper"], "go with --train"),
+        ([learning.NAME, "--train", "--data-root", "nowhere"], "nowhere is not a folder"),
+        (["list", "fedr"], "did you mean 'fedra'"),
+        (["all", "--seeds", "2"], "all only draws what has rows"),
+        (["gallery", "fedra"], "one name at a time"),
+        (["gallery", "--scale", "paper"], "the gallery has one scale"),
+        (["gallery", "--budget", "3"], "made as a whole"),
+        (["gallery", "--train", "--seeds", "3"], "its own seeds"),
     ],
 )
-def test_a_request_that_cannot_be_met_exits_with_2(
+def test_a_request_that_cannot_be_met_exits_with_2_and_writes_nothing(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([*arguments, "--out", str(tmp_path)])
     assert stopped.value.code == 2
     assert said in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_rows_that_are_missing_or_of_another_item_are_refused(tmp_path: Path) -> None:
@@ -199,11 +215,12 @@ def test_rows_that_are_missing_or_of_another_item_are_refused(tmp_path: Path) ->
         items.redraw(item, damaged, tmp_path)
 
 
-def test_stored_rows_name_no_machine() -> None:
-    for name in READY:
-        header, _ = items.find(name).read(items.find(name).path())
-        assert "/" not in json.dumps(header["runs"])
-        assert "data-root" not in header["command"]
+@pytest.mark.usefixtures("read_once")
+@pytest.mark.parametrize("name", sorted({items.find(name).study.name for name in READY}))
+def test_stored_rows_name_no_machine(name: str) -> None:
+    header, _ = items.find(name).read(items.find(name).path())
+    assert "/" not in json.dumps(header["runs"])
+    assert "data-root" not in header["command"]
 
 
 def test_items_cannot_share_a_name() -> None:

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fedlayers.cli.main import COMMANDS, parsed
 from fedlayers.diagnostics.metrics.base import METRICS
 from figures import gallery, items
 from figures.__main__ import main
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
+from tests.figures.conftest import forbid_training
 
 BESIDES = [
     "cka_matrices", "spectral_density", "costs", "partition", "tsne", "mismatch", "plan", "regret", "comparison"
@@ -28,20 +30,15 @@ ROOM = 120_000
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The gallery drawn from the committed rows, where training is an error."""
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise AssertionError("drawing must not train")
-
     out = tmp_path_factory.mktemp("drawn")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("assemble", "run", "first_epoch"):
-            patch.setattr(runner, name, refuse)
+        forbid_training(patch)
         main(["gallery", "--out", str(out)])
     return out
 
 
-def test_every_metric_and_what_stands_beside_it_is_drawn(drawn: Path) -> None:
-    names = [*METRICS, *BESIDES]
+def test_every_metric_with_rows_and_what_stands_beside_it_is_drawn(drawn: Path) -> None:
+    names = [*gallery.load(gallery.folder()).metrics, *BESIDES]
     assert {path.stem for path in (drawn / "gallery").iterdir()} == set(names)
     assert re.findall(r"!\[.*\]\(gallery/(\w+)\.png\)", (drawn / "gallery.md").read_text()) == names
     for path in (drawn / "gallery").iterdir():
@@ -62,7 +59,8 @@ def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> 
 
 def test_stored_rows_have_values_and_their_configurations() -> None:
     stored = gallery.load(gallery.folder())
-    for name in METRICS:
+    assert stored.metrics
+    for name in stored.metrics:
         assert stored.frame.loc[stored.frame["metric"] == name, "value"].notna().any(), name
     for name, config in gallery.CONFIGS.items():
         kept = stored.header["runs"][name]["config"]
@@ -92,24 +90,31 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
 def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no rows at .*--train makes them"):
         gallery.redraw(tmp_path, tmp_path)
-    at = tmp_path / "rows"
-    shutil.copytree(gallery.folder(), at)
-    header, frame = rows.read(at / "rows.jsonl")
-    table = frame[frame["metric"] != "cka"].astype(object)
-    records = [dict(zip(table, line, strict=True)) for line in table.where(table.notna(), None).itertuples(index=False)]
-    rows.write(at / "rows.jsonl", header, records)
-    with pytest.raises(UsageError, match="do not have cka; --train"):
-        gallery.redraw(at, tmp_path)
-    rows.write(at / "rows.jsonl", {**header, "item": "other"}, records)
+    at = copied(tmp_path, item="other")
     with pytest.raises(UsageError, match="rows of 'other'"):
         gallery.redraw(at, tmp_path)
 
 
-def test_seeds_are_the_gallerys_own(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["gallery", "--train", "--seeds", "3"])
-    assert left.value.code == 2
-    assert "its own seeds" in capsys.readouterr().err
+def copied(to: Path, without: str = "", **header: str) -> Path:
+    """The committed rows without those of a metric, under a header with changes."""
+    at = to / "rows"
+    shutil.copytree(gallery.folder(), at)
+    before, frame = rows.read(at / "rows.jsonl")
+    rows.write(at / "rows.jsonl", {**before, **header}, items.records(frame[frame["metric"] != without]))
+    return at
+
+
+def test_a_metric_without_rows_is_named_and_the_others_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gallery.load(gallery.folder()).without_rows == ""
+    at = copied(tmp_path, without="cka")
+    monkeypatch.setattr(gallery, "folder", lambda out=None: at)
+    monkeypatch.setattr(gallery, "_plotted", lambda *_: lambda _: Figure())
+    main(["gallery", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "no rows yet: cka; measure with: python -m figures gallery --train" in said
+    assert {path.stem for path in (tmp_path / "gallery").iterdir()} == {*METRICS, *BESIDES} - {"cka", "cka_matrices"}
 
 
 @pytest.mark.filterwarnings("ignore:client")

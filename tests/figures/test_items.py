@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from figures import items, pieces
+from figures import items, recipe
 from figures.__main__ import main
 from figures.items import Drawing, Finding, Item, View
 from fl_core import rows, runner
@@ -43,7 +43,7 @@ RUNS = {"one": TINY, "two": replace(TINY, algorithm="local")}
 PAPERS = {name: replace(config, rounds=9) for name, config in RUNS.items()}
 TOY = {
     "Item": Item(STUDY, "A study", RUNS, 2, "no time", measured, None, PAPERS, 3),
-    "Pieces": pieces.Pieces(STUDY, "A study", RUNS, 2, "no time", measured, paper=PAPERS),
+    "Recipe": recipe.Recipe(STUDY, "A study", RUNS, 2, "no time", measured, paper=PAPERS),
 }
 
 
@@ -95,10 +95,10 @@ def test_a_study_without_a_drawing_is_drawn_by_its_views(study: Item, tmp_path: 
 def test_the_state_of_a_view_is_its_source_s(study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(items, "ROWS", tmp_path)
     assert items.find(TABLE).state == study.state == "no rows"
-    if isinstance(study, pieces.Pieces):
-        pieces.train(study, study.path(), only=["one"], progress=False)
+    if isinstance(study, recipe.Recipe):
+        recipe.train(study, study.path(), only=["one"], progress=False)
         assert items.find(TABLE).state == study.state == "2 of 4 runs"
-        pieces.train(study, study.path(), progress=False)
+        recipe.train(study, study.path(), progress=False)
     else:
         items.train(study, study.path(), progress=False)
     assert items.find(TABLE).state == study.state == "ready"

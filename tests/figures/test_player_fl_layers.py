@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedlayers.diagnostics.pictures.drawing import both_ways
-from figures import catalogue, items, layerwise, pieces
+from figures import catalogue, items, layerwise, recipe
 from figures.player_fl import expectations as player_fl_expectations
 from figures.player_fl import rests_on as player_fl_rests_on
 from figures.player_fl.layers import ALONE, FEDERATED, FIRST, MOMENTS, NAME, NETWORKS, STUDY, run_of
@@ -47,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             runs[run_of(dataset, moment)] = replace(config, algorithm=algorithm)
     small = replace(STUDY, runs=runs)
     digits = [name for name in runs if name.startswith("fashion")]
-    pieces.train(small, root / NAME, only=digits, progress=False)
-    pieces.train(small, root / NAME, seeds=1, progress=False)
+    recipe.train(small, root / NAME, only=digits, progress=False)
+    recipe.train(small, root / NAME, seeds=1, progress=False)
     return root
 
 

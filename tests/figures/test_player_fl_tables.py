@@ -11,14 +11,14 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from figures import items, pieces
+from figures import items, recipe
 from figures.__main__ import main
 from figures.papers import published_table
 from figures.player_fl import runs as study
 from figures.player_fl.scores import DEFAULT, FAIRNESS, INCENTIVE, LINE, RELEASED, SCORE, Table, by_seed, cells, clients
 from figures.player_fl.tables import TABLES
 from figures.player_fl.words import friedman_printed, order
-from figures.standing import Standing
+from figures.ranking import Ranking
 from fl_core import rows, statistics
 from fl_core.algorithms import registry
 from fl_core.config import resolved
@@ -65,7 +65,7 @@ def test_every_method_is_an_algorithm_and_runs_on_every_dataset_at_both_scales()
             assert done.keep_optimizer
             assert done.eval_every == done.rounds
             assert done.optimizer == ("sgd" if done.algorithm == "pfedme" else "adamw")
-    wanted = study.STUDY.wanted()
+    wanted = study.STUDY.planned()
     assert {seed for run, seed in wanted if run == "heart.fedavg"} == set(range(10))
     assert {seed for run, seed in wanted if run == "cifar10.fedavg"} == {0, 1, 2}
 
@@ -121,7 +121,7 @@ def test_incentive_without_its_baselines_says_so() -> None:
     table = TABLES["tableA6"]
     found = cells(frame, table)
     assert found.cells["value"].isna().all()
-    assert found.standing.ranks.isna().all()
+    assert found.ranking.ranks.isna().all()
 
 
 def test_released_reading_takes_trained_models_and_minus_one_for_random() -> None:
@@ -133,8 +133,8 @@ def test_released_reading_takes_trained_models_and_minus_one_for_random() -> Non
     for name, stands in (("fedavg", "fedavg"), ("playerfl", "playerfl"), ("playerfl_random", "playerfl_minus")):
         value = 100 * (np.array([1, 2]) / 3 @ np.array([0.6, 0.8]) - 0.02 * k(stands) + 0.0005)
         assert code.cells.loc[("heart", name), "value"] == pytest.approx(value)
-    assert ours.standing.ranks.idxmin() == "playerfl_random"
-    assert code.standing.ranks.idxmin() == "local"
+    assert ours.ranking.ranks.idxmin() == "playerfl_random"
+    assert code.ranking.ranks.idxmin() == "local"
 
 
 # --- ranks and tests -------------------------------------------------------------------------------------------
@@ -155,29 +155,29 @@ def test_released_reading_takes_trained_models_and_minus_one_for_random() -> Non
     ],
 )
 def test_friedmans_test_of_the_printed_cells(name: str, right: float, transposed: float) -> None:
-    found = TABLES[name].printed_standing()
+    found = TABLES[name].printed_ranking()
     assert found.blocks.shape == (len(TABLES[name].methods), 7)
     assert found.friedman.p_value == pytest.approx(right, rel=0.05)
     assert found.transposed.p_value == pytest.approx(transposed, rel=0.05)
 
 
 def test_printed_ranks_follow_from_the_cells_of_some_tables() -> None:
-    gaps = {n: (t.printed_standing().ranks - t.printed_ranks()).abs().max() for n, t in TABLES.items()}
+    gaps = {n: (t.printed_ranking().ranks - t.printed_ranks()).abs().max() for n, t in TABLES.items()}
     assert max(gaps["tableA9"], gaps["tableA12"]) < 0.06
     assert gaps["table1"] == pytest.approx(1.4, abs=0.05)
     printed = {name: friedman_printed(table) for name, table in TABLES.items()}
     assert (printed["table1"], printed["tableA5"], printed["tableA12"]) == ("", "< 0.005", "0.084")
 
 
-def test_a_standing_leaves_incomplete_datasets_out() -> None:
+def test_a_ranking_leaves_incomplete_datasets_out() -> None:
     table = pd.DataFrame({"x": [3.0, 2, 1], "y": [3.0, 1, 2], "z": [1.0, math.nan, 2]}, index=["a", "b", "c"])
-    found = Standing(table, True, "a")
+    found = Ranking(table, True, "a")
     assert list(found.blocks) == ["x", "y"]
     assert found.ranks.to_dict() == {"a": 1.0, "b": 2.5, "c": 2.5}
     assert found.friedman == statistics.friedman(table[["x", "y"]])
     assert found.transposed == statistics.friedman(table[["x", "y"]].T)
     assert "2 datasets" in found.says
-    none = Standing(table[["z"]], True, "a")
+    none = Ranking(table[["z"]], True, "a")
     assert none.ranks.isna().all()
     assert math.isnan(none.critical)
     assert "empty" in none.says
@@ -209,7 +209,7 @@ def stored(folder: Path, frame: pd.DataFrame) -> None:
         config = resolved(study.STUDY.runs[str(run)]).to_json()
         about = {"config": config, "layers": [], "data": {str(seed): "0"}}
         header = {"item": study.NAME, "run": run, "seed": int(seed), "seconds": 1.0, "asked": {}, "about": about}
-        rows.write(pieces.piece(folder, str(run), int(seed)), header, items.records(part))
+        rows.write(recipe.rows_file(folder, str(run), int(seed)), header, items.records(part))
 
 
 def drawn(name: str, out: Path) -> tuple[pd.DataFrame, str]:
@@ -252,7 +252,7 @@ def test_trained_with_tiny_settings_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = {f"heart.{m}": replace(study.config("heart", m, "quick"), rounds=1, eval_every=1) for m in EVERY}
-    tiny = replace(study.STUDY, runs=runs, seeds=1, more={}, paper={})
+    tiny = replace(study.STUDY, runs=runs, seeds=1, more_seeds={}, paper={})
     monkeypatch.setitem(items.REGISTRY, study.NAME, tiny)
     main(["player_fl.table1", "--train", "--out", str(tmp_path)])
     assert len(list((tmp_path / study.NAME).glob("*.jsonl"))) == len(EVERY)

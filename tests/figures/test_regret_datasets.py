@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fedlayers.studies.regret import RANDOM, regret
-from figures import items, pieces
+from figures import items, recipe
 from figures import regret as study
 from figures.__main__ import main
 from fl_core import rows, runner
@@ -118,7 +118,7 @@ def test_axes_end_where_scores_do() -> None:
 def test_a_real_dataset_is_trained_once_and_its_rows_hold_the_regret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item = replace(study.ITEM, runs={"heart": TINY}, seeds=1, more={})
+    item = replace(study.ITEM, runs={"heart": TINY}, seeds=1, more_seeds={})
     monkeypatch.setitem(items.REGISTRY, study.NAME, item)
     main([study.NAME, "--train", "--out", str(tmp_path)])
     _, frame = item.read(tmp_path / study.NAME)
@@ -133,4 +133,4 @@ def test_a_real_dataset_is_trained_once_and_its_rows_hold_the_regret(
     with Image.open(tmp_path / f"{study.NAME}.png") as picture:
         assert min(picture.size) > 800
     assert set(pd.read_csv(tmp_path / f"{study.NAME}.csv")["dataset"]) == {"heart", "mean over datasets"}
-    assert {path.name for path in (tmp_path / study.NAME).iterdir()} == {pieces.piece(Path(), "heart", 0).name}
+    assert {path.name for path in (tmp_path / study.NAME).iterdir()} == {recipe.rows_file(Path(), "heart", 0).name}

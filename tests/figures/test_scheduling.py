@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from figures import items, pieces
+from figures import items, recipe
 from figures.scheduling import pictures as scheduling_pictures
 from figures.scheduling import runs as scheduling
 from figures.scheduling import tables as scheduling_tables
@@ -59,16 +59,16 @@ def test_every_run_has_options_that_its_algorithm_takes(runs: dict[str, Any]) ->
 
 
 @pytest.fixture(scope="module")
-def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[pieces.Pieces, Path]:
+def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Recipe, Path]:
     base = replace(SMALL, clients=3, participation=0.7, batch=16)
     item = replace(STUDY, runs=scheduling.recipes(LITTLE, base, 1), paper={}, seeds=1)
     folder = tmp_path_factory.mktemp("scheduling") / scheduling.NAME
     only = ["mnist.fedavg", "mnist.vanilla", "cifar10.anti_fedrep", "cifar10.vanilla_fedrod", "cifar100.anti_early"]
-    pieces.train(item, folder, only=only, progress=False)
+    recipe.train(item, folder, only=only, progress=False)
     return item, folder
 
 
-def test_a_run_is_measured_when_it_is_reported(little: tuple[pieces.Pieces, Path]) -> None:
+def test_a_run_is_measured_when_it_is_reported(little: tuple[recipe.Recipe, Path]) -> None:
     item, folder = little
     header, frame = item.read(folder)
     assert set(frame["run"]) == {
@@ -77,7 +77,7 @@ def test_a_run_is_measured_when_it_is_reported(little: tuple[pieces.Pieces, Path
     own = frame[(frame["run"] == "mnist.vanilla") & (frame["metric"] == "accuracy")]
     tuned = own[(own["model"] == "personal") & (own["client"] == "")]
     assert set(tuned["round"]) == {1, 2, 3}
-    engine = runner.run(item.runs["mnist.vanilla"], instruments=pieces.measure.instruments(), progress=False)
+    engine = runner.run(item.runs["mnist.vanilla"], instruments=recipe.measure.instruments(), progress=False)
     whole = runner.frame(engine)
     tested = whole[(whole["metric"] == "accuracy") & (whole["split"] == "test") & (whole["model"] == "personal")]
     for done, part in tested.groupby("round"):
@@ -100,7 +100,7 @@ def test_a_run_is_measured_when_it_is_reported(little: tuple[pieces.Pieces, Path
 
 
 def test_a_tiny_study_is_drawn_and_says_what_is_missing(
-    little: tuple[pieces.Pieces, Path], monkeypatch: pytest.MonkeyPatch
+    little: tuple[recipe.Recipe, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item, folder = little
     monkeypatch.setitem(items.REGISTRY, item.name, item)

@@ -12,10 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 from torch.nn.functional import avg_pool2d
 
-from figures import items, learning, paired, pieces
+from figures import differences, items, learning, recipe
 from figures.__main__ import main
 from figures.fedra import depth
 from figures.pfedla import overlap
@@ -26,15 +25,16 @@ from fl_core.algorithms.options import configured
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.models import weights
+from tests.figures.conftest import check_picture
 
-PIECES = {name: item for name, item in items.REGISTRY.items() if isinstance(item, pieces.Pieces)}
+RECIPES = {name: item for name, item in items.REGISTRY.items() if isinstance(item, recipe.Recipe)}
 TINY = RunConfig(
     dataset="digits", model="mlp", clients=2, samples=120, rounds=1, epochs=1, batch=16, lr=0.05, optimizer="sgd"
 )
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
-def small(monkeypatch: pytest.MonkeyPatch, item: pieces.Pieces, runs: dict[str, RunConfig]) -> pieces.Pieces:
+def small(monkeypatch: pytest.MonkeyPatch, item: recipe.Recipe, runs: dict[str, RunConfig]) -> recipe.Recipe:
     """The item with other runs, registered under its name."""
     tiny = replace(item, runs=runs, seeds=2)
     monkeypatch.setitem(items.REGISTRY, item.name, tiny)
@@ -42,7 +42,7 @@ def small(monkeypatch: pytest.MonkeyPatch, item: pieces.Pieces, runs: dict[str, 
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> pieces.Pieces:
+def check(monkeypatch: pytest.MonkeyPatch) -> recipe.Recipe:
     runs = {name: replace(TINY, algorithm=name, samples_per_client=None) for name in ("local", "fedavg", "fedper")}
     return small(monkeypatch, learning.ITEM, runs)
 
@@ -52,9 +52,7 @@ def made(folder: Path) -> set[str]:
 
 
 def page(name: str, out: Path) -> str:
-    with Image.open(out / f"{name}.png") as picture:
-        assert min(picture.size) > 400
-        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
+    check_picture(out / f"{name}.png")
     assert len(pd.read_csv(out / f"{name}.csv")) > 0
     return (out / f"{name}.md").read_text()
 
@@ -84,16 +82,16 @@ def test_runs_are_made_once_and_a_partial_table_says_what_is_missing(
     main([learning.NAME, "--train", *out])
 
 
-def test_stored_rows_are_small_and_resolve_to_the_run(check: pieces.Pieces, tmp_path: Path) -> None:
+def test_stored_rows_are_small_and_resolve_to_the_run(check: recipe.Recipe, tmp_path: Path) -> None:
     folder = tmp_path / learning.NAME
-    pieces.train(check, folder, only=["fedper"], seeds=1, command="typed", progress=False)
+    recipe.train(check, folder, only=["fedper"], seeds=1, command="typed", progress=False)
     header, frame = rows.read(folder / "fedper-0.jsonl")
     assert (header["run"], header["seed"], header["command"]) == ("fedper", 0, "typed")
     assert "/" not in json.dumps(header["about"]["config"])
     final = frame[frame["metric"] == "accuracy"]
     assert set(final["model"]) == {"personal"}
     assert final["client"].nunique() == len(final) == 2
-    engine = runner.run(check.runs["fedper"], instruments=pieces.measure.instruments(), progress=False)
+    engine = runner.run(check.runs["fedper"], instruments=recipe.measure.instruments(), progress=False)
     fresh = runner.frame(engine)
     fresh = fresh[(fresh["metric"] == "accuracy") & (fresh["split"] == "test") & (fresh["model"] == "personal")]
     assert final["value"].tolist() == fresh[fresh["round"] == 1]["value"].tolist()
@@ -103,7 +101,24 @@ def test_stored_rows_are_small_and_resolve_to_the_run(check: pieces.Pieces, tmp_
     assert counted[learning.TUNING] == 0
 
 
-def test_budget_stops_between_runs(check: pieces.Pieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_without_rows_is_named_and_changes_no_state(
+    check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path)]
+    small(monkeypatch, replace(check, newcomers=frozenset({"fedper"})), check.runs)
+    main([learning.NAME, "--train", "--only", "local", "fedavg", *out])
+    text, said = page(learning.NAME, tmp_path), capsys.readouterr().out
+    assert "Missing" not in text
+    assert f"no rows yet: fedper; train with: python -m figures {learning.NAME} --train --only fedper" in said
+    monkeypatch.setattr(items, "ROWS", tmp_path)
+    assert items.find(learning.NAME).state == "ready"
+    assert recipe.newcomers(learning.NAME, check.runs) == {"fedper"}
+    main([learning.NAME, "--train", "--only", "fedper", *out])
+    assert recipe.newcomers(learning.NAME, check.runs) == frozenset()
+    assert "| fedper |" in page(learning.NAME, tmp_path)
+
+
+def test_budget_stops_between_runs(check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, clock = tmp_path / learning.NAME, [0.0]
     measure = check.measure
 
@@ -111,17 +126,17 @@ def test_budget_stops_between_runs(check: pieces.Pieces, tmp_path: Path, monkeyp
         clock[0] += 600
         return measure(*args)
 
-    monkeypatch.setattr(pieces.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(recipe.time, "perf_counter", lambda: clock[0])
     slow = replace(check, measure=ten_minutes)
-    pieces.train(slow, folder, budget=15, progress=False)
+    recipe.train(slow, folder, budget=15, progress=False)
     assert made(folder) == {"local-0", "fedavg-0"}  # the second began at 10 of 15 minutes
-    pieces.train(slow, folder, budget=5, progress=False)
+    recipe.train(slow, folder, budget=5, progress=False)
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}  # of local and fedavg 10 minutes are known
     with pytest.raises(UsageError, match="leaves no time"):
-        pieces.train(slow, folder, budget=0, progress=False)
+        recipe.train(slow, folder, budget=0, progress=False)
 
 
-def test_an_interrupted_run_leaves_nothing_and_the_others_stay(check: pieces.Pieces, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_nothing_and_the_others_stay(check: recipe.Recipe, tmp_path: Path) -> None:
     folder = tmp_path / learning.NAME
     measure = check.measure
 
@@ -131,17 +146,17 @@ def test_an_interrupted_run_leaves_nothing_and_the_others_stay(check: pieces.Pie
         return measure(task, run, to)
 
     with pytest.raises(KeyboardInterrupt):
-        pieces.train(replace(check, measure=failing), folder, progress=False)
+        recipe.train(replace(check, measure=failing), folder, progress=False)
     assert made(folder) == {"local-0"}
 
 
 def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
-    check: pieces.Pieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / learning.NAME
     runs = {**check.runs, "fedavg": replace(check.runs["fedavg"], lr=1e30, epochs=3)}
     item = small(monkeypatch, check, runs)
-    pieces.train(item, folder, seeds=1, progress=False)
+    recipe.train(item, folder, seeds=1, progress=False)
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}
     _, frame = rows.read(folder / "fedavg-0.jsonl")
     assert frame["value"].isna().all()
@@ -152,54 +167,35 @@ def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
     items.redraw(item, folder, tmp_path)
     assert "fedavg 0 did not come to its end: fedavg, round 1" in page(learning.NAME, tmp_path)
     for name in ("local", "fedper"):
-        pieces.piece(folder, name, 0).unlink()
+        recipe.rows_file(folder, name, 0).unlink()
     with pytest.raises(UsageError, match=r"no run in .* came to its end"):
         item.read(folder)
 
 
-def test_another_configuration_and_damaged_rows_are_refused(check: pieces.Pieces, tmp_path: Path) -> None:
+def test_another_configuration_and_damaged_rows_are_refused(check: recipe.Recipe, tmp_path: Path) -> None:
     folder = tmp_path / learning.NAME
-    pieces.train(check, folder, only=["local"], seeds=1, progress=False)
+    recipe.train(check, folder, only=["local"], seeds=1, progress=False)
     other = replace(check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)})
     with pytest.raises(UsageError, match=r"local-0.jsonl was made with another lr"):
-        pieces.train(other, folder, progress=False)
+        recipe.train(other, folder, progress=False)
     with pytest.raises(UsageError, match="did you mean 'fedper'"):
-        pieces.train(check, folder, only=["fedpr"], progress=False)
+        recipe.train(check, folder, only=["fedpr"], progress=False)
     with pytest.raises(UsageError, match="at least 1"):
-        pieces.train(check, folder, seeds=0, progress=False)
+        recipe.train(check, folder, seeds=0, progress=False)
     with pytest.raises(UsageError, match="--train makes them"):
         check.read(tmp_path)
-    path = pieces.piece(folder, "local", 0)
+    path = recipe.rows_file(folder, "local", 0)
     path.write_text(path.read_text()[:-20])
     with pytest.raises(CorruptError, match="line"):
         check.read(folder)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([learning.NAME, "--only", "fedper"], "go with --train"),
-        (["player_fl.heart_sensitivity", "--train", "--budget", "3"], "kept run by run"),
-        (["gallery", "--budget", "3"], "made as a whole"),
-        ([learning.NAME, "--train", "--data-root", "nowhere"], "nowhere is not a folder"),
-    ],
-)
-def test_requests_that_cannot_be_met(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main([*arguments, "--out", str(tmp_path)])
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
-    assert not made(tmp_path / learning.NAME)
-
-
-@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_recipes_name_what_there_is(name: str) -> None:
-    for config in (*PIECES[name].runs.values(), *PIECES[name].paper.values()):
+    for config in (*RECIPES[name].runs.values(), *RECIPES[name].paper.values()):
         if config.algorithm in registry():
             configured(find(config.algorithm).under(config.options), config.options)
-    assert PIECES[name].wanted(1) == [(run, 0) for run in PIECES[name].runs]
+    assert RECIPES[name].planned(1) == [(run, 0) for run in RECIPES[name].runs]
 
 
 # --- the learning check ----------------------------------------------------------------------------------------
@@ -207,7 +203,7 @@ def test_recipes_name_what_there_is(name: str) -> None:
 
 def test_learning_check_has_every_algorithm_but_those_of_depth() -> None:
     checked = {config.algorithm for config in learning.ITEM.runs.values()}
-    assert checked == set(registry()) - set(learning.DEPTH)
+    assert checked == {name for name in registry() if not find(name).needs_blocks}
 
 
 def accuracies(values: dict[str, list[float]]) -> tuple[dict[str, object], pd.DataFrame]:
@@ -275,11 +271,11 @@ def test_claim(value: float, spread: float, reference: float, expected: str) -> 
 
 def test_outcome_and_verdicts() -> None:
     values = pd.DataFrame({0: [0.1, 0.0], 1: [0.12, 0.0], 2: [0.11, 0.0]}, index=["x", "y"])
-    assert paired.outcome(*paired.against(values, "x", "y")) == "above"
-    assert paired.outcome(*paired.against(values, "y", "x")) == "below"
-    assert paired.outcome(*paired.against(values, "y", "y")) == "equal"
-    assert paired.outcome(*paired.against(values.iloc[:, :2], "x", "y")) == ""
-    assert paired.outcome(*paired.against(values, "x", "z")) == ""
+    assert differences.outcome(*differences.against(values, "x", "y")) == "above"
+    assert differences.outcome(*differences.against(values, "y", "x")) == "below"
+    assert differences.outcome(*differences.against(values, "y", "y")) == "equal"
+    assert differences.outcome(*differences.against(values.iloc[:, :2], "x", "y")) == ""
+    assert differences.outcome(*differences.against(values, "x", "z")) == ""
     assert [learning.came_out("above", found) for found in ("above", "below", "level", "")] == [
         "yes", "no", "open", "open"
     ]  # fmt: skip
@@ -395,7 +391,7 @@ def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.Monk
     assert "FedRA learns with every k" in text
     assert "FedRA learns with every k. Measured: points gained: k = 3 " in page("fedra.fig4", tmp_path)
     (folder / depth.WEIGHTS).unlink()  # they are not kept with the rows, and made again when a run needs them
-    pieces.train(item, folder, only=["fedra"], seeds=2, progress=False)
+    recipe.train(item, folder, only=["fedra"], seeds=2, progress=False)
     again = weights.read(folder / depth.WEIGHTS)
     assert all(torch.equal(again[name], tensor) for name, tensor in stored.items())
     assert made(folder) >= {"fedra-0", "fedra-1"}
@@ -406,8 +402,8 @@ def test_what_lacks_its_runs_after_a_part_was_trained_is_named_and_the_rest_draw
 ) -> None:
     own, there = tmp_path / depth.NAME, items.ROWS / depth.NAME
     own.mkdir()
-    shutil.copy(pieces.piece(there, "allsmall", 0), own)
-    monkeypatch.setattr(pieces, "train", lambda *_, **__: 0.0)
+    shutil.copy(recipe.rows_file(there, "allsmall", 0), own)
+    monkeypatch.setattr(recipe, "train", lambda *_, **__: 0.0)
     main([depth.NAME, "--train", "--only", "allsmall", "--out", str(tmp_path)])
     assert "fedra.fig4 is not drawn yet: algorithms.pacs_depth has none of the runs" in capsys.readouterr().out
     assert (tmp_path / f"{depth.NAME}.png").is_file()

@@ -17,12 +17,12 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Algorithms over datasets.
+class Ranking:
+    """Algorithms ranked over datasets, with the tests of whether they differ.
 
     Attributes:
         values: algorithms (rows) by datasets (columns); a dataset that lacks any algorithm takes no part.
-        higher_is_better: of the values.
+        higher_is_better: whether the highest value has rank 1.
         control: the algorithm that Holm's procedure holds the others against.
         blocks: the values that take part.
         ranks: mean rank of each algorithm, 1 is best; NaN where no dataset is complete.
@@ -69,21 +69,21 @@ class Standing:
         return statistics.critical_difference(len(self.blocks), self.blocks.shape[1], ALPHA)
 
 
-def diagram(ax: Axes, found: Standing, names: Mapping[str, str]) -> None:
+def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
     """The critical-difference diagram (Demsar, 2006): algorithms by mean rank, and bars over those that Nemenyi's test
     does not tell apart. Without a test the reason is written instead.
 
     Args:
-        names: of the algorithms, as they are shown.
+        names: how each algorithm is shown, by its name.
     """
-    if found.nemenyi.status != "ok":
+    if ranking.nemenyi.status != "ok":
         ax.set_axis_off()
         ax.text(
-            0.5, 0.5, found.nemenyi.status, ha="center", va="center", transform=ax.transAxes, wrap=True, color="0.4"
+            0.5, 0.5, ranking.nemenyi.status, ha="center", va="center", transform=ax.transAxes, wrap=True, color="0.4"
         )
         return
-    ranks = found.ranks.rename(index=names)
-    pairs = found.nemenyi.p_values.rename(index=names, columns=names)
+    ranks = ranking.ranks.rename(index=names)
+    pairs = ranking.nemenyi.p_values.rename(index=names, columns=names)
     drawn = scikit_posthocs.critical_difference_diagram(
         ranks, pairs, alpha=ALPHA, ax=ax, text_h_margin=0.15, label_fmt_left="{label} ({rank:.1f})",
         label_fmt_right="({rank:.1f}) {label}", label_props={"fontsize": 7.5},
@@ -98,6 +98,6 @@ def diagram(ax: Axes, found: Standing, names: Mapping[str, str]) -> None:
     bottom, _ = ax.get_ylim()
     ax.set_ylim(bottom, 4.0)
     ax.grid(False)
-    ax.plot([low, low + found.critical], [2.5, 2.5], color="0.3", linewidth=1.4, marker="|", markersize=5)
-    note = f"Nemenyi's critical difference at {ALPHA:g}: {found.critical:.1f}"
+    ax.plot([low, low + ranking.critical], [2.5, 2.5], color="0.3", linewidth=1.4, marker="|", markersize=5)
+    note = f"Nemenyi's critical difference at {ALPHA:g}: {ranking.critical:.1f}"
     ax.text(low, 2.9, note, va="bottom", fontsize=7, color="0.3")

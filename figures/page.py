@@ -1,0 +1,39 @@
+"""Numbers and tables as an item's page shows them, and a sentence on the runs that it lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+
+def percent(mean: float, low: float, high: float, sign: str = "") -> str:
+    """A share in percent with half its interval; a dash where there is none."""
+    if math.isnan(mean):
+        return "–"
+    half = "" if math.isnan(low) else f" ± {100 * (high - low) / 2:.1f}"
+    return f"{100 * mean:{sign}.1f}{half}"
+
+
+def seeds_in_words(count: int) -> str:
+    """A number of seeds in words: ``1 seed``, ``3 seeds``."""
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def markdown(columns: Mapping[str, Sequence[Any]]) -> str:
+    """A Markdown table of columns of equal length."""
+    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
+    lines += [" | ".join(map(str, cells)) for cells in zip(*columns.values(), strict=True)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None) -> str:
+    """A sentence on the runs that are missing or diverged; empty where none is.
+
+    Args:
+        header: as :meth:`figures.recipe.Recipe.read` gives it.
+        runs: names of the runs to speak of; default all.
+    """
+    lacking = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
+    lacking = [name for name in lacking if runs is None or name.partition(" ")[0] in runs]
+    return f" Missing: {', '.join(lacking)}." if lacking else ""

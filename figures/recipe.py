@@ -1,0 +1,273 @@
+"""A recipe names data, methods and seeds; its runs are trained one after another and never twice.
+
+A recipe is an item (:mod:`figures.items`) whose runs take long. It keeps a file of rows for each run and seed, so that
+it can be made in parts: interrupted, within a budget, or by several processes that were given different runs. A run
+whose training diverged is finished too: its one row says why it has no value. Drawing takes what is there and says
+what is missing. A figure's module adds what is its own: the configurations, what is measured on a run, the picture.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm.auto import tqdm
+
+from fedlayers.diagnostics import measure
+from figures import items
+from fl_core import __version__, rows, runner
+from fl_core.config import RunConfig
+from fl_core.engine import Engine
+from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+
+FAILED = "finished"
+"""The metric of the row, without a value, that stands for a run whose training diverged."""
+PLAIN_SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+"""Local training as several papers have it."""
+
+
+# --- configurations and rows that recipes share ----------------------------------------------------------------
+
+
+def by_method(base: RunConfig, methods: Iterable[str], own: Mapping[str, Mapping[str, Any]]) -> dict[str, RunConfig]:
+    """A configuration for each algorithm, under its name.
+
+    Args:
+        own: what a method has beyond the base, by its name.
+    """
+    return {name: replace(base, algorithm=name, **own.get(name, {})) for name in methods}
+
+
+def scored_at_end(config: RunConfig) -> RunConfig:
+    """The run evaluated, and its state stored, after the last round only."""
+    return replace(config, eval_every=config.rounds, checkpoint_every=config.rounds)
+
+
+def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
+    """Train a task to its end; returns the run, and its rows."""
+    engine = runner.run(task.config, loaded=task.data, instruments=measure.instruments(), progress=False)
+    return engine, runner.frame(engine)
+
+
+def labels(task: runner.Task) -> dict[str, Any]:
+    """What each row of a run says of it: algorithm and seed."""
+    return {"algorithm": task.config.algorithm, "seed": task.config.seed}
+
+
+def tested(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of test accuracy, of every model and round."""
+    return frame[(frame["metric"] == "accuracy") & (frame["split"] == "test")]
+
+
+def unchanged(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """The configuration itself, of a run that needs nothing else before it starts."""
+    return config
+
+
+# --- the recipe ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recipe(items.Item):
+    """A figure or table whose rows are kept run by run, in a folder of its name.
+
+    ``measure`` is given the folder too: (task, run, folder) -> rows.
+
+    Attributes:
+        one_seed: runs that have the seed 0 only.
+        more_seeds: runs that have more seeds than ``seeds``, and how many.
+        newcomers: runs that can be made but that nothing waits for: of algorithms without rows so far.
+        prepare: (configuration with its seed and data root, run, folder) -> the configuration that runs; called before
+            a run, to provide what it starts from.
+    """
+
+    one_seed: frozenset[str] = frozenset()
+    more_seeds: Mapping[str, int] = field(default_factory=dict)
+    newcomers: frozenset[str] = frozenset()
+    prepare: Callable[[RunConfig, str, Path], RunConfig] = unchanged
+
+    def planned(self, seeds: int | None = None) -> list[tuple[str, int]]:
+        """Every (run, seed), the first seed of all runs first."""
+        count = self.seeds if seeds is None else seeds
+        counts = {run: 1 if run in self.one_seed else count for run in self.runs}
+        if seeds is None:
+            counts |= {run: max(count, more) for run, more in self.more_seeds.items()}
+        most = max(counts.values(), default=0)
+        return [(run, seed) for seed in range(most) for run in self.runs if seed < counts[run]]
+
+    def awaited(self) -> list[tuple[str, int]]:
+        """Every (run, seed) that the figure is of: all but the newcomers'."""
+        return [(run, seed) for run, seed in self.planned() if run not in self.newcomers]
+
+    @property
+    def state(self) -> str:
+        """``ready`` where all rows are stored, else how many runs are."""
+        awaited = self.awaited()
+        stored = sum(rows_file(self.path(), run, seed).is_file() for run, seed in awaited)
+        return "no rows" if not stored else "ready" if stored == len(awaited) else f"{stored} of {len(awaited)} runs"
+
+    @property
+    def without_rows(self) -> str:
+        """A line on the newcomers, and what trains them; empty where there is none."""
+        if not self.newcomers:
+            return ""
+        names = sorted(self.newcomers)
+        return f"no rows yet: {listing(names)}; train with: {self.command} --only {' '.join(names)}"
+
+    def path(self, folder: Path | None = None) -> Path:
+        return (items.ROWS if folder is None else folder) / self.name
+
+    def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+        """Read the runs that are stored, with a header like any item's.
+
+        The header also has ``had``, the seeds of each run that came to its end, ``failed``, the reasons of those that
+        did not, and ``missing``.
+        """
+        files = sorted(path.glob("*.jsonl"))
+        if not files:
+            raise UsageError(f"{self.name} has no rows in {path}; --train makes them ({self.budget})")
+        frames: dict[tuple[str, int], pd.DataFrame] = {}
+        runs: dict[str, dict[str, Any]] = {}
+        seconds = 0.0
+        for file in files:
+            header, frame = rows.read(file)
+            if header.get("item") != self.name:
+                raise UsageError(f"{file} holds rows of {header.get('item')!r}, not of {self.name!r}")
+            run, seed = check_known("run", header["run"], self.runs), int(header["seed"])
+            described = runs.setdefault(run, header["about"])
+            described["data"] |= header["about"]["data"]
+            seconds += header["seconds"]
+            frames[run, seed] = frame
+        diverged = {key: frame[frame["metric"] == FAILED] for key, frame in frames.items()}
+        failed = {f"{run} {seed}": line["status"].iloc[0] for (run, seed), line in diverged.items() if len(line)}
+        order = sorted(frames, key=lambda key: (list(self.runs).index(key[0]), key[1]))
+        finished = {
+            run: [seed for name, seed in order if name == run and f"{name} {seed}" not in failed] for run in self.runs
+        }
+        sound = [frames[key] for key in order if not len(diverged[key])]
+        if not sound:
+            raise UsageError(f"{self.name}: no run in {path} came to its end; the first: {next(iter(failed.values()))}")
+        header = {
+            "item": self.name,
+            "version": __version__,
+            "command": self.command,
+            "seeds": max(len(seeds) for seeds in finished.values()),
+            "seconds": round(seconds, 1),
+            "runs": runs,
+            "had": finished,
+            "failed": failed,
+            "missing": [f"{run} {seed}" for run, seed in self.awaited() if (run, seed) not in frames],
+        }
+        return header, pd.concat(sound, ignore_index=True)
+
+
+def rows_file(folder: Path, run: str, seed: int) -> Path:
+    """The file that holds the rows of one run."""
+    return folder / f"{run}-{seed}.jsonl"
+
+
+def newcomers(name: str, runs: Iterable[str]) -> frozenset[str]:
+    """The runs of which an item has no committed rows of seed 0."""
+    return frozenset(run for run in runs if not rows_file(items.ROWS / name, run, 0).is_file())
+
+
+# --- training --------------------------------------------------------------------------------------------------
+
+
+def train(
+    item: Recipe,
+    folder: Path,
+    *,
+    only: Sequence[str] = (),
+    seeds: int | None = None,
+    budget: float | None = None,
+    data_root: str | None = None,
+    command: str = "",
+    progress: bool = True,
+) -> float:
+    """Make the runs that are not there yet, and store each as soon as it is finished; returns the seconds taken.
+
+    Args:
+        only: names of the runs to make; default all.
+        seeds: number of seeds in place of the item's own.
+        budget: minutes after which no run is begun. One that took longer with another seed than is left is not
+            begun either.
+
+    Raises:
+        UsageError: an unknown run, no seed at all, data that are not there, or a stored run of another configuration;
+            RunError: a run failed.
+    """
+    for name in only:
+        check_known(f"run of {item.name}", name, item.runs)
+    if seeds is not None and seeds < 1:
+        raise UsageError(f"{item.name} over {seeds} seeds: at least 1 is needed")
+    if budget is not None and not budget > 0:
+        raise UsageError(f"a budget of {budget:g} minutes leaves no time for a run")
+    if not folder.parent.is_dir():
+        raise UsageError(f"there is no folder {folder.parent}")
+    took: dict[str, float] = {}
+    planned = [(run, seed) for run, seed in item.planned(seeds) if not only or run in only]
+    for run, seed in item.planned(seeds):
+        if rows_file(folder, run, seed).is_file():
+            took[run] = _check_same(item, folder, run, seed)
+    folder.mkdir(exist_ok=True)
+    began = time.perf_counter()
+    left = [(run, seed) for run, seed in planned if not rows_file(folder, run, seed).is_file()]
+    with tqdm(total=len(left), desc=item.name, unit="run", disable=not progress) as bar:
+        for run, seed in left:
+            spent = time.perf_counter() - began
+            if budget is not None and (spent >= 60 * budget or spent + took.get(run, 0.0) > 60 * budget):
+                continue
+            bar.set_postfix_str(f"{run}, seed {seed}")
+            if not rows_file(folder, run, seed).is_file():  # another process may have made it meanwhile
+                took[run] = _make(item, folder, run, seed, data_root, command)
+            bar.update()
+    return time.perf_counter() - began
+
+
+def _make(item: Recipe, folder: Path, run: str, seed: int, data_root: str | None, command: str) -> float:
+    began = time.perf_counter()
+    task = runner.assemble(item.prepare(replace(item.runs[run], seed=seed, data_root=data_root), run, folder))
+    try:
+        frame = item.measure(task, run, folder).assign(run=run)
+    except NonFiniteError as error:
+        frame = rows.frame([rows.row(FAILED, None, status=str(error), run=run, **labels(task))])
+    seconds = round(time.perf_counter() - began, 1)
+    about = items.about(task)
+    about["data"][str(seed)] = task.data.digest
+    header = {
+        "item": item.name,
+        "version": __version__,
+        "command": command,
+        "run": run,
+        "seed": seed,
+        "seconds": seconds,
+        "asked": _asked(item, run),
+        "about": about,
+    }
+    rows.write(rows_file(folder, run, seed), header, items.records(frame))
+    return seconds
+
+
+def _asked(item: Recipe, run: str) -> dict[str, Any]:
+    """A run's configuration as it was asked for, without what belongs to a machine."""
+    return {name: value for name, value in item.runs[run].to_json().items() if name not in items.ELSEWHERE}
+
+
+def _check_same(item: Recipe, folder: Path, run: str, seed: int) -> float:
+    """How long a stored run took; refuses one that was made with another configuration."""
+    path = rows_file(folder, run, seed)
+    header, now = rows.read_header(path), _asked(item, run)
+    if header.get("item") != item.name:
+        raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {item.name!r}")
+    differ = [
+        name for name, value in header["asked"].items() if name in now and value != json.loads(json.dumps(now[name]))
+    ]
+    if differ:
+        raise UsageError(f"{path} was made with another {listing(differ)}: remove it, or choose another folder")
+    return float(header["seconds"])
