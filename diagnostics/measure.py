@@ -45,7 +45,7 @@ def of_run(
     which: str = "local",
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    model_code: str | None = None,
+    model_code: str | Collection[str] | None = None,
     command: str = "",
     **options: Any,
 ) -> Report:

@@ -33,7 +33,10 @@ ABOUT = "Measure which layers of a network to federate and which to keep local, 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(words: Sequence[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(overview())
         sys.exit(0)
@@ -41,11 +44,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = parsed(words)
     except UsageError as error:
         _leave(2, str(error))
-    _execute(command, words)
-
-
-def _execute(command: Command, words: Sequence[str]) -> None:
-    """Do what a command asks for; whatever ends it is said in one line."""
     import shlex
     import traceback
     import warnings

@@ -131,7 +131,7 @@ class Study(ManyRuns):
         fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
     """
 
-    algorithms: Annotated[tuple[str, ...], option("Registry names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
+    algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
     seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 5
