@@ -33,7 +33,14 @@ ABOUT = "Measure which layers of a network to federate and which to keep local, 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
-    _main(list(sys.argv[1:] if argv is None else argv))
+    try:
+        try:
+            _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _main(words: Sequence[str]) -> None:
@@ -52,10 +59,8 @@ def _main(words: Sequence[str]) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _Notes()
             command.main(shlex.join(["fedlayers", *words]))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:
         _leave(130, f"interrupted; {command.interrupted()}")
     except Exception as error:
