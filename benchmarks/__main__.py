@@ -9,11 +9,16 @@ from typing import Any
 
 import tyro
 
-from benchmarks import measurements, peers, picture, training
+from benchmarks import measurements, peers, picture, startup, training
 from benchmarks.pairs import table
 from fl_core.errors import RunError, UsageError, check_known
 
-JOBS: dict[str, Callable[..., Any]] = {**measurements.JOBS, **training.JOBS, "peers": peers.peers}
+JOBS: dict[str, Callable[..., Any]] = {
+    **measurements.JOBS,
+    **training.JOBS,
+    "startup": startup.startup,
+    "peers": peers.peers,
+}
 
 
 def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, pflib: Path | None = None) -> None:

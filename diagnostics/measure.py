@@ -48,7 +48,7 @@ def of_run(
     measure_batch: int = MEASURE_BATCH,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    model_code: str | None = None,
+    model_code: str | Collection[str] | None = None,
     command: str = "",
     **options: Any,
 ) -> Report:

@@ -29,15 +29,15 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
 
     dataset: str = "heart"
-    """Registered name, or your .npz, .csv, .jsonl or folder of images."""
+    """Registered name, package.module:function, or your .npz, .csv, .jsonl or folder of images."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
-    """Registered name."""
+    """Registered name, or package.module:Class."""
     plan: str | None = None
     """Path of a plan, or auto to measure and decide first; without it the algorithm's own default."""
     rule: str = "sensitivity_ratio"
-    """How auto and PLayer-FL decide."""
+    """How auto and PLayer-FL decide: registered name, or package.module:function."""
     threshold: float = 1.2
     """Of the rule: layers before the first jump above it are shared."""
     rounds: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from fl_core.execution.executors import Serial, executor
 from fl_core.execution.site import Site
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
+from fl_core.registry import is_outside
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -97,7 +98,7 @@ def resume(
     instruments: Instruments | None = None,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    model_code: str | None = None,
+    model_code: str | Collection[str] | None = None,
     progress: bool = True,
     until: int | None = None,
 ) -> Engine:
@@ -107,8 +108,8 @@ def resume(
 
     Args:
         data, model: your own, where the run was given them.
-        model_code: the ``package.module:callable`` of a run whose model is your own code, said again: a run
-            directory from elsewhere must not choose what is imported and called here.
+        model_code: the ``package.module:name`` of a run whose model, algorithm, dataset or rule is your own code, said
+            again, or several of them: a run directory from elsewhere must not choose what is imported and called here.
         until: as of :func:`run`.
 
     Raises:
@@ -178,16 +179,28 @@ def _check_decision(task: Task, instruments: Instruments) -> None:
             raise UsageError("a decision is made on what local training shows: epochs must be at least 1")
 
 
-def _check_own(path: Path, stored: Mapping[str, Any], model_code: str | None, **given: Any) -> None:
-    """Refuse to go on without what the run was given: data or a model from Python, or the model's code by name."""
+def code_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """What of a configuration is the place of somebody's own code, ``package.module:name``, by key."""
+    named = {key: str(config.get(key)) for key in ("algorithm", "dataset", "partition", "rule")}
+    code = {key: name for key, name in named.items() if is_outside(name)}
+    return {**code, "model": config["model"]} if models.is_code(str(config["model"])) else code
+
+
+def _check_own(path: Path, stored: Mapping[str, Any], model_code: str | Collection[str] | None, **given: Any) -> None:
+    """Refuse to go on without what the run was given: data or a model from Python, or the names of its code."""
     for kind in stored["own"]:
         if given[kind] is None:
             raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
-    if given["model"] is None and models.is_code(str(stored["model"])) and model_code != stored["model"]:
-        raise UsageError(
-            f"{path} names code as its model, {stored['model']!r}; if it is yours, say so: "
-            f"--model-code {stored['model']} (model_code= in Python)"
-        )
+    known = (model_code,) if isinstance(model_code, str) else tuple(model_code or ())
+    code = {
+        key: name for key, name in code_of(stored).items() if given.get("data" if key == "dataset" else key) is None
+    }
+    for key, name in code.items():
+        if name not in known:
+            raise UsageError(
+                f"{path} names code as its {key}, {name!r}; if it is yours, say so: "
+                f"--model-code {' '.join(code.values())} (model_code= in Python)"
+            )
 
 
 def _check_device(name: str) -> None:
@@ -312,7 +325,7 @@ def load_models(
     *,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    model_code: str | None = None,
+    model_code: str | Collection[str] | None = None,
 ) -> tuple[dict[str, nn.Module], Task]:
     """The models of a checkpoint, one for each client, with the task they belong to.
 

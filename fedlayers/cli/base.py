@@ -12,8 +12,12 @@ from fedlayers.cli.arguments import option
 
 RunDirectory = Annotated[Positional[Path], option("A run directory.", "DIR")]
 ModelCode = Annotated[
-    str | None,
-    option("Of a run whose model is code: its package.module:callable again, since that code is imported and called."),
+    tuple[str, ...],
+    option(
+        "Of a run whose model, algorithm, dataset or rule is code: its package.module:name again, since that code is "
+        "imported and called.",
+        "NAME [NAME ...]",
+    ),
 ]
 
 

@@ -43,8 +43,7 @@ class Diagnose(Command):
     dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
     out: Annotated[Path, option("Where the rows go.", "FILE")] = Path("rows.jsonl")
     metrics: Annotated[
-        tuple[str, ...],
-        option("Registry names, or package.module:function; default the four that decide.", "NAME [NAME ...]"),
+        tuple[str, ...], option("Names, or package.module:function; default the four that decide.", "NAME [NAME ...]")
     ] = ()
     measure_batch: Annotated[
         int, option("Samples at a time while measuring; --batch is what clients train with.", "N")
@@ -53,8 +52,10 @@ class Diagnose(Command):
     model: Annotated[
         str | None, option("Of a run: local, personal or global (default local). Of a dataset: a model's name.")
     ] = None
-    model_code: ModelCode = None
-    dataset: Annotated[str | None, option("Registered name, or the path of your own data.")] = None
+    model_code: ModelCode = ()
+    dataset: Annotated[
+        str | None, option("Registered name, package.module:function, or the path of your own data.")
+    ] = None
     resamples: Annotated[
         int, option("Resamples of each client's batches, for how sure a decision is: select --explain.", "N")
     ] = 0
@@ -170,9 +171,7 @@ class Select(Command):
     """
 
     rows: Annotated[Positional[Path], option("What fedlayers diagnose wrote.", "ROWS")]
-    rule: Annotated[str, option("Registry name (fedlayers list rules), or package.module:function.")] = (
-        "sensitivity_ratio"
-    )
+    rule: Annotated[str, option("Name (fedlayers list rules), or package.module:function.")] = "sensitivity_ratio"
     metric: Annotated[str | None, option("Whose values are read; default federation_sensitivity.")] = None
     variant: Annotated[str | None, option("Of the metric; default what was seen in training, where it was.")] = None
     threshold: Annotated[float, option("Of sensitivity_ratio and change_point.")] = 1.2

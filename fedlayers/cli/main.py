@@ -34,8 +34,15 @@ ABOUT = "Measure which layers of a network to federate and which to keep local, 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
-    with interrupts.ending():
-        _main(list(sys.argv[1:] if argv is None else argv))
+    try:
+        try:
+            with interrupts.ending():
+                _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _main(words: Sequence[str]) -> None:
@@ -46,11 +53,6 @@ def _main(words: Sequence[str]) -> None:
         command = parsed(words)
     except UsageError as error:
         _leave(2, str(error))
-    _execute(command, words)
-
-
-def _execute(command: Command, words: Sequence[str]) -> None:
-    """Do what a command asks for; whatever ends it is said in one line."""
     import shlex
     import traceback
     import warnings
@@ -59,10 +61,8 @@ def _execute(command: Command, words: Sequence[str]) -> None:
         with interrupts.ending(command.interrupted), warnings.catch_warnings():
             warnings.showwarning = _Notes()
             command.main(shlex.join(["fedlayers", *words]))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if command.debug:
             traceback.print_exc()

@@ -52,7 +52,7 @@ class Resume(Command):
     """
 
     dir: RunDirectory
-    model_code: ModelCode = None
+    model_code: ModelCode = ()
 
     def main(self, line: str) -> None:
         from fedlayers import runs

@@ -13,15 +13,16 @@ from fedlayers.cli.base import Command
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 
+Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
 class ManyRuns(Command):
     """What the commands share that train many runs: each can be stopped and started again."""
 
-    seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 3
+    seeds: int
     config: RunConfig
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
+    set_model: tuple[str, ...]
+    set_loss: tuple[str, ...]
 
     def interrupted(self) -> str:
         return "the same command goes on"
@@ -53,10 +54,13 @@ class Compare(ManyRuns):
     algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedper", "playerfl"),
     )
+    seeds: Seeds = 3
     best_val: Annotated[bool, option("Score each client at its evaluated round of lowest validation loss.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds = self.asked()
@@ -95,11 +99,14 @@ class Regret(ManyRuns):
         tuple[str, ...],
         option("Read on federation_sensitivity or METRIC.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
     ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
+    seeds: Seeds = 3
     score: Annotated[str, option("macro_f1, accuracy or loss.")] = "macro_f1"
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
     set: Set = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
         _check_algorithms((self.algorithm,))
@@ -131,13 +138,15 @@ class Study(ManyRuns):
         fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
     """
 
-    algorithms: Annotated[tuple[str, ...], option("Registry names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
+    algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
-    seeds: Annotated[int, option("Number of seeds, counted from --seed.")] = 5
+    seeds: Seeds = 5
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan"))]
     set: SetEach = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds = self.asked()

@@ -287,7 +287,8 @@ def compare(
                 progress=False,
             )
         elif store.Run(job.path).rounds[-1:] != [resolved(job.config).rounds]:
-            runner.resume(job.path, instruments=instruments, progress=False)
+            code = runner.code_of(job.config.to_json()).values()  # what this very call names
+            runner.resume(job.path, instruments=instruments, model_code=code, progress=False)
         frames.append(store.Run(job.path).rows()[1])
     result = Comparison(pd.concat(frames, ignore_index=True), best)
     header = {**runner.assemble(jobs[0].config, plan=jobs[0].plan).header(command), "runs": len(jobs)}

@@ -54,7 +54,11 @@ def interrupted(folder, *arguments, until):
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    shown = [line for line in err.splitlines() if line and "s/round" not in line and "round/s" not in line and " note: " not in line]
+    shown = [
+        line
+        for line in err.splitlines()
+        if line and "s/round" not in line and "round/s" not in line and " note: " not in line
+    ]
     return process.returncode, shown
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import os
 import subprocess
 import sys
@@ -12,8 +11,6 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-import fedlayers.catalogue
-import fedlayers.runs
 from fedlayers import catalogue
 from fl_core.errors import UsageError
 from tests.conftest import TOY, network
@@ -41,13 +38,6 @@ def test_types_are_those_of_the_doors():
 def test_an_unknown_door_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'diagnosis'"):
         getattr(fl, "diagnosis")  # noqa: B009
-
-
-@pytest.mark.parametrize("module", [fedlayers, fedlayers.runs, fedlayers.catalogue])
-def test_examples_do_what_they_show(module):
-    found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
-    assert found.attempted
-    assert not found.failed
 
 
 # --- run -------------------------------------------------------------------------------------------------------

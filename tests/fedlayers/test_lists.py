@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 
 import pytest
@@ -32,10 +31,6 @@ def test_all_that_can_be_named_stands_in_the_readme():
     for kind in lists.LISTS:
         for name in catalogue.own_entries(kind.removesuffix("s")):
             assert f"`{name}`" in text, name
-
-
-def test_examples():
-    assert not doctest.testmod(lists).failed
 
 
 def test_a_page_without_a_list_or_with_an_unknown_one_is_refused():

@@ -1,0 +1,61 @@
+"""How soon the command line answers: CPU time and peak memory of what only asks, against an empty program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks.pairs import PAIRS, Measured, alternate, judged
+
+EMPTY = ("-c", "pass")
+ASKED = {
+    "fedlayers --help": ("-m", "fedlayers", "--help"),
+    "import fedlayers": ("-c", "import fedlayers"),
+    "fedlayers run --help": ("-m", "fedlayers", "run", "--help"),
+    "fedlayers list algorithms": ("-m", "fedlayers", "list", "algorithms"),
+    "an unknown algorithm": ("-m", "fedlayers", "run", "--algorithm", "fedavgg"),
+}
+AT_MOST = 10
+PEAK = 80.0  # MB
+USED = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+"""
+
+
+def usage(*words: str) -> tuple[float, float]:
+    """CPU seconds and peak MB of Python with these arguments, started by a small process: a child's peak begins at its
+    parent's."""
+    told = subprocess.run([sys.executable, "-c", USED, *words], check=True, capture_output=True, text=True)
+    seconds, peak = map(float, told.stdout.split())
+    return seconds, peak
+
+
+def startup(pairs: int = PAIRS) -> list[Measured]:
+    """CPU time of help, lists and mistakes in multiples of an empty program's, and their peak memory."""
+    rows = []
+    for what, words in ASKED.items():
+        peaks: list[float] = []
+
+        def asked(words: tuple[str, ...] = words, peaks: list[float] = peaks) -> float:
+            seconds, peak = usage(*words)
+            peaks.append(peak)
+            return seconds
+
+        frame = alternate({"asked": asked, "empty": lambda: usage(*EMPTY)[0]}, pairs)
+        targeted = what in ("fedlayers --help", "import fedlayers")
+        row = judged(
+            "startup",
+            what,
+            "python -c pass",
+            list(frame["asked"] / frame["empty"]),
+            at_most=AT_MOST if targeted else None,
+            seconds=float(frame["asked"].median()),
+            baseline_seconds=float(frame["empty"].median()),
+            unit="CPU time",
+        )
+        peak = judged("startup", what, "1 MB", peaks[1:], at_most=PEAK if targeted else None, unit="MB at the peak")
+        rows += [row, peak]
+    return rows

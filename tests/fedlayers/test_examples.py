@@ -1,0 +1,48 @@
+"""Every ``>>>`` in the packages does what it shows."""
+
+from __future__ import annotations
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import fedlayers as fl
+from fl_core.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+
+
+def shown() -> list[str]:
+    """The modules with examples."""
+    found = []
+    for package in ("fl_core", "diagnostics", "fedlayers"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if ">>> " in path.read_text(encoding="utf-8") and parts[:2] != ("fedlayers", "diagnostics"):
+                name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+                found.append(f"fedlayers.{name}" if package == "diagnostics" else name)
+    return found
+
+
+@pytest.fixture
+def nothing_stays(monkeypatch, tmp_path):
+    """What an example registers is known to it alone."""
+    monkeypatch.chdir(tmp_path)
+    for registry in Registry.of_kind.values():
+        for name in ("_members", "_made_from"):
+            monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
+@pytest.mark.parametrize("name", shown())
+@pytest.mark.filterwarnings("ignore:client")  # of a few samples, which is of no interest here
+def test_examples_do_what_they_show(nothing_stays, name):
+    ran = doctest.testmod(import_module(name), optionflags=doctest.ELLIPSIS)
+    assert ran.attempted
+    assert not ran.failed
+
+
+def test_running_is_shown():
+    assert ">>> " in (fl.run.__doc__ or "")
+    assert ">>> " in (fl.resume.__doc__ or "")

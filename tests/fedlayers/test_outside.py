@@ -1,0 +1,65 @@
+"""Somebody's own algorithm, in one file of their working folder, from the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedlayers.cli import main as cli
+from fl_core import rows
+
+ALGORITHM = '''
+from fl_core.algorithms.base import Algorithm
+
+class Quarter(Algorithm):
+    """FedAvg of a quarter of the training."""
+
+    name = "quarter"
+    paper = "a test"
+'''
+
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    """A folder with a module of its own, which is forgotten after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("own_of_a_test.py").write_text(ALGORITHM)
+    yield "own_of_a_test:Quarter"
+    sys.modules.pop("own_of_a_test", None)
+
+
+def test_an_algorithm_is_named_by_its_place(own_file, capsys):
+    cli.main(["run", "--algorithm", own_file, "--rounds", "1", "--out", "run"])
+    assert "1 round of quarter: run" in capsys.readouterr().out
+    assert set(rows.read(Path("run/rows.jsonl"))[1]["algorithm"]) == {"quarter"}
+    cli.main(["verify", "run"])
+
+
+def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
+    cli.main(["run", "--algorithm", own_file, "--rounds", "1", "--out", "run"])
+    for line in (["resume", "run"], ["diagnose", "run"], ["resume", "run", "--model-code", "own_of_a_test:Half"]):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(line)
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert f"run names code as its algorithm, '{own_file}'; if it is yours, say so: --model-code {own_file}" in said
+    cli.main(["resume", "run", "--model-code", own_file])
+    assert "1 round of quarter: run" in capsys.readouterr().out
+
+
+def test_a_comparison_goes_on_with_the_code_that_it_names(own_file, capsys):
+    line = ["compare", "--algorithms", own_file, "fedavg", "--seeds", "1", "--rounds", "2", "--out", "out"]
+    cli.main(line)
+    manifest = Path(f"out/runs/{own_file}-0/checkpoints")
+    assert manifest.is_dir()
+    cli.main(line)
+    assert "quarter" in capsys.readouterr().out
+
+
+def test_what_is_not_there_is_told_with_the_nearest(own_file, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["run", "--algorithm", "own_of_a_test:Quartr"])
+    assert "'Quartr': did you mean 'Quarter'?" in capsys.readouterr().err
+    assert not Path("runs").exists()
