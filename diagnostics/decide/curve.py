@@ -163,7 +163,7 @@ def curve_of(
     own = _one_measurement(own)
     paired = bool((own["client_b"] != "").any())
     apart = _apart(metric, pairs or {})
-    used = [layer for layer in layers if layer.used and not layer.still]
+    used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
         raise UsageError(f"{len(used)} layer in use that trains; a rule needs at least two to decide between")
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}

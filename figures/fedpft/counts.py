@@ -46,7 +46,7 @@ def _count(task: runner.Task, run: str) -> pd.DataFrame:
     """Count the numbers of each module, trained ones and all of its state, and those that the server sends a client."""
     model = tree.of(task.model)
     algorithm = task.algorithm(task.plan)
-    message = algorithm.send(algorithm.open(model), 0, Round(0))
+    message = algorithm.send(algorithm.server_state(model), 0, Round(0))
     named = labels(task)
     trained, sizes = task.problem.parameters, pd.Series({name: tensor.numel() for name, tensor in model.items()})
     holder = pd.Series({name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model})

@@ -194,7 +194,7 @@ def test_another_configuration_and_damaged_rows_are_refused(check: recipe.Recipe
 def test_recipes_name_what_there_is(name: str) -> None:
     for config in (*RECIPES[name].runs.values(), *RECIPES[name].paper.values()):
         if config.algorithm in registry():
-            configured(find(config.algorithm).under(config.options), config.options)
+            configured(find(config.algorithm), config.options)
     assert RECIPES[name].planned(1) == [(run, 0) for run in RECIPES[name].runs]
 
 
