@@ -25,6 +25,7 @@ from fl_core.execution.executors import Serial, executor
 from fl_core.execution.site import Site
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
+from fl_core.registry import is_outside
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -155,7 +156,8 @@ def _check_decision(task: Task, instruments: Instruments) -> None:
     if task.config.plan == AUTO or task.algorithm(task.plan).decides:
         if instruments.decide is None:
             raise UsageError(f"{task.config.algorithm} decides on a plan: pass diagnostics.instruments(), or a plan")
-        check_known("rule", task.config.rule, instruments.rules)
+        if not is_outside(task.config.rule):
+            check_known("rule", task.config.rule, instruments.rules)
         used = [layer for layer in task.layers if layer.used and layer.weights and not layer.still]
         least = find(task.config.algorithm).least_layers
         if len(used) < least:
