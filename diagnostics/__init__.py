@@ -13,6 +13,7 @@ from fl_core.lazy import attach
 
 if TYPE_CHECKING:
     from .costs import cost_steps, plan_cost
+    from .decide.rules.base import RULES, rule
     from .diagnosis import diagnose
     from .gradients.importance import SensitivityAccumulator
     from .metrics.base import METRICS, Metric, metric
@@ -25,6 +26,7 @@ _HOMES = {
     "METRICS": ".metrics.base",
     "Measurement": ".subject",
     "Metric": ".metrics.base",
+    "RULES": ".decide.rules.base",
     "Report": ".report",
     "SensitivityAccumulator": ".gradients.importance",
     "Subject": ".subject",
@@ -34,9 +36,11 @@ _HOMES = {
     "metric": ".metrics.base",
     "plan_cost": ".costs",
     "probe_set": ".representation.probe",
+    "rule": ".decide.rules.base",
 }
 __all__ = [
     "METRICS",
+    "RULES",
     "Measurement",
     "Metric",
     "Report",
@@ -48,6 +52,7 @@ __all__ = [
     "metric",
     "plan_cost",
     "probe_set",
+    "rule",
 ]
 __getattr__, __dir__ = attach(__name__, _HOMES)
 

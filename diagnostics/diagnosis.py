@@ -118,8 +118,10 @@ def diagnose(
             for metric in alone:
                 # a single model has no pair, however many clients it is measured on
                 whom = subjects[:n_models] if metric.pairs else subjects
-                own = replace(shared, subjects=whom, layers=request.read_by(metric, every), tick=tick(metric.name))
-                measured += metric.measure(own, request.settings[metric.name])
+                measurement = replace(
+                    shared, subjects=whom, layers=request.read_by(metric, every), tick=tick(metric.name)
+                )
+                measured += metric.measure(measurement, request.settings[metric.name])
     place = {metric.name: k for k, metric in enumerate(request.metrics)}
     measured = sorted((r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]])
     columns = {"seed": seed, **(context or {})}
@@ -133,7 +135,10 @@ def diagnose(
         "bytes": layer_bytes(every, subjects[0].model),
         "data": _digest({s.client: _data_digest(s.data) for s in subjects}),
         "checkpoint": _digest({s.client: tree.digest(tree.live(s.model)) for s in subjects}),
-        "metrics": {name: {key: _plain(value) for key, value in own.items()} for name, own in request.options.items()},
+        "metrics": {
+            name: {key: _plain(value) for key, value in measurement.items()}
+            for name, measurement in request.options.items()
+        },
         "loss": criterion.name,
         "mode": mode,
         "by": by,

@@ -71,6 +71,7 @@ def of_run(
         UsageError, CorruptError: as :func:`fl_core.runner.load_models` and :func:`diagnostics.diagnose`.
     """
     check_known("model of a run", which, runner.MODELS)
+    measure_batch = options.pop("batch", measure_batch)  # as it was called before
     models, task = runner.load_models(path, round, which, data=data, model=model, model_code=model_code)
     checkpoint = runner.store.Run(path).rounds[-1] if round == "last" else int(round)
     context = {
@@ -104,6 +105,7 @@ def of_task(
     Raises:
         UsageError: as :func:`diagnostics.diagnose`.
     """
+    measure_batch = options.pop("batch", measure_batch)  # as it was called before
     _check(task, metrics, measure_batch, options)
     models, measured = runner.first_epoch(task, instruments().observers)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
@@ -134,8 +136,8 @@ def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mappin
 
 def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
     """The layers that are given or else the task's; None where ``by`` asks for others, which the model then shows."""
-    own = task.layers if options.get("by", task.config.by) == task.config.by else None
-    return options.get("layering") or own
+    task_layers = task.layers if options.get("by", task.config.by) == task.config.by else None
+    return options.get("layering") or task_layers
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:

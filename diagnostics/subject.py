@@ -39,7 +39,7 @@ class Subject:
 
 
 def quiet(client: str) -> None:
-    """The tick of a caller who does not want to know."""
+    """A tick that does nothing."""
 
 
 @dataclass(frozen=True)

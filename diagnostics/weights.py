@@ -31,7 +31,7 @@ class WeightOptions:
     tensors: str = "weights"
 
     def __post_init__(self) -> None:
-        check_known("tensors", self.tensors, TENSORS)
+        check_known("choice of tensors", self.tensors, TENSORS)
 
 
 def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tensor:

@@ -75,7 +75,7 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
     seeded = torch_seeded(seed_of(seed, "diagnose", "cost"))
     with set_mode(model, mode), seeded, torch.enable_grad(), _countable(model), ExitStack() as stack:
         params = [p.requires_grad_(True) for p in model.parameters() if p.is_floating_point()]
-        own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+        counted = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
         counter = FlopCounterMode(display=False)
         booked = 0.0
 
@@ -99,8 +99,8 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
 
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                own.add(storage.data_ptr())
+            if storage.data_ptr() not in counted:
+                counted.add(storage.data_ptr())
                 kept.append(storage)  # alive until the end, so that no other tensor gets its address
                 size = float(storage.nbytes())
                 work.activation_bytes[ledger.last] = work.activation_bytes.get(ledger.last, 0.0) + size

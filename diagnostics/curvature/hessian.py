@@ -181,7 +181,7 @@ class _Way:
 
     @property
     def estimator(self) -> str:
-        """In words, for the results."""
+        """How the layer is measured, in words."""
         if self.how == "exact":
             return "exact"
         if self.how == "fast":

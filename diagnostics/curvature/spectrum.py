@@ -112,7 +112,7 @@ class BlockHessian:
             yield list(gradients)
 
     def __call__(self, vector: Vector) -> Vector:
-        """H v.
+        """The product H v of the block with a vector v.
 
         Raises:
             NoProduct: an operation cannot be differentiated twice, or an entry of H v is not finite.

@@ -157,52 +157,54 @@ def curve_of(
     table = table[table["metric"] == check_known("metric among the rows", metric, table["metric"].unique())]
     variant = _variant(table, metric, variant)
     table = table[table["variant"] == variant]
-    own = table[(table["client"] != "") & (table["client"] != table["client_b"])]
-    if own.empty:
+    of_clients = table[(table["client"] != "") & (table["client"] != table["client_b"])]
+    if of_clients.empty:
         raise UsageError(f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})")
-    own = _one_measurement(own)
-    paired = bool((own["client_b"] != "").any())
+    of_clients = _one_measurement(of_clients)
+    paired = bool((of_clients["client_b"] != "").any())
     apart = _apart(metric, pairs or {})
     used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
         raise UsageError(f"{len(used)} layer in use that trains; a rule needs at least two to decide between")
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
-    for row in both_ways(own).to_dict("records"):
+    for row in both_ways(of_clients).to_dict("records"):
         rows.setdefault((row["client"], row["layer"]), []).append(row)
     names = dict.fromkeys(client for client, _ in rows)
     values = {c: [_value(rows.get((c, layer.name), []), layer, c, metric, apart) for layer in used] for c in names}
-    weights = dict.fromkeys(names, 1.0) if paired else {c: _weight(own[own["client"] == c], c) for c in names}
+    weights = (
+        dict.fromkeys(names, 1.0) if paired else {c: _weight(of_clients[of_clients["client"] == c], c) for c in names}
+    )
     combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
-    seeds = own["seed"].dropna()
+    seeds = of_clients["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
     kept = tuple(layer.name for layer in used)
-    measured, errors = _measured(own, kept, apart)
+    measured, errors = _measured(of_clients, kept, apart)
     redrawn = _redrawn(resamples_of(again[again["metric"] == metric], variant), kept)
     return Curve(metric, variant, kept, values, weights, combined, seed, measured, errors, redrawn)
 
 
 def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
     """The values of every resample of each client, [B, L]; not finite where a resample has no value."""
-    found: dict[tuple[str, ...], list[list[float]]] = {}
+    values_of: dict[tuple[str, ...], list[list[float]]] = {}
     for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby("client", sort=False):
         values = part.pivot(index="resample", columns="layer", values="value")
-        found[(str(client),)] = values.reindex(columns=list(names)).to_numpy(float).tolist()
-    return found
+        values_of[(str(client),)] = values.reindex(columns=list(names)).to_numpy(float).tolist()
+    return values_of
 
 
 def _measured(
-    own: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
+    of_clients: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
 ) -> tuple[dict[tuple[str, ...], list[float]], dict[tuple[str, ...], list[float]]]:
     """The single values behind a curve, how far apart a pair is, and their standard errors."""
     values: dict[tuple[str, ...], list[float]] = {}
     errors: dict[tuple[str, ...], list[float]] = {}
-    for (client, other), part in own.groupby(["client", "client_b"], sort=False):
+    for (client, other), part in of_clients.groupby(["client", "client_b"], sort=False):
         who = (client, other) if other else (client,)
         there = part.set_index("layer")
         if set(names) <= set(there.index):
-            found = there.loc[list(names)]
-            values[who] = [apart(v) if other else v for v in found["value"].astype(float)]
-            errors[who] = found["stderr"].astype(float).fillna(0.0).tolist()
+            chosen = there.loc[list(names)]
+            values[who] = [apart(v) if other else v for v in chosen["value"].astype(float)]
+            errors[who] = chosen["stderr"].astype(float).fillna(0.0).tolist()
     return values, errors
 
 
@@ -211,10 +213,10 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
     if variant is not None:
         return check_known(f"variant of {metric}", variant, there)
     preferred = known(metric).preferred
-    found = next((name for name in preferred if name in there), there[0])
-    if found not in preferred and len(there) > 1:
+    chosen = next((name for name in preferred if name in there), there[0])
+    if chosen not in preferred and len(there) > 1:
         raise UsageError(f"the rows hold several variants of {metric}: {listing(there)}; name one")
-    return found
+    return chosen
 
 
 def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
@@ -224,8 +226,8 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
         parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
         contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
         if not all(content.equals(contents[0]) for content in contents):
-            found = (f"{name} ({listing(map(str, table[name].unique()), 6)})" for name in varying)
-            raise UsageError(f"the rows hold more than one {', '.join(found)}; keep the rows of one of them")
+            differing = (f"{name} ({listing(map(str, table[name].unique()), 6)})" for name in varying)
+            raise UsageError(f"the rows hold more than one {', '.join(differing)}; keep the rows of one of them")
         table = parts[0]
     table = table.drop_duplicates([*_KEY, *_RESULT])
     twice = table[table.duplicated(_KEY)]

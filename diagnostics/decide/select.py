@@ -260,8 +260,8 @@ def _with_costs(plan: LayerPlan, costs: Costs | None) -> LayerPlan:
     if costs is None:
         return plan
     used = [layer for layer in plan.layers if layer.used or layer.name in plan.shared]
-    found = costs.detail(used, plan.shared)
-    return plan if not found else replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": found}))
+    detail = costs.detail(used, plan.shared)
+    return plan if not detail else replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": detail}))
 
 
 # --- in mid-run ------------------------------------------------------------------------------------------------

@@ -158,17 +158,20 @@ class NoiseMeter:
             *([] if leaf is None else [leaf]),
         ]
         for sample in range(min(2, len(x)) if losses.requires_grad else 0):
-            found = torch.autograd.grad(losses[sample], targets, retain_graph=True, allow_unused=True)
-            at = dict(zip(taps, found[len(names) :], strict=False))
+            gradients = torch.autograd.grad(losses[sample], targets, retain_graph=True, allow_unused=True)
+            at = dict(zip(taps, gradients[len(names) :], strict=False))
             squares = self._squares({path: delta for path, delta in at.items() if delta is not None})
-            for name, gradient in zip(names, found[: len(names)], strict=True):
+            for name, gradient in zip(names, gradients[: len(names)], strict=True):
                 if gradient is None:
                     continue
-                own = torch.zeros(len(x), dtype=torch.float64, device=losses.device)
-                own[sample] = gradient.double().square().sum()
-                given = squares[name].double() if name in squares else own * torch.nan
-                sound[name] = sound.get(name, True) and bool(((given - own).abs() <= tolerance * own.sum()).all())
-            reach = [*at.values()] if leaf is None else [found[-1]]  # indices (tokens) have no gradient of their own
+                exact = torch.zeros(len(x), dtype=torch.float64, device=losses.device)
+                exact[sample] = gradient.double().square().sum()
+                by_formula = squares[name].double() if name in squares else exact * torch.nan
+                sound[name] = sound.get(name, True) and bool(
+                    ((by_formula - exact).abs() <= tolerance * exact.sum()).all()
+                )
+            # indices (tokens) have no gradient of their own
+            reach = [*at.values()] if leaf is None else [gradients[-1]]
             coupled = coupled or any(
                 bool(delta[k].any()) for delta in reach if delta is not None for k in range(len(x)) if k != sample
             )
@@ -184,7 +187,7 @@ class NoiseMeter:
         self._taps.clear()
 
     def _slow(self, x: Tensor, y: Tensor, names: Sequence[str]) -> str:
-        """How gradients are formed where there is no formula."""
+        """The estimator of tensors without a formula: ``vmap``, or ``single`` where that cannot be."""
         single = self._estimator == "single" or (self._estimator != "vmap" and x.device.type == "cpu")
         if single or not names:
             return "single"
@@ -202,8 +205,8 @@ class NoiseMeter:
             for start in range(0, len(y), CHUNK):
                 rows = slice(start, start + CHUNK)
                 for name, gradients in self._together(x[rows], y[rows], names).items():
-                    own = gradients.double()
-                    self._add(name, own.square().sum(), own.sum(0))
+                    exact = gradients.double()
+                    self._add(name, exact.square().sum(), exact.sum(0))
             return
         params = [self._params[name] for name in names]
         for k in range(len(y)):
@@ -211,8 +214,8 @@ class NoiseMeter:
             found = torch.autograd.grad(value, params, allow_unused=True)
             for name, gradient in zip(names, found, strict=True):
                 if gradient is not None:
-                    own = gradient.double()
-                    self._add(name, own.square().sum(), own)
+                    exact = gradient.double()
+                    self._add(name, exact.square().sum(), exact)
 
     def _together(self, x: Tensor, y: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """The gradients of every sample, [n, *shape] by name."""

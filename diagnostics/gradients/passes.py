@@ -170,10 +170,10 @@ def _meters(layers: Sequence[Layer], readers: Sequence[GradientReader], parts: i
 
 def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
     """The named floating parameters, all asking for a gradient: a frozen layer is measured like any other."""
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     for name in sorted(names):
-        check_known(f"parameter of {type(model).__name__}", name, own)
-    params: dict[str, Tensor] = {name: p for name, p in own.items() if name in names and p.is_floating_point()}
+        check_known(f"parameter of {type(model).__name__}", name, parameters)
+    params: dict[str, Tensor] = {name: p for name, p in parameters.items() if name in names and p.is_floating_point()}
     for p in params.values():
         p.requires_grad_(True)
     return params
@@ -186,9 +186,9 @@ def _gradients(
     if not params or not value.requires_grad:
         return {}, {}
     targets: list[Any] = [*params.values(), *edges.values()]
-    found = torch.autograd.grad(value, targets, allow_unused=True)
-    grads = {name: grad for name, grad in zip(params, found[: len(params)], strict=True) if grad is not None}
-    return grads, {key: grad for key, grad in zip(edges, found[len(params) :], strict=True) if grad is not None}
+    gradients = torch.autograd.grad(value, targets, allow_unused=True)
+    grads = {name: grad for name, grad in zip(params, gradients[: len(params)], strict=True) if grad is not None}
+    return grads, {key: grad for key, grad in zip(edges, gradients[len(params) :], strict=True) if grad is not None}
 
 
 def unread(layer: Layer, tensors: str, reached: bool) -> str:
@@ -239,7 +239,7 @@ class EpochMeter:
         return joined
 
     def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
-        """Of the layer's tensors that a gradient reached."""
+        """The gradients of the layer's tensors, of those that one reached."""
         whole = self if len(self._sums) == 1 else self.drawn([1] * len(self._sums))
         sums, n = whole._sums[0], whole._n[0]
         return [sums[name] / n for name in tensors_of(layer, tensors) if name in sums]

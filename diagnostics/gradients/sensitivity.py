@@ -83,7 +83,7 @@ class Sensitivity:
 
     def __post_init__(self) -> None:
         check_known("when", self.when, WHEN)
-        check_known("tensors", self.tensors, TENSORS)
+        check_known("choice of tensors", self.tensors, TENSORS)
         check_known("reduce", self.reduce, REDUCE)
         check_known("embeddings", self.embeddings, EMBEDDINGS)
 

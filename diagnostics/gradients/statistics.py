@@ -75,11 +75,11 @@ class Statistic:
 
     def __post_init__(self) -> None:
         check_known("reduction", self.reduction, REDUCTIONS)
-        check_known("tensors", self.tensors, TENSORS)
+        check_known("choice of tensors", self.tensors, TENSORS)
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Of the rows, one a statistic."""
+        """Names of the rows' variants, one a statistic."""
         raise NotImplementedError
 
     def of(self, grads: Sequence[Tensor]) -> Tensor:

@@ -183,7 +183,7 @@ class Metric:
         try:
             return make()
         except UsageError as error:
-            raise UsageError(str(error) if self.name in str(error) else f"{self.name}: {error}") from error
+            raise UsageError(f"{self.name}: {error}") from error
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

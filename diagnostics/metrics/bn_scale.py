@@ -39,8 +39,8 @@ def bn_scale(measurement: Measurement) -> list[Row]:
             if isinstance(module, NORMS)
         }
         for layer in measurement.layers:
-            own = [params[name] for name in layer.parameters if name in scales]
-            gamma = entries(own) if own else torch.empty(0, dtype=torch.float64)
+            gammas = [params[name] for name in layer.parameters if name in scales]
+            gamma = entries(gammas) if gammas else torch.empty(0, dtype=torch.float64)
             status = "" if len(gamma) else "no normalisation with a scale in the layer"
             if not status and not bool(gamma.isfinite().all()):
                 status = f"the scales of layer {layer.name!r} are not finite"

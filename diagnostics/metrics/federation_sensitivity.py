@@ -51,7 +51,7 @@ class FederationSensitivity:
 
     def __post_init__(self) -> None:
         check_known("when", self.when, WHEN)
-        check_known("tensors", self.tensors, TENSORS)
+        check_known("choice of tensors", self.tensors, TENSORS)
         check_known("reduce", self.reduce or "pooled", REDUCE)
         check_known("embeddings", self.embeddings, EMBEDDINGS)
         if (self.when == "training") != (self.recorded is not None):

@@ -40,7 +40,7 @@ class GradNoise:
     estimator: str = "auto"
 
     def __post_init__(self) -> None:
-        check_known("tensors", self.tensors, TENSORS)
+        check_known("choice of tensors", self.tensors, TENSORS)
         check_known("estimator", self.estimator, ESTIMATORS)
 
     def reader(self) -> GradNoise:

@@ -32,7 +32,7 @@ class GradSimilarity:
     tensors: str = "weights"
 
     def __post_init__(self) -> None:
-        check_known("tensors", self.tensors, TENSORS)
+        check_known("choice of tensors", self.tensors, TENSORS)
 
     def reader(self) -> GradSimilarity:
         """What reads the shared pass: the options themselves."""

@@ -60,7 +60,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
         return []
     paths = sorted({layer.output for layer in layers if layer.used})
     share = max(options.samples // len(subjects), 1)
-    own: list[dict[str, str | Ratio]] = []
+    ratios_of: list[dict[str, str | Ratio]] = []
     kept: dict[str, list[tuple[Array, Array]]] = {path: [] for path in paths}
     faults: dict[str, str] = {}
     sizes = []
@@ -78,16 +78,16 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
                 ratios[path] = scatter_ratio(x, features.y, seed)
             except NoValue as reason:
                 ratios[path] = f"at client {subject.client!r}: {reason}"
-                if len(kept[path]) == len(own):
+                if len(kept[path]) == len(ratios_of):
                     faults.setdefault(path, str(ratios[path]))
-        own.append(ratios)
+        ratios_of.append(ratios)
         sizes.append((len(features.y), len(few)))
         measurement.tick(subject.client)
     pooled = {path: faults.get(path) or _pooled(kept[path], seed) for path in paths}
     rows = []
     for layer in layers:
         rows.append(_row(layer, "pooled", pooled.get(layer.output, ""), sum(few for _, few in sizes)))
-        for subject, ratios, (n, _) in zip(subjects, own, sizes, strict=True):
+        for subject, ratios, (n, _) in zip(subjects, ratios_of, sizes, strict=True):
             where = {"client": subject.client, "n_train": subject.n_train}
             rows.append(_row(layer, "own", ratios.get(layer.output, ""), n, **where))
     return rows

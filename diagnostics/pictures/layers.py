@@ -172,12 +172,15 @@ def cka_matrices(
                 matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
             colours = heat(panel, matrix, square=True)
             panel.ax.set_title(layer, fontsize=8)
-        found = [panel.ax for panel in drawn]
-        figure = found[0].figure
+        panel_axes = [panel.ax for panel in drawn]
+        figure = panel_axes[0].figure
         figure.colorbar(
-            colours, ax=found, shrink=0.8, label=f"{'CKA' if metric == 'cka' else metric.replace('_', ' ')}, 1 = same"
+            colours,
+            ax=panel_axes,
+            shrink=0.8,
+            label=f"{'CKA' if metric == 'cka' else metric.replace('_', ' ')}, 1 = same",
         )
         notes = missing(rows, "layer")
         if notes:
             figure.supxlabel(with_notes("grey: no value", notes), fontsize=8)
-    return found
+    return panel_axes

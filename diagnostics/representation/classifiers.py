@@ -143,7 +143,7 @@ def probed(
     share = max(options.samples // len(subjects), 1)
     how: dict[str, Any] = {"samples": options.samples, "batch": measurement.batch, "seed": seed}
     how["mode"] = measurement.mode
-    own: list[dict[str, str | _Hits]] = []
+    hits_of: list[dict[str, str | _Hits]] = []
     kept: dict[str, list[_Part | str]] = {path: [] for path in paths}
     for subject in subjects:
         train = collect(subject.model, paths, subject.data, **how)
@@ -155,7 +155,7 @@ def probed(
             part = _part(subject.client, path, train, tested, folds)
             hits_at[path] = part if isinstance(part, str) else _hits([part], classify)
             kept[path].append(part if isinstance(part, str) else _first(part, share, options, seed))
-        own.append({path: value if isinstance(value, str) else value[0] for path, value in hits_at.items()})
+        hits_of.append({path: value if isinstance(value, str) else value[0] for path, value in hits_at.items()})
         measurement.tick(subject.client)
     pooled: dict[str, str | list[_Hits]] = {}
     for path in paths:
@@ -165,10 +165,10 @@ def probed(
     rows = []
     for layer in layers:
         together = pooled.get(layer.output, "") if layer.used else ""
-        hits = [_of(own[k].get(layer.output, "") if layer.used else "", layer) for k in range(len(subjects))]
+        hits = [_of(hits_of[k].get(layer.output, "") if layer.used else "", layer) for k in range(len(subjects))]
         rows += [_row(s, layer, "own", h, common) for s, h in zip(subjects, hits, strict=True)]
-        each = [together if isinstance(together, str) else together[k] for k in range(len(subjects))]
-        rows += [_row(s, layer, "pooled", _of(h, layer), common) for s, h in zip(subjects, each, strict=True)]
+        pooled_hits = [together if isinstance(together, str) else together[k] for k in range(len(subjects))]
+        rows += [_row(s, layer, "pooled", _of(h, layer), common) for s, h in zip(subjects, pooled_hits, strict=True)]
         whole = (
             together
             if isinstance(together, str)
@@ -214,7 +214,7 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
     if len(np.unique(labels)) < 2:
         return client + "samples of one class"
     folds = 1 + max(int(part.fold.max()) for part in parts)
-    found: list[list[Array]] = [[] for _ in parts]
+    right_of: list[list[Array]] = [[] for _ in parts]
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always", ConvergenceWarning)
@@ -224,13 +224,13 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
                     raise NoValue("no samples to train on beside those held out")
                 right = classify(x, y, test) == wanted
                 ends = np.cumsum([len(own[3]) for own in rounds])[:-1]
-                for hits, some in zip(found, np.split(right, ends), strict=True):
+                for hits, some in zip(right_of, np.split(right, ends), strict=True):
                     hits.append(some)
     except NoValue as reason:
         return client + str(reason)
     late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
-    note = f", {late} of {len(found[0])} fits not converged" if late else ""
-    return [_Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note) for hits in found]
+    note = f", {late} of {len(right_of[0])} fits not converged" if late else ""
+    return [_Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note) for hits in right_of]
 
 
 def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
@@ -244,12 +244,12 @@ def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
 
 def _row(subject: Subject | None, layer: Layer, variant: str, hits: str | _Hits, common: Mapping[str, str]) -> Row:
     where = {"client": subject.client, "n_train": subject.n_train} if subject is not None else {}
-    given: dict[str, Any] = {"layer": layer.name, "variant": variant, **where}
+    columns: dict[str, Any] = {"layer": layer.name, "variant": variant, **where}
     if isinstance(hits, str):
-        return row(common["metric"], None, status=hits, n_samples=0, estimator=common["estimator"], **given)
+        return row(common["metric"], None, status=hits, n_samples=0, estimator=common["estimator"], **columns)
     numbers: dict[str, Any] = {"stderr": accuracy_error(hits.right), "n_samples": len(hits.right)}
     return row(
-        common["metric"], float(hits.right.mean()), estimator=common["estimator"] + hits.note, **numbers, **given
+        common["metric"], float(hits.right.mean()), estimator=common["estimator"] + hits.note, **numbers, **columns
     )
 
 

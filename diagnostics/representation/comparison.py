@@ -107,12 +107,12 @@ class LayerComparison:
 
     @cached_property
     def x(self) -> Tensor:
-        """The samples, the same for all."""
+        """The samples of the probe, the same for every model."""
         return probe_of(self.subjects, self.options.probe, self.options.samples, self.measurement.seed)
 
     @cached_property
     def where(self) -> list[Place]:
-        """The batches."""
+        """First and last sample (exclusive) of each batch of the probe."""
         return places(len(self.x), self.measurement.batch or max(len(self.x), LEAST), self.options.unbiased)
 
     @cached_property
@@ -132,10 +132,12 @@ class LayerComparison:
         common: dict[str, Any] = {"estimator": estimator, "unit": unit, "n_samples": 0 if self.empty else len(self.x)}
         rows = []
         for layer in self.measurement.layers if self.subjects else ():
-            own = {**common, "layer": layer.name, "n_params": self._size(layer)}
+            columns = {**common, "layer": layer.name, "n_params": self._size(layer)}
             if len(self.subjects) < 2:
                 rows.append(
-                    row(self.metric, None, status="needs at least two models", variant=self.options.positions, **own)
+                    row(
+                        self.metric, None, status="needs at least two models", variant=self.options.positions, **columns
+                    )
                 )
             for (a, b), other in self._pairs(layer):
                 result = self._value(layer, a, other, b, faults, value)
@@ -147,7 +149,7 @@ class LayerComparison:
                         client=self.subjects[a].client,
                         client_b=self.subjects[b].client,
                         variant=self.options.positions + (f", against {other.name}" if other is not layer else ""),
-                        **own,
+                        **columns,
                     )
                 )
         return rows

@@ -30,7 +30,7 @@ def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | Non
         return _unseen(comparison)
     models = None if comparison.across else len(comparison.subjects)
     recorders = {path: Recorder(comparison.where, estimator, models, bandwidth) for path in comparison.paths}
-    found: dict[Spot, Summary] = {}
+    summaries: dict[Spot, Summary] = {}
     faults: dict[Spot, str] = {}
 
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
@@ -48,11 +48,15 @@ def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | Non
             if isinstance(kept, str):
                 faults[path, client] = kept
             else:
-                found[path, client] = kept
+                summaries[path, client] = kept
         comparison.measurement.tick(subject.client)
-    together = [list(found)] if comparison.across else [[s for s in found if s[0] == path] for path in comparison.paths]
+    together = (
+        [list(summaries)]
+        if comparison.across
+        else [[s for s in summaries if s[0] == path] for path in comparison.paths]
+    )
     place = {spot: (group, k) for group, spots in enumerate(together) for k, spot in enumerate(spots)}
-    products = [hsic([found[spot] for spot in spots]).cpu() if spots else torch.empty(0, 0) for spots in together]
+    products = [hsic([summaries[spot] for spot in spots]).cpu() if spots else torch.empty(0, 0) for spots in together]
 
     def value(a: Spot, b: Spot) -> float:
         (group, i), (_, j) = place[a], place[b]
@@ -63,7 +67,7 @@ def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | Non
 
 
 def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """torch-cka, for what has a value by our own pass."""
+    """CKA as the package torch-cka computes it, of the features that our own pass finds sound."""
     faults, _ = by_grams(comparison, "minibatch")
 
     def value(a: Spot, b: Spot) -> float | str:

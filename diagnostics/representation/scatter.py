@@ -55,7 +55,7 @@ def scatter_ratio(x: Array, y: Array, seed: int = 0) -> Ratio:
     if value is None:
         raise NoValue("no scatter within the classes")
     others = [ratio(k) for k in range(many)] if many > 2 else [None]
-    known = np.array([other for other in others if other is not None])
-    if len(known) < len(others):
+    ratios = np.array([other for other in others if other is not None])
+    if len(ratios) < len(others):
         return value, None
-    return value, float(np.sqrt((many - 1) / many * np.square(known - known.mean()).sum()))
+    return value, float(np.sqrt((many - 1) / many * np.square(ratios - ratios.mean()).sum()))

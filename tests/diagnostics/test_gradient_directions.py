@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.gradients.statistics import NORM_VARIANTS
+from fedlayers.diagnostics import METRICS, diagnose
 from fedlayers.diagnostics.gradients.vectors import cosine
 from fedlayers.diagnostics.metrics.grad_norm import GradNorm
 from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
@@ -52,7 +51,7 @@ def test_norm_and_means_of_the_whole_gradient(tensors: str, batch: int) -> None:
     assert len(found) == 3 * len(layers)
     for layer in layers:
         g = gradient(model, layer, pair(), tensors)
-        for variant, expected in zip(NORM_VARIANTS, (g.norm(), g.mean(), g.abs().mean()), strict=False):
+        for variant, expected in zip(METRICS["grad_norm"].variants, (g.norm(), g.mean(), g.abs().mean()), strict=False):
             assert of[layer.name, variant]["value"] == pytest.approx(float(expected), rel=1e-10, abs=1e-15)
             assert of[layer.name, variant]["n_params"] == len(g)
             assert of[layer.name, variant]["stderr"] == 0
@@ -69,7 +68,7 @@ def test_by_batches_the_mean_of_their_norms_with_its_error() -> None:
         assert made["value"] == pytest.approx(float(parts.mean()), rel=1e-10)
         assert made["stderr"] == pytest.approx(float(parts.std() / 3**0.5), rel=1e-10)
         assert made["value"] > float(gradient(model, layer, pair()).norm())
-    assert {variant for _, variant in of} == set(NORM_VARIANTS[3:])
+    assert {variant for _, variant in of} == set(METRICS["grad_norm"].variants[3:])
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlayers.diagnostics import mismatch, plots
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.representation import mismatch
 from fedlayers.diagnostics.representation.classifiers import logistic
 from fedlayers.diagnostics.representation.mismatch import (
     classifier_input,

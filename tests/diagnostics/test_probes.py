@@ -184,7 +184,7 @@ def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(
         sizes.append((len(x), len(test)))
         return logistic(x, y, test, *rest)
 
-    monkeypatch.setattr("fedlayers.diagnostics.representation.classifiers.logistic", noted)
+    monkeypatch.setattr("fedlayers.diagnostics.metrics.linear_probe.logistic", noted)
     data = {name: pair(24, k) for k, name in enumerate("ab")}
     found = report(data=data, samples=24, folds=folds)
     assert set(found.frame["status"]) == {"ok"}

@@ -41,5 +41,5 @@ def budget_flops(costs: Sequence[float], budget: float) -> int:
 
 @rule(summary="share exactly the layers that are named", reads="names")
 def manual(names: Sequence[str]) -> tuple[str, ...]:
-    """The names themselves."""
+    """The names of the layers to share, as they are given."""
     return tuple(names)
