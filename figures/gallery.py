@@ -18,11 +18,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
-from fedlayers.diagnostics import embedding, measure, plots
+from fedlayers.diagnostics import measure, plots
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.metrics.base import METRICS
 from fedlayers.diagnostics.pictures.album import album, figure_of
 from fedlayers.diagnostics.report import Report
+from fedlayers.diagnostics.representation import embedding
 from fedlayers.diagnostics.representation.mismatch import mismatch
 from fedlayers.studies.compare import Comparison, compare
 from fedlayers.studies.regret import regret
@@ -220,6 +221,7 @@ def entries(stored: Stored) -> list[Entry]:
             name, _says(name, stored), f"{_diagnose(name)}\nfedlayers plot rows.jsonl --metrics {name}", _plotted(name)
         )
         for name in METRICS
+        if name not in without_rows(stored)
     ]
     tables, start = stored.tables, flags(TABLES)
     found += [
@@ -314,12 +316,9 @@ def redraw(at: Path, out: Path | None = None) -> Path:
     """Draw the stored rows and tables: pictures, and the page that shows them; returns the page.
 
     Raises:
-        UsageError: as of :func:`load`, or a metric that the stored rows do not have.
+        UsageError: as of :func:`load`.
     """
     stored = load(at)
-    lacking = [name for name in METRICS if name not in set(stored.frame["metric"])]
-    if lacking:
-        raise UsageError(f"the stored rows do not have {', '.join(lacking)}; --train makes them anew ({BUDGET})")
     page, pictures = (PAGE, items.PICTURES / NAME) if out is None else (out / "gallery.md", out / NAME)
     pictures.mkdir(exist_ok=True)
     shown = entries(stored)
@@ -331,6 +330,11 @@ def redraw(at: Path, out: Path | None = None) -> Path:
     return page
 
 
+def without_rows(stored: Stored) -> list[str]:
+    """The metrics of which no rows are stored."""
+    return [name for name in METRICS if name not in set(stored.frame["metric"])]
+
+
 def _page(shown: list[Entry], stored: Stored, where: str) -> str:
     lead = (
         "# Gallery\n\nOne picture of each diagnostic, from real data: Fashion-MNIST dealt to four clients, their "
@@ -340,6 +344,8 @@ def _page(shown: list[Entry], stored: Stored, where: str) -> str:
         f"`--train` it measures first ({BUDGET}; needs Fashion-MNIST below `FEDLAYERS_DATA_ROOT`)."
     )
     parts = [lead]
+    if lacking := without_rows(stored):
+        parts.append(f"No rows are stored of {', '.join(lacking)}.")
     for entry in shown:
         kind = "" if entry.command.startswith("fedlayers") else "python"
         title = entry.name.replace("_", " ")

@@ -41,7 +41,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_metric_and_what_stands_beside_it_is_drawn(drawn: Path) -> None:
-    names = [*METRICS, *BESIDES]
+    lacking = gallery.without_rows(gallery.load(gallery.folder()))
+    names = [*(name for name in METRICS if name not in lacking), *BESIDES]
     assert {path.stem for path in (drawn / "gallery").iterdir()} == set(names)
     assert re.findall(r"!\[.*\]\(gallery/(\w+)\.png\)", (drawn / "gallery.md").read_text()) == names
     for path in (drawn / "gallery").iterdir():
@@ -62,7 +63,7 @@ def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> 
 
 def test_stored_rows_have_values_and_their_configurations() -> None:
     stored = gallery.load(gallery.folder())
-    for name in METRICS:
+    for name in set(METRICS) - set(gallery.without_rows(stored)):
         assert stored.frame.loc[stored.frame["metric"] == name, "value"].notna().any(), name
     for name, config in gallery.CONFIGS.items():
         kept = stored.header["runs"][name]["config"]
@@ -95,11 +96,13 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     at = tmp_path / "rows"
     shutil.copytree(gallery.folder(), at)
     header, frame = rows.read(at / "rows.jsonl")
-    table = frame[frame["metric"] != "cka"].astype(object)
+    table = frame[frame["metric"] != "grad_noise"].astype(object)
     records = [dict(zip(table, line, strict=True)) for line in table.where(table.notna(), None).itertuples(index=False)]
     rows.write(at / "rows.jsonl", header, records)
-    with pytest.raises(UsageError, match="do not have cka; --train"):
-        gallery.redraw(at, tmp_path)
+    stored = gallery.load(at)
+    assert gallery.without_rows(stored) == ["grad_noise"]
+    assert "grad_noise" not in {entry.name for entry in gallery.entries(stored)}
+    assert "No rows are stored of grad_noise." in gallery._page([], stored, "pictures")
     rows.write(at / "rows.jsonl", {**header, "item": "other"}, records)
     with pytest.raises(UsageError, match="rows of 'other'"):
         gallery.redraw(at, tmp_path)
@@ -133,5 +136,5 @@ def test_made_anew_on_small_data_and_drawn(tmp_path: Path, monkeypatch: pytest.M
     assert scales["value"].isna().all()
     assert not (scales["status"] == "ok").any()
     page = gallery.redraw(tmp_path / "gallery", tmp_path)
-    assert len(list((tmp_path / "gallery").glob("*.png"))) == len(METRICS) + len(BESIDES)
-    assert pd.Series(page.read_text().splitlines()).str.startswith("## ").sum() == len(METRICS) + len(BESIDES)
+    assert len(list((tmp_path / "gallery").glob("*.png"))) == len(METRICS.names()) + len(BESIDES)
+    assert pd.Series(page.read_text().splitlines()).str.startswith("## ").sum() == len(METRICS.names()) + len(BESIDES)
