@@ -67,6 +67,8 @@ def run(models: Any = None, data: Any = None, metrics: Any = tuple(METRICS), **h
     given = [models] if isinstance(models, nn.Module) else [*getattr(models, "values", lambda: models)()]
     if given and (metrics == tuple(METRICS) or metrics == ["update_magnitude"]):  # as if all had started as the first
         how["options"] = {"update_magnitude": {"start": given[0]}, **how.get("options", {})}
+    if metrics == tuple(METRICS):
+        how["options"] = {**CHEAP, **how.get("options", {})}
     return diagnose(models, pair() if data is None else data, metrics, progress=False, **how)
 
 
@@ -282,6 +284,7 @@ def test_a_metric_alone_has_the_values_it_has_among_others() -> None:
     every = run(mode="train", options={"grad_variance": {"reduction": "batch"}}, batch=5)
     for name in METRICS:
         options = {"grad_variance": {"reduction": "batch"}} if name == "grad_variance" else {}
+        options |= {name: CHEAP[name]} if name in CHEAP else {}
         alone = run(metrics=[name], mode="train", options=options, batch=5)
         pd.testing.assert_frame_equal(alone.values(name), every.values(name))
 

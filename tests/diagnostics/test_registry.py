@@ -15,10 +15,13 @@ import torch
 from torch import nn
 
 from fedlayers.cli.main import main
-from fedlayers.diagnostics import METRICS, RULES, Report, diagnose, metric, rule
+from fedlayers.diagnostics import METRICS, RULES, Report, diagnose, measure, metric, rule
+from fedlayers.diagnostics.decide.rules.base import deciding
 from fedlayers.diagnostics.decide.select import explain, select
 from fedlayers.diagnostics.metrics.base import Look
 from fedlayers.diagnostics.pictures.album import FURTHER, album
+from fl_core import runner
+from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.rows import row
@@ -300,3 +303,15 @@ def test_small_batches_are_measured_as_batches_and_one_batch_is_said() -> None:
     with pytest.warns(UserWarning, match="saw one batch of each client: measure in smaller batches"):
         one = diagnose(models(), pair(), "grad_variance", **how)
     assert one.frame["stderr"].isna().all()
+
+
+@pytest.mark.usefixtures("_own")
+def test_a_run_decides_by_a_rule_from_outside() -> None:
+    config = RunConfig(
+        dataset="heart", model="heart_mlp", algorithm="playerfl", rounds=1, rule="own_layers:half", seed=1
+    )
+    runner.run(config, Path("run"), instruments=measure.instruments(), progress=False)
+    plan = LayerPlan.load(Path("run/plan.json"))
+    assert (plan.why.rule, len(plan.shared)) == ("own_layers:half", 2)
+    with pytest.raises(UsageError, match="rule that decides by itself 'vote'"):
+        deciding("vote")

@@ -361,7 +361,7 @@ def test_few_samples_and_one_class_are_enough(n: int) -> None:
         ({"when": "training"}, "recorded"),
         ({"recorded": {}}, "recorded"),
         ({"when": "training", "recorded": {"a": {}}, "single_batch": 4}, "single_batch"),
-        ({"single_batch": 0}, "single batch of 0"),
+        ({"single_batch": 0}, "single_batch=0"),
         ({"reduce": "mean"}, "mean_of_tensors"),
     ],
 )
