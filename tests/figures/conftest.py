@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from PIL import Image
 
 from figures import items, recipe
 from fl_core import runner
+from fl_core.config import RunConfig
 
 
 def forbid_training(patch: pytest.MonkeyPatch) -> None:
@@ -28,6 +31,18 @@ def forbid_training(patch: pytest.MonkeyPatch) -> None:
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training is an error in this test."""
     forbid_training(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def png_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only pictures that are kept are made; PDFs, which take as long again, where a test asks for ``every_format``."""
+    if "every_format" not in request.fixturenames:
+        monkeypatch.setattr(items, "FORMATS", ("png",))
+
+
+@pytest.fixture
+def every_format() -> None:
+    """Pictures are made in every format."""
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +74,25 @@ def check_picture(path: Path, least: int = 400) -> None:
     with Image.open(path) as picture:
         assert min(picture.size) > least
         assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
+
+
+TINY = RunConfig(
+    dataset="digits", model="mlp", clients=2, samples=120, rounds=1, epochs=1, batch=16, lr=0.05, optimizer="sgd"
+)
+
+
+def small(monkeypatch: pytest.MonkeyPatch, item: recipe.Recipe, runs: dict[str, RunConfig]) -> recipe.Recipe:
+    """The item with other runs, registered under its name."""
+    tiny = replace(item, runs=runs, seeds=2)
+    monkeypatch.setitem(items.REGISTRY, item.name, tiny)
+    return tiny
+
+
+def made(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.jsonl")}
+
+
+def page(name: str, out: Path) -> str:
+    check_picture(out / f"{name}.png")
+    assert len(pd.read_csv(out / f"{name}.csv")) > 0
+    return (out / f"{name}.md").read_text()

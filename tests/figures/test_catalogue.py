@@ -96,6 +96,7 @@ def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) 
     assert drawn == {name for name, item in items.REGISTRY.items() if item.draw and item.state != "no rows"}
 
 
+@pytest.mark.usefixtures("every_format")
 def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,9 +48,8 @@ def drawn(name: str, out: Path) -> tuple[pd.DataFrame, items.Drawing, pd.DataFra
 @pytest.mark.parametrize("name", drawings())
 @pytest.mark.usefixtures("no_training", "read_once")
 def test_redraw_from_stored_rows_gives_what_is_committed(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(items, "FORMATS", ("png",))  # the other one is not kept, and takes as long again
     main([name, "--out", str(tmp_path)])
     said = capsys.readouterr().out
     check_picture(tmp_path / f"{name}.png", least=600)

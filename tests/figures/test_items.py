@@ -60,6 +60,7 @@ def stored(out: Path) -> set[str]:
     return {path.name for path in out.iterdir() if path.suffix not in (".png", ".pdf", ".csv", ".md")}
 
 
+@pytest.mark.usefixtures("every_format")
 def test_a_view_is_drawn_from_the_rows_of_its_source(
     study: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +154,7 @@ def test_what_cannot_be_registered(study: Item) -> None:
         View("toy.fig2", "", "toy.rums", drawer("")).path()
 
 
+@pytest.mark.usefixtures("every_format")
 def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
     main([FIGURE, "--train", "--out", str(tmp_path)])
     first = {path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")}

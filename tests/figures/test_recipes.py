@@ -4,57 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from torch.nn.functional import avg_pool2d
 
 from figures import differences, items, learning, recipe
 from figures.__main__ import main
-from figures.fedra import depth
-from figures.pfedla import overlap
-from figures.pfedla import weights as weights_by_layer
-from fl_core import models, rows, runner
+from fl_core import rows, runner
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.options import configured
-from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
-from fl_core.models import weights
-from tests.figures.conftest import check_picture
+from tests.figures.conftest import TINY, made, page, small
 
 RECIPES = {name: item for name, item in items.REGISTRY.items() if isinstance(item, recipe.Recipe)}
-TINY = RunConfig(
-    dataset="digits", model="mlp", clients=2, samples=120, rounds=1, epochs=1, batch=16, lr=0.05, optimizer="sgd"
-)
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-
-
-def small(monkeypatch: pytest.MonkeyPatch, item: recipe.Recipe, runs: dict[str, RunConfig]) -> recipe.Recipe:
-    """The item with other runs, registered under its name."""
-    tiny = replace(item, runs=runs, seeds=2)
-    monkeypatch.setitem(items.REGISTRY, item.name, tiny)
-    return tiny
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> recipe.Recipe:
     runs = {name: replace(TINY, algorithm=name, samples_per_client=None) for name in ("local", "fedavg", "fedper")}
     return small(monkeypatch, learning.ITEM, runs)
-
-
-def made(folder: Path) -> set[str]:
-    return {path.stem for path in folder.glob("*.jsonl")}
-
-
-def page(name: str, out: Path) -> str:
-    check_picture(out / f"{name}.png")
-    assert len(pd.read_csv(out / f"{name}.csv")) > 0
-    return (out / f"{name}.md").read_text()
 
 
 # --- made in parts ---------------------------------------------------------------------------------------------
@@ -281,131 +253,3 @@ def test_outcome_and_verdicts() -> None:
     ]  # fmt: skip
     assert learning.came_out("level", "above") == ""
     assert str(items.Finding("x", "y", None)).startswith("open: ")
-
-
-# --- pFedLA's overlap ------------------------------------------------------------------------------------------
-
-
-def test_overlap_and_correlations() -> None:
-    counts = pd.DataFrame([[3, 1, 0], [2, 0, 2], [0, 0, 5]], index=list("abc"), columns=["0", "1", "2"])
-    shared = overlap.overlap(counts)
-    assert shared.to_numpy().tolist() == [[1, 0.5, 0], [0.5, 1, 0.5], [0, 1, 1]]
-    assert overlap.chosen_pairs(shared) == [("c", "b"), ("a", "c")]
-    for found in overlap.correlations(0.2 * shared + 0.1, shared):
-        assert found == pytest.approx(1)
-    assert overlap.correlations(shared * 0 + 1 / 3, shared) == (None, None)
-
-
-def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = replace(
-        TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, samples=None, rounds=3,
-        eval_every=1,
-    )  # fmt: skip
-    small(monkeypatch, overlap.ITEM, {name: replace(base, algorithm=name) for name in overlap.RUNS})
-    main([overlap.NAME, "--train", "--out", str(tmp_path)])
-    assert made(tmp_path / overlap.NAME) == {
-        *(f"{name}-{seed}" for name in ("local", "fedavg", "pfedla") for seed in (0, 1)),
-        "heurpfedla-0",
-    }
-    header, frame = rows.read(tmp_path / overlap.NAME / "pfedla-0.jsonl")
-    weights_ = frame[frame["metric"] == overlap.WEIGHT]
-    layers = weights_["layer"].nunique()
-    assert len(weights_[weights_["round"] == 3]) == 9 * layers
-    assert len(weights_[weights_["round"] == 2]) == 5 * layers
-    start = frame[(frame["metric"] == overlap.CORRELATION) & (frame["round"] == 1)]
-    assert header["about"]["config"]["algorithm"] == "pfedla"
-    assert frame.loc[frame["metric"] == overlap.OVERLAP, "value"].between(0, 1).all()
-    assert len(start) == 2 * (layers + 1)
-    text = page(overlap.NAME, tmp_path)
-    assert "open: pFedLA's mixture before local training lies above local" in text
-    assert "of pFedLA's" in text
-    for name in ("pfedla.fig5", "pfedla.fig6", "pfedla.fig7"):
-        assert "open: " in page(name, tmp_path)
-        assert "held" not in page(name, tmp_path), f"{name} claims an order from two seeds"
-    pairs = pd.read_csv(tmp_path / "pfedla.fig6.csv")
-    sums = pairs.groupby(["layer", "receiver"])["value"].sum()
-    assert len(sums) == 3 * layers
-    assert sums.to_numpy() == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "expected"),
-    [([0, 1, 2, 3], [None, *weights_by_layer.PERIODS]), ([0, 6, 12], [None, *weights_by_layer.PERIODS[1:]])],
-)
-def test_periods(rounds: list[int], expected: list[str | None]) -> None:
-    found = weights_by_layer.periods(pd.Series(rounds))
-    assert [None if pd.isna(each) else each for each in found] == expected
-
-
-# --- depth -----------------------------------------------------------------------------------------------------
-
-
-def test_stretched_patches_see_the_means_of_two_by_two() -> None:
-    options = {"depth": 2, "embed_dim": 16, "num_heads": 2}
-    little = models.build(depth.MODEL, (3, 32, 32), 5, options={**options, "patch_size": 8})
-    large = models.build(depth.MODEL, (3, 64, 64), 7, options=options)
-    large.load_state_dict(depth.doubled(little.state_dict(), 7))
-    little.eval(), large.eval()
-    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(large.forward_features(x), little.forward_features(avg_pool2d(x, 2)))
-    assert not large(x).any()
-
-
-def images(path: Path, side: int, classes: int, domains: int) -> str:
-    draw = np.random.default_rng(0)
-    y = np.arange(20 * domains) % classes
-    extra = {"domain": np.repeat(np.arange(domains), 20), "domain_names": np.array(["sketch", "photo"])}  # not sorted
-    x = draw.integers(0, 256, (len(y), side, side, 3), dtype=np.uint8)
-    names = np.array([f"class {k}" for k in range(classes)])
-    np.savez(path, x=x, y=y, classes=names, **(extra if domains > 1 else {}))
-    return str(path)
-
-
-def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"depth": 4, "embed_dim": 8, "num_heads": 2}
-    changes = {"rounds": 1, "batch": 8, "eval_every": 1, "checkpoint_every": 1}
-    pretrain = {"dataset": images(tmp_path / "little.npz", 32, 5, 1), "model_options": {**options, "patch_size": 8}}
-    styles = {"dataset": images(tmp_path / "styles.npz", 64, 7, 2), "model_options": options}
-    runs = {}
-    for name in (depth.PRETRAINING, "alllarge", "fedra", "inclusivefl", "fedra_3"):
-        config = depth.RUNS[name]
-        own = pretrain if name == depth.PRETRAINING else styles
-        limited = {"options": {"depths": (4, 2)}} if config.options.get("depths") == depth.DEPTHS else {}
-        runs[name] = replace(config, **own, **changes, **limited)
-    monkeypatch.setattr(depth, "DEPTHS", (4, 2))
-    monkeypatch.setattr(depth, "RUNS", runs)
-    item = small(monkeypatch, depth.ITEM, runs)
-    main([depth.NAME, "--train", "--seeds", "1", "--out", str(tmp_path)])
-    folder = tmp_path / depth.NAME
-    assert made(folder) == {f"{name}-0" for name in runs}
-    stored = weights.read(folder / depth.WEIGHTS)
-    assert stored["head.weight"].shape == (7, 8)
-    assert not stored["head.weight"].any()
-    header, frame = rows.read(folder / "fedra-0.jsonl")
-    assert header["about"]["config"]["init"] == depth.WEIGHTS
-    assert set(frame.loc[frame["metric"] == "accuracy", "client"]) == {"photo", "sketch"}
-    text = page(depth.NAME, tmp_path)
-    assert "| fedra | 1 |" in text
-    assert "open: alllarge lies above fedra" in text
-    assert "- held: no client holds more blocks than its depth. Measured: at most fedra 4, 2; inclusivefl 4, 2" in text
-    assert "FedRA learns with every k" in text
-    assert "FedRA learns with every k. Measured: points gained: k = 3 " in page("fedra.fig4", tmp_path)
-    (folder / depth.WEIGHTS).unlink()  # they are not kept with the rows, and made again when a run needs them
-    recipe.train(item, folder, only=["fedra"], seeds=2, progress=False)
-    again = weights.read(folder / depth.WEIGHTS)
-    assert all(torch.equal(again[name], tensor) for name, tensor in stored.items())
-    assert made(folder) >= {"fedra-0", "fedra-1"}
-
-
-def test_what_lacks_its_runs_after_a_part_was_trained_is_named_and_the_rest_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own, there = tmp_path / depth.NAME, items.ROWS / depth.NAME
-    own.mkdir()
-    shutil.copy(recipe.rows_file(there, "allsmall", 0), own)
-    monkeypatch.setattr(recipe, "train", lambda *_, **__: 0.0)
-    main([depth.NAME, "--train", "--only", "allsmall", "--out", str(tmp_path)])
-    assert "fedra.fig4 is not drawn yet: algorithms.pacs_depth has none of the runs" in capsys.readouterr().out
-    assert (tmp_path / f"{depth.NAME}.png").is_file()
-    with pytest.raises(SystemExit):
-        main([depth.NAME, "--train", "--out", str(tmp_path)])
