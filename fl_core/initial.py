@@ -13,6 +13,7 @@ from fl_core.errors import UsageError
 from fl_core.models import weights
 from fl_core.models.heads import head_path
 from fl_core.records import store
+from fl_core.registry import is_outside
 from fl_core.tokens import SPECIAL
 from fl_core.tree import Tree
 
@@ -54,13 +55,21 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
     """A run's global model after its last checkpoint, its vocabulary, and whether clients kept running statistics."""
     run = store.Run(path)
     config = run.config
-    if find(config["algorithm"]).under(config["options"]).evaluates != "global":
+    if not _has_global_model(run):
         raise UsageError(
             f"{path} is a run of {config['algorithm']}, whose models are the clients' own: start from a run with a "
             f"global model, such as one of fedavg"
         )
     found = dict(run.checkpoint("last", lazy=True).server.trees["model"])
     return found, config.get("words"), config["bn"] == "local"
+
+
+def _has_global_model(run: store.Run) -> bool:
+    """Whether a run's clients evaluate a global model; if its algorithm is somebody's own code, by its rows."""
+    name, options = run.config["algorithm"], run.config["options"]
+    if any(isinstance(each, str) and is_outside(each) for each in (name, *options.values())):
+        return bool((run.rows()[1]["model"] == "global").any())
+    return find(name).under(options).evaluates == "global"
 
 
 def _keeps_statistics(model: nn.Module) -> bool:

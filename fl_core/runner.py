@@ -98,6 +98,7 @@ def resume(
     instruments: Instruments | None = None,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
+    code: Collection[str] = (),
     model_code: str | Collection[str] | None = None,
     progress: bool = True,
     until: int | None = None,
@@ -108,8 +109,9 @@ def resume(
 
     Args:
         data, model: your own, where the run was given them.
-        model_code: the ``package.module:name`` of a run whose model, algorithm, dataset or rule is your own code, said
-            again, or several of them: a run directory from elsewhere must not choose what is imported and called here.
+        code: the ``package.module:name`` of everything in the run that is your own code (its model, algorithm, dataset
+            or rule), said again: a run directory from elsewhere must not choose what is imported and called here.
+        model_code: the same, by a former name.
         until: as of :func:`run`.
 
     Raises:
@@ -119,7 +121,7 @@ def resume(
     """
     with writing.reopen(out) as writer:
         stored = writer.run.config
-        _check_own(writer.path, stored, model_code, data=data, model=model)
+        _check_own(writer.path, stored, _said(code, model_code), data=data, model=model)
         config, plan = stored_config(stored)
         partition, start = None, None
         if writer.run.begun:
@@ -158,25 +160,30 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
     """What of a configuration is the place of somebody's own code, ``package.module:name``, by key."""
-    named = {key: str(config.get(key)) for key in ("algorithm", "dataset", "partition", "rule")}
-    code = {key: name for key, name in named.items() if is_outside(name)}
+    named = {key: config.get(key) for key in ("algorithm", "dataset", "partition", "rule")}
+    named |= {f"option {key}": value for key, value in config["options"].items()}
+    code = {key: value for key, value in named.items() if isinstance(value, str) and is_outside(value)}
     return {**code, "model": config["model"]} if models.is_code(str(config["model"])) else code
 
 
-def _check_own(path: Path, stored: Mapping[str, Any], model_code: str | Collection[str] | None, **given: Any) -> None:
+def _said(code: Collection[str], model_code: str | Collection[str] | None) -> set[str]:
+    """All names of code that a caller has said, one or several, by either keyword."""
+    names = [(each,) if isinstance(each, str) else (each or ()) for each in (code, model_code)]
+    return {name for group in names for name in group}
+
+
+def _check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], **given: Any) -> None:
     """Refuse to go on without what the run was given: data or a model from Python, or the names of its code."""
     for kind in stored["own"]:
         if given[kind] is None:
             raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
-    known = (model_code,) if isinstance(model_code, str) else tuple(model_code or ())
-    code = {
-        key: name for key, name in code_of(stored).items() if given.get("data" if key == "dataset" else key) is None
-    }
-    for key, name in code.items():
-        if name not in known:
+    passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
+    needed = {key: name for key, name in code_of(stored).items() if not passed.get(key)}
+    for key, name in needed.items():
+        if name not in code:
             raise UsageError(
                 f"{path} names code as its {key}, {name!r}; if it is yours, say so: "
-                f"--model-code {' '.join(code.values())} (model_code= in Python)"
+                f"--model-code {' '.join(needed.values())} (code={list(needed.values())} in Python)"
             )
 
 
@@ -304,6 +311,7 @@ def load_models(
     *,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
+    code: Collection[str] = (),
     model_code: str | Collection[str] | None = None,
 ) -> tuple[dict[str, nn.Module], Task]:
     """The models of a checkpoint, one for each client, with the task they belong to.
@@ -312,7 +320,7 @@ def load_models(
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round),
             ``personal`` (fine-tuned where the algorithm fine-tunes), or ``global``.
-        data, model, model_code: as in :func:`resume`.
+        data, model, code, model_code: as in :func:`resume`.
 
     Raises:
         UsageError: no such round or model; names what there is. Other data or another model than the run's.
@@ -320,7 +328,7 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    _check_own(found.path, found.config, model_code, data=data, model=model)
+    _check_own(found.path, found.config, _said(code, model_code), data=data, model=model)
     config, plan = stored_config(found.config)
     partition = Partition.from_tree(found.partition()) if data is None else None
     task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=found.start())

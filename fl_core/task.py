@@ -98,9 +98,10 @@ def assemble(
     config = resolved(config, data)
     algorithm = find(config.algorithm)
     below, options = algorithm.under(config.options), configurations(algorithm, config.options)[-1]
+    splits = algorithm.splits or below.splits
     if config.plan is not None and plan is not None:
         raise UsageError(f"a plan was given, and the configuration has plan={config.plan!r}: choose one")
-    if (config.plan is not None or plan is not None) and not algorithm.splits:
+    if (config.plan is not None or plan is not None) and not splits:
         obey = sorted(name for name, member in registry().items() if member.splits)
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
     given = data is not None
@@ -162,7 +163,7 @@ def assemble(
     _check_batches(model, data, int(config.batch or 1), config.bn)
     if plan is None and config.plan not in (None, AUTO):
         plan = LayerPlan.load(str(config.plan))
-    if plan is None and algorithm.splits and config.plan is None:
+    if plan is None and splits and config.plan is None:
         plan = algorithm(problem, None, config.options).default_plan(plain_layers)
     if plan is not None:
         plan = built.plan(plan)

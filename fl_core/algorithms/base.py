@@ -34,7 +34,7 @@ class Algorithm:
     hook                  process  times                  when
     ====================  =======  =====================  ============================================================
     under                 both     any                    to know whose model and options these are
-    build                 server   any                    before a run, and before it is gone on with: makes the model
+    build                 server   1 a start              before a run, and before it is gone on with: makes the model
     default_plan          server   any                    before a run that obeys a plan and is given none
     adopt                 server   any                    before a run with a plan, or when one has been decided on
     server_state          server   1 a run                before the first round
@@ -43,7 +43,7 @@ class Algorithm:
     shared                both     any                    by the other hooks, and to count costs
     uploaded              both     any                    by the other hooks, and to count costs
     local_tensors         both     any                    by the other hooks
-    exchanges             server   1 a round              first of all in a round
+    exchanges             server   1 a round + 1          first of all in a round, and before the first one
     send                  server   any                    for each sampled client of an exchange, before it trains
     begin                 client   1 a reply              first of all at a client
     phases                both     any                    after ``begin``; at the server to count costs
@@ -101,7 +101,7 @@ class Algorithm:
     travels: ClassVar[str] = "all"
     keeps: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "2P"
-    splits: ClassVar[bool] = False
+    splits: bool = False
     evaluates: str = "global"
     cuts: ClassVar[bool] = False
     needs_blocks: ClassVar[bool] = False

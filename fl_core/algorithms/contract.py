@@ -7,7 +7,7 @@ another thing in each process and lost on resume, so the engine freezes it befor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -81,8 +81,12 @@ def refuse_assignment(algorithm: Algorithm, name: str) -> None:
 
 
 def freeze(algorithm: Algorithm) -> None:
-    """From now on attributes cannot be set, and :func:`check_unchanged` sees what was changed in place."""
-    vars(algorithm).update({FROZEN: True, CONTENTS: _contents_of(algorithm)})
+    """From now on attributes cannot be set, and :func:`check_unchanged` sees what was changed in place.
+
+    Both hold for the algorithms inside it too.
+    """
+    for part in _with_inner(algorithm):
+        vars(part).update({FROZEN: True, CONTENTS: _contents_of(part)})
 
 
 def portable(algorithm: Algorithm) -> dict[str, Any]:
@@ -96,13 +100,20 @@ def check_unchanged(algorithm: Algorithm) -> None:
     Raises:
         UsageError: names the attribute, and where what changes belongs.
     """
-    before = vars(algorithm).get(CONTENTS)
-    if before is None:
-        return
-    now = _contents_of(algorithm)
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if changed:
-        raise UsageError(f"{algorithm.name} changed self.{changed[0]} in place during a run. {_PLACE}")
+    for part in _with_inner(algorithm):
+        before = vars(part).get(CONTENTS, {})
+        now = _contents_of(part) if CONTENTS in vars(part) else {}
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        if changed:
+            raise UsageError(f"{part.name} changed self.{changed[0]} in place during a run. {_PLACE}")
+
+
+def _with_inner(algorithm: Algorithm) -> Iterator[Algorithm]:
+    """An algorithm, and those over which it is laid."""
+    yield algorithm
+    for value in vars(algorithm).values():
+        if hasattr(value, "aggregate") and hasattr(value, "with_plan"):
+            yield from _with_inner(value)
 
 
 def _contents_of(algorithm: Algorithm) -> dict[str, Any]:
@@ -112,7 +123,7 @@ def _contents_of(algorithm: Algorithm) -> dict[str, Any]:
 
 def _contents(value: Any) -> Any:
     """What of a value can change in place, to be compared with later; None where nothing can, or it cannot be seen."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: (_contents(item), _identity(item)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         items = [(_contents(item), _identity(item)) for item in value]

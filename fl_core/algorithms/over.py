@@ -34,6 +34,7 @@ class Over(Algorithm):
         options = {key: value for key, value in self.options.items() if key not in own}
         self.inner = self.under(self.options)(self.inner_problem(), plan, options)
         self.evaluates, self.foreseeable = self.inner.evaluates, self.inner.foreseeable
+        self.splits = self.splits or self.inner.splits
 
     def inner_problem(self) -> Problem:
         """The task as the inner algorithm is to see it. Default: as it is."""

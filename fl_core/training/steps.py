@@ -72,6 +72,7 @@ class Steps:
         self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
         self._data, self._observers, self._explain = data, observers, explain
         self._draws: dict[str, torch.Generator] = {}
+        self._copies: dict[str, torch.optim.Optimizer] = {}
 
     def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
         """Of the phase's loss on a batch at the parameters' present values; without those that it does not reach.
@@ -109,6 +110,22 @@ class Steps:
         self.optimizer.step()
         for param in self.params.values():
             param.grad = None
+
+    def descend_copy(self, name: str, copy: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        """A step of a copy of parameters that the algorithm keeps, by an optimiser of the phase's kind and rates.
+
+        Args:
+            name: of the copy, which has an optimiser of its own from the phase's first batch to its last.
+            copy: changed in place; the same tensors in every step, among others perhaps. grads: along which it goes.
+        """
+        if name not in self._copies:
+            tensors = [copy[key] for key in self.params]
+            self._copies[name] = self.training.build(tensors, *self._phase.rates)
+        for key in self.params:
+            copy[key].grad = grads.get(key)
+        self._copies[name].step()
+        for key in self.params:
+            copy[key].grad = None
 
     def draw(self, stream: str) -> Batch:
         """A batch drawn independently of the phase's own, without replacement: the next one of the named stream."""

@@ -1,0 +1,92 @@
+"""An algorithm from outside: adaptive personalised federated learning.
+
+fedlayers run --dataset heart --algorithm examples.algorithms.apfl:APFL --set alpha=0.25 --out runs/apfl
+fedlayers resume runs/apfl --model-code examples.algorithms.apfl:APFL
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_core.algorithms import Algorithm, Batch, Context, Phase, Round, State, Steps, register
+from fl_core.errors import UsageError
+from fl_core.tree import Tree, clone
+
+PERSONAL, SHARE = "personal", "share"
+
+
+@register
+class APFL(Algorithm):
+    """Each client predicts with a mixture of its own and the global model (APFL; Deng et al. 2020, Algorithm 1).
+
+    The mixture is m = alpha v + (1 - alpha) w. For each batch the copy w of the global model follows grad f(w), as in
+    FedAvg, and the client's own model v follows grad_v f(m) = alpha grad f(m), both taken at the same moment. With
+    ``adapt`` the client's share follows its own gradient, alpha <- alpha - lr <v - w, grad f(m)>, within 0 and 1; it
+    starts at ``alpha``. Only w travels.
+
+    The global model is FedAvg's whatever alpha is. Without ``adapt``, alpha = 0 gives everybody the global model and
+    alpha = 1 is training alone. Running statistics of the personal model are those of the mixture's own passes.
+
+    Raises:
+        UsageError: alpha is above 1.
+    """
+
+    name = "apfl"
+    paper = "Deng et al. 2020"
+    trains, travels, keeps = "a global and a personal copy", "the global copy", "its personal copy, and its share"
+    evaluates = "personal"
+
+    @dataclass(frozen=True)
+    class Config:
+        alpha: float = 0.5
+        adapt: bool = True
+
+        def __post_init__(self) -> None:
+            if self.alpha > 1:
+                raise UsageError(f"apfl: alpha is a share, at most 1, not {self.alpha}")
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        state.trees |= {PERSONAL: clone(initial), SHARE: {"alpha": torch.tensor(self.config.alpha)}}
+        return state
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("train", self.problem.tensors, self.problem.epochs, step="mixed_step"),)
+
+    def mixed_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """One step of both models, and of the client's share."""
+        v = ctx.scratch.setdefault(PERSONAL, clone(ctx.trees[PERSONAL]))
+        share = ctx.scratch.setdefault(SHARE, clone(ctx.trees[SHARE]))
+        alpha = float(share["alpha"])
+        grads = steps.gradients(batch)
+        if alpha or self.config.adapt:
+            w = {name: tensor.detach().clone() for name, tensor in steps.live.items()}
+            _put(steps.live, self.mixture(w, v, alpha))
+            along = steps.gradients(batch)
+            v.update({name: steps.live[name].clone() for name in v if name not in self.problem.parameters})
+            _put(steps.live, w)
+            if self.config.adapt:
+                slope = sum(float(((v[name] - w[name]) * grad).sum()) for name, grad in along.items())
+                share["alpha"].fill_(min(max(alpha - steps.training.lr * slope, 0.0), 1.0))
+            steps.descend_copy(PERSONAL, v, {name: alpha * grad for name, grad in along.items()})
+        steps.descend(grads)
+
+    def mixture(self, w: Mapping[str, Tensor], v: Mapping[str, Tensor], alpha: float) -> Tree:
+        """alpha v + (1 - alpha) w of the parameters, with running statistics of v."""
+        parameters = self.problem.parameters
+        return {name: torch.lerp(w[name], v[name], alpha) if name in parameters else v[name] for name in v}
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        w = {**server.trees["model"], **client.trees["model"]}
+        alpha = float(client.trees[SHARE]["alpha"])
+        return {"global": w, "personal": self.mixture(w, client.trees[PERSONAL], alpha) if alpha else w}
+
+
+@torch.no_grad()
+def _put(live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        live[name].copy_(value)

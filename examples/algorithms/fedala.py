@@ -1,0 +1,112 @@
+"""An algorithm from outside: adaptive local aggregation.
+
+fedlayers run --dataset heart --algorithm examples.algorithms.fedala:FedALA --set layers=2 --out runs/fedala
+fedlayers resume runs/fedala --model-code examples.algorithms.fedala:FedALA
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from statistics import pstdev
+
+import torch
+from torch import Tensor
+
+from fl_core.algorithms import Algorithm, Batch, Context, Message, Round, State, register
+from fl_core.errors import UsageError
+from fl_core.tree import Tree, pick
+
+WEIGHTS = "weights"
+
+
+@register
+class FedALA(Algorithm):
+    """A client takes of the global model, entry by entry, what lowers its own loss (FedALA; Zhang et al. 2023).
+
+    Training starts from own + (received - own) * W (Eq. 3). In the last ``layers`` layers that train, W holds a weight
+    for every entry, at first 1; below them it is 1. Before it trains, the client learns W with both models fixed, on a
+    random ``share`` of its training samples (Eq. 4-5):
+
+        W <- clip(W - rate * grad_W loss, 0, 1),  grad_W loss = grad_start loss * (received - own).
+
+    The first time it passes over the sample until the loss hardly changes (its standard deviation over the last
+    ``window`` passes is below ``threshold``) or ``first`` times, later ``later`` times; W stays with the client. Where
+    the two models are equal, as before a client's first training, there is nothing to learn.
+
+    The personal model is the client's own after local training. With first = later = 0 training starts where FedAvg's
+    does.
+
+    Raises:
+        UsageError: a share of 0 or above 1, or a window of fewer than 2 passes.
+    """
+
+    name = "fedala"
+    paper = "Zhang et al. 2023"
+    keeps = "its model, and weights of its last layers"
+    evaluates = "personal"
+
+    @dataclass(frozen=True)
+    class Config:
+        layers: int = 1
+        share: float = 0.8
+        rate: float = 1.0
+        first: int = 30
+        later: int = 1
+        window: int = 10
+        threshold: float = 0.1
+
+        def __post_init__(self) -> None:
+            if not 0 < self.share <= 1:
+                raise UsageError(f"fedala: share={self.share} of a client's samples is not above 0 and at most 1")
+            if self.window < 2:
+                raise UsageError(f"fedala: window={self.window}; a spread needs at least 2 passes")
+
+    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
+        return self.problem.tensors
+
+    def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
+        """Names of the parameters whose entries have weights: those of the last layers, as far as they travel."""
+        moving = [layer for layer in self.problem.layers if layer.used and not layer.is_frozen]
+        last = moving[len(moving) - min(self.config.layers, len(moving)) :]
+        return tuple(sorted(self.shared(rnd, client).intersection(name for layer in last for name in layer.parameters)))
+
+    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+        own, received = state.trees["model"], message.trees["model"]
+        start, names = {**own, **received}, self.adaptive(rnd, client)
+        if all(torch.equal(own[name], received[name]) for name in names):
+            return start
+        weights = state.trees.get(WEIGHTS) or {name: torch.ones_like(own[name]) for name in names}
+        passes = self.config.first if WEIGHTS not in state.trees else self.config.later
+        there = [
+            {name: tensor.to(ctx.labels.device) for name, tensor in part.items()}
+            for part in (weights, start, pick(own, names))
+        ]
+        weights, fixed = there[0], (there[1], there[2])
+        losses: list[float] = []
+        batches = list(ctx.batches("adaptive aggregation", self.config.share)) if passes else []
+        for _ in range(passes):
+            for batch in batches:
+                loss, weights = self.learned(weights, *fixed, batch, ctx)
+            losses.append(loss)
+            recent = list(islice(reversed(losses), self.config.window))
+            if len(recent) == self.config.window and pstdev(recent) < self.config.threshold:
+                break
+        state.trees[WEIGHTS] = {name: tensor.cpu() for name, tensor in weights.items()}
+        return start | {n: torch.lerp(own[n], received[n], weight) for n, weight in state.trees[WEIGHTS].items()}
+
+    def learned(
+        self, weights: Tree, received: Mapping[str, Tensor], own: Mapping[str, Tensor], batch: Batch, ctx: Context
+    ) -> tuple[float, Tree]:
+        """The loss on a batch where the weights let training start, and the weights after a step down it."""
+        params = {name: tensor.clone() for name, tensor in received.items()}
+        mixed = {n: torch.lerp(own[n], received[n], weight).requires_grad_() for n, weight in weights.items()}
+        loss = self.loss(params | mixed, batch, ctx)
+        grads = torch.autograd.grad(loss, list(mixed.values()), allow_unused=True, materialize_grads=True)
+        moved = zip(weights.items(), grads, strict=True)
+        rate = self.config.rate
+        return loss.item(), {n: (w - rate * grad * (received[n] - own[n])).clamp(0, 1) for (n, w), grad in moved}
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        return {self.evaluates: client.trees["model"]}

@@ -1,0 +1,356 @@
+"""What an algorithm's docstring promises is what happens, and what breaks the contract is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_core import runner, tree
+from fl_core.algorithms import Algorithm, Context, Message, Over, Phase, Problem, Round, State, find, registry
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.base import ALGORITHMS
+from fl_core.algorithms.contract import RENAMED, check_unchanged, freeze
+from fl_core.algorithms.partial import FedPer
+from fl_core.errors import UsageError
+from fl_core.execution.executors import Workers
+from tests.conftest import CONFIG, TOY, client_runner_of, kind_for, network, play
+
+ALL = sorted(registry())
+NO_HOOKS = {"method", "with_plan"}  # what the engine uses and nobody overrides
+LOG = "FEDLAYERS_TEST_LOG"
+
+
+class Promise(NamedTuple):
+    """A line of the table in the docstring of Algorithm."""
+
+    hook: str
+    process: str
+    times: str
+    when: str
+
+
+def promises() -> dict[str, Promise]:
+    lines = [line.split("  ") for line in inspect.getdoc(Algorithm).split("====\n")[2].splitlines()]  # type: ignore
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines if "=" not in line[0] and len(line) > 3]
+    return {row[0]: Promise(*row) for row in cells}
+
+
+def hooks() -> set[str]:
+    members = vars(Algorithm).items()
+    return {name for name, x in members if inspect.isfunction(x) or isinstance(x, classmethod)} - NO_HOOKS
+
+
+HOOKS = sorted(name for name in hooks() if not name.startswith("_"))
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+
+def note(name: str) -> None:
+    with open(os.environ[LOG], "a") as file:
+        file.write(f"{name} {os.getpid()}\n")
+
+
+def recorded(name: str) -> Callable[..., Any]:
+    """A hook of FedPer that notes its name and its process, and goes on as usual."""
+    plain = getattr(FedPer, name)
+
+    def noting(self: Any, *args: Any, **options: Any) -> Any:
+        note(name)
+        if inspect.isfunction(plain):
+            return plain(self, *args, **options)
+        return getattr(super(Recording, self), name)(*args, **options)
+
+    noting.__signature__ = inspect.signature(getattr(Algorithm, name))  # type: ignore[attr-defined]
+    return noting
+
+
+class Recording(FedPer):
+    """FedPer, each of whose hooks leaves a line in a file; with fine-tuning and numbers of its own."""
+
+    name = "recording"
+
+    @classmethod
+    def build(cls, model: nn.Module, config: Any, **about: Any) -> nn.Module:
+        note("build")
+        return super().build(model, config, **about)
+
+    def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
+        return (Phase("tune", self.problem.tensors, 1),) if done == self.problem.rounds else ()
+
+
+for _name in HOOKS:
+    if inspect.isfunction(getattr(Algorithm, _name)) and _name != "finetuning":
+        setattr(Recording, _name, recorded(_name))
+
+CLIENTS, ROUNDS, STEPS = len(TOY.clients), 2, sum(-(-len(client.train) // 8) for client in TOY.clients)
+TIMES = {
+    "1 a start": 2,  # one for the workers, one for the run
+    "1 a run": 1,
+    "1 a round + 1": ROUNDS + 1,
+    "1 an exchange": ROUNDS,
+    "1 a reply": ROUNDS * CLIENTS,
+    "1 a batch": (ROUNDS + 1) * STEPS,  # and one epoch of fine-tuning
+    "1 an evaluation": ROUNDS + 1,
+    "1 a scored model": (ROUNDS + 1) * CLIENTS,
+}
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(LOG, str(tmp_path / "log"))
+    monkeypatch.setitem(ALGORITHMS._members, Recording.name, Recording)
+    return tmp_path / "log"
+
+
+def calls(path: Path) -> list[tuple[str, int]]:
+    return [(name, int(process)) for name, process in (line.split() for line in path.read_text().splitlines())]
+
+
+def test_the_table_names_every_hook() -> None:
+    assert set(promises()) == set(HOOKS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hooks_are_called_where_and_as_often_as_the_table_says(workers: int, log: Path) -> None:
+    config = replace(CONFIG, algorithm="recording", rounds=ROUNDS)
+    task = runner.assemble(config, data=TOY, model=network("plain"))
+    pool = Workers(client_runner_of(task), workers) if workers else None
+    try:
+        play(config, executor=pool)
+    finally:
+        if pool is not None:
+            pool.close()
+    here, counts = os.getpid(), Counter(name for name, _ in calls(log))
+    for promise in promises().values():
+        if promise.hook in ("under", "finetuning"):
+            continue
+        places = {process == here for name, process in calls(log) if name == promise.hook}
+        if promise.times != "any":
+            assert counts[promise.hook] == TIMES[promise.times], promise
+        if workers and promise.process != "both" and places:
+            assert places == {promise.process == "server"}, promise
+
+
+def test_a_round_goes_as_the_table_says(log: Path) -> None:
+    """Every client is sent to, begins, trains and replies while aggregate is being called, in this order."""
+    play(algorithm="recording", rounds=1, eval_every=1)
+    told = [name for name, _ in calls(log)]
+    order = [name for name in told if name in ("exchanges", "aggregate", "send", "begin", "loss", "reply", "models")]
+    start = len(order) - 1 - order[::-1].index("aggregate")
+    assert order[start - 1] == "exchanges"
+    each = [["send", "begin", *["loss"] * -(-len(client.train) // 8), "reply"] for client in TOY.clients]
+    assert order[start + 1 : start + 1 + sum(map(len, each))] == [name for one in each for name in one]
+
+
+# --- what breaks the contract ------------------------------------------------------------------------------------
+
+
+class Counting(FedAvg):
+    name = "counting"
+
+    def __init__(self, problem: Problem, plan: Any = None, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__(problem, plan, config)
+        self.seen: list[int] = []
+        self.memory = torch.zeros(2)
+        self.rounds = 0
+
+
+class Assigning(Counting):
+    name = "assigning"
+
+    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        self.rounds += 1
+        return super().loss(params, batch, ctx)
+
+
+class Appending(Counting):
+    name = "appending"
+
+    def reply(self, state: State, trained: dict[str, Any], ctx: Context, rnd: Round, client: int) -> Message:
+        self.seen.append(client)
+        return super().reply(state, trained, ctx, rnd, client)
+
+
+class Adding(Counting):
+    name = "adding"
+
+    def aggregate(self, server: State, updates: Any, rnd: Round) -> None:
+        self.memory.add_(1)
+        super().aggregate(server, updates, rnd)
+
+
+BREAKING = {Assigning: "sets self.rounds", Appending: "changed self.seen in place", Adding: "changed self.memory in pl"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", BREAKING)
+def test_what_an_algorithm_keeps_on_itself_is_refused(kind: type[Algorithm], workers: int) -> None:
+    """Wherever it happens: with workers, what a client's hook does happens in another process."""
+    config = replace(CONFIG, algorithm=f"{__name__}:{kind.__name__}", rounds=1, workers=workers)
+    with pytest.raises(UsageError, match=rf"{kind.name} {BREAKING[kind]}.*State\.trees for tensors, State\.meta for"):
+        runner.run(config, data=TOY, model=network("plain"), progress=False)
+
+
+def test_an_algorithm_below_another_is_frozen_too() -> None:
+    made = find("vanilla")(Problem((), frozenset(), (1,), 1, 0), None, {"over": f"{__name__}:Appending"})
+    freeze(made)
+    with pytest.raises(UsageError, match=r"appending sets self\.rounds"):
+        made.inner.rounds = 1  # type: ignore[attr-defined]
+    made.inner.seen.append(1)  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"appending changed self\.seen"):
+        check_unchanged(made)
+
+
+def inside(algorithm: Algorithm) -> dict[str, Any]:
+    """All that an algorithm has, as bytes, with what it is laid over; but the task, and a plan decided in a run."""
+    found = {name: value for name, value in vars(algorithm).items() if name not in ("problem", "plan", "_frozen")}
+    parts = {name: value for name, value in found.items() if name != "_contents"}
+    return {name: inside(x) if isinstance(x, Algorithm) else pickle.dumps(x) for name, x in parts.items()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
+    model = network(kind_for(name, "plain"))
+    task = runner.assemble(replace(CONFIG, algorithm=name, rounds=1), data=TOY, model=model)
+    fresh, used = task.algorithm(task.plan), play(algorithm=name, rounds=1, model=model).engine.algorithm
+    assert inside(used) == inside(fresh)
+    assert used.problem == fresh.problem
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_hook_by_a_former_name_is_refused_with_its_new_one(old: str, new: str) -> None:
+    with pytest.raises(UsageError, match=rf"defines '{old}': that hook is now {re.escape(new)}"):
+        type("Old", (Algorithm,), {old: lambda self: None})
+
+
+def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None:
+    def begin(self: Any, state: State, message: Message, rnd: Round, client: int) -> None: ...
+
+    wanted = r"begin takes \(self, state, message, rnd, client\); it is called with \(self, state, message, ctx, rnd, c"
+    with pytest.raises(UsageError, match=wanted):
+        type("Old", (Algorithm,), {"begin": begin})
+    type("General", (Algorithm,), {"begin": lambda self, *parts: {}})
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Phases that name something that is not there."""
+
+    loss: str = "loss"
+    step: str = ""
+    tree: str = "model"
+    observe: tuple[str, ...] = ()
+
+
+class Misnamed(FedAvg):
+    name = "misnamed"
+
+    @dataclass(frozen=True)
+    class Config:
+        what: str = "loss"
+        late: bool = False
+
+    def near_step(self, steps: Any, batch: Any, ctx: Context) -> None: ...
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        wrong: dict[str, Any] = {"loss": "losss", "step": "nearr_step", "tree": "modell", "observe": ("unheard",)}
+        if self.config.late and rnd.index == 0:
+            return super().phases(rnd, client)
+        what = self.config.what
+        return (replace(super().phases(rnd, client)[0], **{what: wrong[what]}),)
+
+
+MISNAMED = {
+    "loss": r"unknown loss of phase 'train' of misnamed 'losss': did you mean 'loss'\?",
+    "step": r"unknown step of phase 'train' of misnamed 'nearr_step': did you mean 'near_step'\?",
+    "tree": r"unknown tree of phase 'train' of misnamed 'modell': did you mean 'model'\?",
+    "observe": r"unknown observer of phase 'train' of misnamed 'unheard'",
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("what", MISNAMED)
+def test_what_a_phase_names_is_looked_up_before_it_trains(
+    what: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    plain = runner.ClientRunner.phase
+
+    def noting(self: Any, part: Any) -> Any:
+        trained.append(part.phase.name)
+        return plain(self, part)
+
+    monkeypatch.setattr(runner.ClientRunner, "phase", noting)
+    config = replace(CONFIG, algorithm=f"{__name__}:Misnamed", options={"what": what, "late": late}, rounds=2)
+    config = replace(config, stack="off")
+    with pytest.raises(UsageError, match=MISNAMED[what]):
+        runner.run(config, data=TOY, model=network("plain"), progress=False)
+    assert len(trained) == (CLIENTS if late else 0)
+
+
+# --- an algorithm laid over another ------------------------------------------------------------------------------
+
+
+class Through(Over):
+    name = "through"
+
+
+def test_what_is_laid_over_another_asks_it_for_every_hook() -> None:
+    assert set(HOOKS) - vars(Over).keys() == {"build"}, "which is asked of the class"
+
+
+@pytest.mark.parametrize("below", ALL)
+def test_laid_over_another_without_a_change_it_is_that_one(below: str) -> None:
+    """Bit for bit, with all that it keeps and records."""
+    common: dict[str, Any] = {"rounds": 2, "participation": 0.5, "model": network(kind_for(below, "plain"))}
+    wanted = play(algorithm=below, **common)
+    found = play(algorithm=f"{__name__}:Through", options={"over": below}, **common)
+    assert found.everything() == wanted.everything()
+    assert [row | {"algorithm": ""} for row in found.rows] == [row | {"algorithm": ""} for row in wanted.rows]
+
+
+# --- where training begins ---------------------------------------------------------------------------------------
+
+
+class Looking(FedAvg):
+    """FedAvg that notes in a client's state what it can see where training begins."""
+
+    name = "looking"
+
+    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> tree.Tree:
+        start = super().begin(state, message, ctx, rnd, client)
+        batches = list(ctx.batches("look", 0.5))
+        state.meta["sizes"] = [len(y) for _, y in batches]
+        state.meta["first"] = batches[0][0].flatten()[:3].tolist()
+        state.meta["losses"] = [float(self.loss(tree.clone(start), batch, ctx)) for batch in batches]
+        state.meta["score"] = ctx.score(start, "start")
+        return start
+
+
+def test_begin_sees_the_clients_data_and_leaves_no_trace() -> None:
+    """Batches of a share of the samples, other ones in each round, and the same bits as without a look."""
+    name = f"{__name__}:Looking"
+    played = play(algorithm=name, model="norm", rounds=2)
+    assert played.server() == play(algorithm="fedavg", model="norm", rounds=2).server()
+    seen: Iterator[dict[str, Any]] = (s.meta for c in played.checkpoints for s in c.clients.values())
+    firsts = []
+    for k, meta in enumerate(seen):
+        n = len(TOY.clients[k % CLIENTS].train)
+        assert sum(meta["sizes"]) == round(n / 2)
+        assert max(meta["sizes"]) <= 8 + 1
+        assert all(loss > 0 for loss in meta["losses"])
+        assert meta["score"].keys() >= {"loss", "accuracy"}
+        firsts.append(tuple(meta["first"]))
+    assert len(set(firsts)) == len(firsts)
