@@ -30,7 +30,7 @@ from fedlayers.diagnostics.hessian import TraceResult, hessian_trace
 from fedlayers.diagnostics.noise import GradNoise
 from fedlayers.diagnostics.sensitivity import Sensitivity
 from fedlayers.diagnostics.similarity import cka
-from fl_core.data.named import open_named
+from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
 from fl_core.training import losses

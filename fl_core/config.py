@@ -13,10 +13,13 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import tyro
 
 from fl_core import data
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
+from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
 from fl_core.execution.stacked import STACKS
 from fl_core.execution.workspace import FORMATS
 from fl_core.layers import WAYS
+from fl_core.registry import is_outside
 from fl_core.training.local import OPTIMIZERS, Training
 
 BN = ("global", "local", "drop")
@@ -31,7 +34,7 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
 
     dataset: str = "heart"
-    """Registered name, or your .npz, .csv, .jsonl or folder of images."""
+    """Registered name, package.module:function, or your .npz, .csv, .jsonl or folder of images."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
@@ -117,11 +120,11 @@ class RunConfig:
     """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Let torchvision fetch missing files."""
-    client_column: str = data.tables.CLIENT_COLUMN
+    client_column: str = CLIENT_COLUMN
     """Of your own .csv or .jsonl file."""
-    label_column: str = data.tables.LABEL_COLUMN
+    label_column: str = LABEL_COLUMN
     """Of your own .csv or .jsonl file."""
-    text_column: str = data.tables.TEXT_COLUMN
+    text_column: str = TEXT_COLUMN
     """Of your own texts, .csv or .jsonl."""
 
     @property
@@ -160,7 +163,13 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         _check_undealt(config, given.name)
         recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
     else:
-        recipe = data.recipe(config.dataset, client_column=config.client_column, text_column=config.text_column)
+        recipe = data.recipe(
+            config.dataset,
+            client_column=config.client_column,
+            text_column=config.text_column,
+            data_root=config.data_root,
+            download=config.download,
+        )
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     own_model = recipe.model_options if config.model in (None, recipe.model) else {}
@@ -187,7 +196,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
     default = max(1, rounds // 20)
     epochs = recipe.epochs if config.epochs is None else config.epochs
-    root = config.data_root or os.environ.get(data.named.ROOT_VARIABLE)
+    root = config.data_root or os.environ.get(ROOT_VARIABLE)
 
     def or_else(value: Any, otherwise: Any) -> Any:
         return otherwise if value is None else value
@@ -230,7 +239,7 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 
 def _located(dataset: str) -> str:
-    return dataset if dataset in data.datasets() else str(Path(dataset).absolute())
+    return dataset if dataset in DATASETS or is_outside(dataset) else str(Path(dataset).absolute())
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:
