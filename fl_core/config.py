@@ -34,7 +34,7 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
 
     dataset: str = "heart"
-    """Registered name, package.module:function, or your .npz, .csv, .jsonl or folder of images."""
+    """Registered name, package.module:function, or your file or folder."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
