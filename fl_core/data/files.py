@@ -70,10 +70,10 @@ def glance(
         UsageError: the path is not one of the kinds that :func:`read` takes.
     """
     if path.is_dir():
-        found = _list_folder(path)
-        images = [file for classes in found.values() for files in classes.values() for file in files]
+        images_of = _list_folder(path)
+        images = [file for classes in images_of.values() for files in classes.values() for file in files]
         width, height = _image_header(images[0])[0]
-        return (1 if _gray(map(_image_header, images)) else 3, height, width), "" not in found
+        return (1 if _gray(map(_image_header, images)) else 3, height, width), "" not in images_of
     if path.suffix.lower() == ".npz":
         with _open_npz(path) as file:
             key = "x" if "x" in file.files else "x_train"
@@ -165,14 +165,14 @@ def read_folder(path: Path) -> Source:
     Raises:
         UsageError: no such layout, an image that cannot be read or has another size, or a class without images.
     """
-    found = _list_folder(path)
-    clients = sorted(found)
-    classes = sorted({name for each in found.values() for name in each})
+    images_of = _list_folder(path)
+    clients = sorted(images_of)
+    classes = sorted({name for by_class in images_of.values() for name in by_class})
     files = [
         (file, classes.index(name), owner)
         for owner, client in enumerate(clients)
-        for name in sorted(found[client])
-        for file in found[client][name]
+        for name in sorted(images_of[client])
+        for file in images_of[client][name]
     ]
     headers = [_image_header(file) for file, _, _ in files]
     size = headers[0][0]
@@ -240,7 +240,7 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
 
 
 def _gray(headers: Iterable[tuple[tuple[int, int], str]]) -> bool:
-    """Whether every image is."""
+    """Whether every image is grey."""
     return all(mode in ("1", "L") for _, mode in headers)
 
 

@@ -119,8 +119,7 @@ def recipe(
         UsageError: neither a name, nor the place of a function, nor an existing path of a known kind.
     """
     if _is_named(dataset):
-        known = DATASETS[str(dataset)].recipe
-        return known or _opened(str(dataset), data_root, download)[1]
+        return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download)[1]
     return general(*files.glance(_path(dataset), client_column=client_column, text_column=text_column))
 
 
@@ -158,15 +157,15 @@ def at_hand(*names: str, data_root: Location | None = None) -> str:
 
 def _opened(name: str, data_root: Location | None, download: bool) -> tuple[Source, Recipe]:
     """A named dataset's samples, and its recipe or the general one."""
-    known = DATASETS[name]
+    member = DATASETS[name]
     offered = {"data_root": data_root, "download": download}
-    taken, _ = parameters_of(known.open)
-    for parameter, required in taken.items():
+    parameters, _ = parameters_of(member.open)
+    for parameter, required in parameters.items():
         if required and parameter not in offered:
             raise UsageError(f"dataset {name!r} is a function with a parameter {parameter!r} that nothing fills")
-    returned = known.open(**{key: value for key, value in offered.items() if key in taken})
+    returned = member.open(**{key: value for key, value in offered.items() if key in parameters})
     source = replace(_as_source(returned, name), name=name)
-    recipe = known.recipe or general(source.shape, source.owner is not None)
+    recipe = member.recipe or general(source.shape, source.owner is not None)
     return replace(source, mean=recipe.mean or source.mean, std=recipe.std or source.std), recipe
 
 

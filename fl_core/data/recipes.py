@@ -55,7 +55,7 @@ model's table of 768 columns, and a fresh one learns as well in fewer."""
 
 
 def general(shape: tuple[int, ...], has_clients: bool) -> Recipe:
-    """The recipe of data that have none of their own.
+    """The recipe for data that nobody has written one for.
 
     Natural clients where the data name them, otherwise Dirichlet(0.5) over 5 clients; a convolutional network for
     images, a small transformer for texts, a multilayer perceptron for everything else.

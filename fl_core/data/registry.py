@@ -33,10 +33,10 @@ class Dataset:
     recipe: Recipe | None = None
 
 
-def _adopt(made: Any, name: str) -> Dataset:
-    if not callable(made):
-        raise UsageError(f"dataset {name!r} is a {type(made).__name__}; name a function that returns the data")
-    return Dataset(name, made)
+def _adopt(function: Any, name: str) -> Dataset:
+    if not callable(function):
+        raise UsageError(f"dataset {name!r} is a {type(function).__name__}; name a function that returns the data")
+    return Dataset(name, function)
 
 
 DATASETS: Registry[Dataset] = Registry("dataset", "fl_core.data.named", "dataset", _adopt)
@@ -70,10 +70,10 @@ def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callabl
     """
     for field in defaults:
         check_known(f"field of the recipe of dataset {name!r}", field, [known.name for known in fields(Recipe)])
-    made = replace(recipe or Recipe(), **defaults)
+    filled = replace(recipe or Recipe(), **defaults)
 
     def add(function: Function) -> Function:
-        DATASETS.add(name, Dataset(name, function, made), function)
+        DATASETS.add(name, Dataset(name, function, filled), function)
         return function
 
     return add
@@ -93,6 +93,6 @@ def datasets() -> dict[str, Recipe]:
     What installed packages announce is in :data:`DATASETS` alone, for its recipe is only known to who imports it.
     """
     recipes = {name: Recipe(**entry.facts) for name, entry in DATASETS.inside.items()}
-    made_here = (DATASETS[name] for name in DATASETS if name not in recipes and name not in DATASETS.announced)
-    recipes |= {made.name: made.recipe for made in made_here if made.recipe is not None}
+    decorated = (DATASETS[name] for name in DATASETS if name not in recipes and name not in DATASETS.announced)
+    recipes |= {member.name: member.recipe for member in decorated if member.recipe is not None}
     return dict(sorted(recipes.items()))

@@ -66,8 +66,8 @@ def source_of_silos(
         x, y = _checked(*pair, f"silo {silo!r}")
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
-            found, wanted = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
-            raise UsageError(f"silo {silo!r} has {found}, and {next(iter(silos))!r} has {wanted}")
+            here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
+            raise UsageError(f"silo {silo!r} has {here}, and {next(iter(silos))!r} has {before}")
         parts.append((x, y))
     y, class_names = arrays.labels(np.concatenate([y for _, y in parts]), "labels of all silos", classes)
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])

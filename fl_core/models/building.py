@@ -51,16 +51,16 @@ def build(
         UsageError: an unknown name or option, a shape that the model does not take, weights that do not fit, or a
             model whose output is not [n, n_classes].
     """
-    shape, own = _checked_shape(shape), dict(options or {})
+    shape, model_options = _checked_shape(shape), dict(options or {})
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 2:
         raise UsageError(f"a model needs at least 2 classes, not {n_classes!r}")
     source, colon, rest = name.partition(":")
     with torch_seeded(seed_of(seed, "model")):
         if colon and source in external.LIBRARIES:
-            model = external.LIBRARIES[source](rest, shape, n_classes, own)
+            model = external.LIBRARIES[source](rest, shape, n_classes, model_options)
         else:
             builder = MODELS[name] if is_outside(name) or not colon else imported("model", name)
-            model = external.called(name, builder, shape, n_classes, own)
+            model = external.called(name, builder, shape, n_classes, model_options)
     # a hook on the module before an in-place one would see its output overwritten
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
@@ -101,12 +101,12 @@ def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: in
             buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
             with torch.no_grad(), torch_seeded(0):
                 output = torch.func.functional_call(model, buffers, (example(shape),))
-            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-            if found != f"shape {(2, n_classes)}":
+            returned = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            if returned != f"shape {(2, n_classes)}":
                 mode = "training" if training else "evaluation"
                 raise UsageError(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
-                    f"in {mode} mode it gives {found}"
+                    f"in {mode} mode it gives {returned}"
                 )
     except UsageError:
         raise

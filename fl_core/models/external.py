@@ -76,15 +76,15 @@ def _pretrained(full: str, name: str, wanted: Any) -> Options:
     """timm's arguments for the weights to start from; it would go on with random ones where it knows of none."""
     import timm
 
-    said = str(wanted).lower()
-    if said == "false":
+    choice = str(wanted).lower()
+    if choice == "false":
         return {"pretrained": False}
-    if said == "true":
+    if choice == "true":
         try:
-            known = timm.get_pretrained_cfg(name)
+            published = timm.get_pretrained_cfg(name)
         except RuntimeError as error:  # a tag that it does not know
             raise UsageError(f"model {full}: {error}") from error
-        if known is None or not known.has_weights:
+        if published is None or not published.has_weights:
             raise UsageError(f"model {full}: timm knows of no pretrained weights; give a file, pretrained=PATH")
         return {"pretrained": True}
     if not isinstance(wanted, str) or not Path(wanted).is_file():

@@ -22,11 +22,11 @@ LIBRARIES = {
 _OWN = {"package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names"}
 
 
-def _adopt(made: Any, name: str) -> Builder:
-    is_module = hasattr(made, "state_dict") and not isinstance(made, type)  # which is callable too
-    if not callable(made) or is_module:
-        raise UsageError(f"model {name!r} is a {type(made).__name__}; name a function or class that makes a model")
-    return made
+def _adopt(builder: Any, name: str) -> Builder:
+    is_module = hasattr(builder, "state_dict") and not isinstance(builder, type)  # which is callable too
+    if not callable(builder) or is_module:
+        raise UsageError(f"model {name!r} is a {type(builder).__name__}; name a function or class that makes a model")
+    return builder
 
 
 MODELS: Registry[Builder] = Registry("model", "fl_core.models", "model", _adopt)

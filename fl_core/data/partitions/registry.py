@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 Member = TypeVar("Member", bound="type[Partitioning]")
 
 
-def _adopt(made: Any, name: str) -> type[Partitioning]:
-    if not (isinstance(made, type) and hasattr(made, "assign")):
+def _adopt(member: Any, name: str) -> type[Partitioning]:
+    if not (isinstance(member, type) and hasattr(member, "assign")):
         raise UsageError(f"partition {name!r} is not a class made of fl_core.data.partitions.Partitioning")
-    return made
+    return member
 
 
 PARTITIONS: Registry[type[Partitioning]] = Registry("partition", "fl_core.data.partitions", "partition", _adopt)
