@@ -25,7 +25,7 @@ HOMES = {
     "rule": ("fedlayers.diagnostics.decide.rules", "rule"),
     "dataset": ("fl_core.data.named", "dataset"),
     "partition": ("fl_core.data.partitions", "partition"),
-    "model": ("fl_core.models", "register"),
+    "model": ("fl_core.models", "model"),
 }
 """Of each kind the package whose files hold the members, and the decorator that makes one."""
 MODEL_SOURCES = {
@@ -42,12 +42,12 @@ def entries(kind: str) -> dict[str, Entry]:
     Args:
         kind: one of :data:`HOMES`.
     """
-    return _registry(kind).entries() or _imported(kind)
+    return _registry(kind).entries()
 
 
 def own_entries(kind: str) -> dict[str, Entry]:
     """Those members of a kind that the packages' own files hold, by name."""
-    return _registry(kind).inside or _imported(kind)
+    return _registry(kind).inside
 
 
 def _registry(kind: str) -> Registry[object]:
@@ -100,12 +100,3 @@ def families(members: Iterable[Entry]) -> dict[str, list[Entry]]:
     for entry in sorted(members, key=lambda each: (each.module, each.name)):
         grouped.setdefault(entry.family or entry.module, []).append(entry)
     return grouped
-
-
-def _imported(kind: str) -> dict[str, Entry]:
-    """The members of a kind that no decorator with plain values makes yet."""
-    from fl_core import data
-
-    if kind == "partition":
-        return {name: Entry(name, "", "") for name in data.partitions.KINDS}
-    return {name: Entry(name, "", "") for name in data.datasets()}

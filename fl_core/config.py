@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from fl_core import choices
+from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
 from fl_core.registry import is_outside
 
@@ -29,7 +30,7 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
 
     dataset: str = "heart"
-    """Registered name, package.module:function, or your .npz, .csv, .jsonl or folder of images."""
+    """Registered name, package.module:function, or your file or folder."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
@@ -189,7 +190,13 @@ def resolved(config: RunConfig, given: FederatedData | None = None) -> RunConfig
         _check_undealt(config, given.name)
         recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
     else:
-        recipe = data.recipe(config.dataset, client_column=config.client_column, text_column=config.text_column)
+        recipe = data.recipe(
+            config.dataset,
+            client_column=config.client_column,
+            text_column=config.text_column,
+            data_root=config.data_root,
+            download=config.download,
+        )
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     own_model = recipe.model_options if config.model in (None, recipe.model) else {}
@@ -198,7 +205,7 @@ def resolved(config: RunConfig, given: FederatedData | None = None) -> RunConfig
     rounds = recipe.rounds if config.rounds is None else config.rounds
     default = max(1, rounds // 20)
     epochs = recipe.epochs if config.epochs is None else config.epochs
-    root = config.data_root or os.environ.get(data.named.ROOT_VARIABLE)
+    root = config.data_root or os.environ.get(ROOT_VARIABLE)
 
     def or_else(value: Any, otherwise: Any) -> Any:
         return otherwise if value is None else value
@@ -241,9 +248,7 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 
 def _located(dataset: str) -> str:
-    from fl_core import data
-
-    return dataset if dataset in data.datasets() or is_outside(dataset) else str(Path(dataset).absolute())
+    return dataset if dataset in DATASETS or is_outside(dataset) else str(Path(dataset).absolute())
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:

@@ -178,7 +178,7 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Int
 
 
 def is_number(cell: str) -> bool:
-    """Whether a text is one, or empty."""
+    """Whether a text is a number, or empty."""
     try:
         float(cell or 0)
     except ValueError:

@@ -82,10 +82,10 @@ def crop_boxes(n: int, height: int, width: int, scale: tuple[float, float], draw
     w, h = w.gather(1, first).squeeze(1), h.gather(1, first).squeeze(1)
     top = (places[:, 0] * (height - h + 1)).floor()
     left = (places[:, 1] * (width - w + 1)).floor()
-    found = torch.stack([top, left, h, w], 1).long()
+    random_boxes = torch.stack([top, left, h, w], 1).long()
     widest, highest = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
     central = torch.tensor([(height - highest) // 2, (width - widest) // 2, highest, widest])
-    return torch.where(fits.any(1, keepdim=True), found, central)
+    return torch.where(fits.any(1, keepdim=True), random_boxes, central)
 
 
 def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:

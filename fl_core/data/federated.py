@@ -57,7 +57,7 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """A dataset dealt to clients.
+    """A dataset partitioned over clients: what a run trains, validates and tests on.
 
     Attributes:
         name: registry name or path.
@@ -65,7 +65,7 @@ class FederatedData:
         classes: names of the classes, in the order of class indices.
         clients: the clients, in order.
         partition: which sample went where.
-        source_digest: SHA-256 of the samples before dealing.
+        source_digest: SHA-256 of the samples, whoever has them.
         digest: SHA-256 of the samples and of who holds which in which split.
         words: of texts, the vocabulary in the order of token ids, after the special ones; otherwise None.
         mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.

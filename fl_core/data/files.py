@@ -12,8 +12,8 @@ from PIL import Image
 
 from fl_core.data import arrays, tables, text
 from fl_core.data.arrays import Array
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN, check_columns
 from fl_core.data.sources import Source
-from fl_core.data.tables import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.tokens import SPECIAL, TokenShape
 
@@ -53,7 +53,7 @@ def read(
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
     if path.is_dir() or path.suffix.lower() == ".npz":
-        tables.check_columns(str(path), client_column, label_column, text_column)
+        check_columns(str(path), client_column, label_column, text_column)
         return read_folder(path) if path.is_dir() else read_npz(path)
     read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_csv
     return read_table(path, client_column=client_column, label_column=label_column, text_column=text_column)
@@ -70,10 +70,10 @@ def glance(
         UsageError: the path is not one of the kinds that :func:`read` takes.
     """
     if path.is_dir():
-        found = _list_folder(path)
-        images = [file for classes in found.values() for files in classes.values() for file in files]
+        images_of = _list_folder(path)
+        images = [file for classes in images_of.values() for files in classes.values() for file in files]
         width, height = _image_header(images[0])[0]
-        return (1 if _gray(map(_image_header, images)) else 3, height, width), "" not in found
+        return (1 if _gray(map(_image_header, images)) else 3, height, width), "" not in images_of
     if path.suffix.lower() == ".npz":
         with _open_npz(path) as file:
             key = "x" if "x" in file.files else "x_train"
@@ -165,14 +165,14 @@ def read_folder(path: Path) -> Source:
     Raises:
         UsageError: no such layout, an image that cannot be read or has another size, or a class without images.
     """
-    found = _list_folder(path)
-    clients = sorted(found)
-    classes = sorted({name for each in found.values() for name in each})
+    images_of = _list_folder(path)
+    clients = sorted(images_of)
+    classes = sorted({name for by_class in images_of.values() for name in by_class})
     files = [
         (file, classes.index(name), owner)
         for owner, client in enumerate(clients)
-        for name in sorted(found[client])
-        for file in found[client][name]
+        for name in sorted(images_of[client])
+        for file in images_of[client][name]
     ]
     headers = [_image_header(file) for file, _, _ in files]
     size = headers[0][0]
@@ -240,7 +240,7 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
 
 
 def _gray(headers: Iterable[tuple[tuple[int, int], str]]) -> bool:
-    """Whether every image is."""
+    """Whether every image is grey."""
     return all(mode in ("1", "L") for _, mode in headers)
 
 

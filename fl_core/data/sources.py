@@ -1,4 +1,4 @@
-"""A dataset before it is dealt to clients."""
+"""A dataset before it is partitioned over clients."""
 
 from __future__ import annotations
 

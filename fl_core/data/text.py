@@ -35,13 +35,13 @@ def encode(texts: Sequence[str], length: int = LENGTH) -> tuple[Integers, tuple[
     These are all words there are: the vocabulary is chosen among them when it is known what clients train on (see
     :meth:`Source.fitted`).
     """
-    found = [words_of(text)[: length - 1] for text in texts]
-    words = sorted({word for each in found for word in each})
+    tokens = [words_of(text)[: length - 1] for text in texts]
+    words = sorted({word for sentence in tokens for word in sentence})
     code = {word: len(SPECIAL) + k for k, word in enumerate(words)}
-    codes = np.full((len(found), length), PAD, dtype=np.int64)
+    codes = np.full((len(tokens), length), PAD, dtype=np.int64)
     codes[:, 0] = START
-    for row, each in enumerate(found):
-        codes[row, 1 : 1 + len(each)] = [code[word] for word in each]
+    for row, sentence in enumerate(tokens):
+        codes[row, 1 : 1 + len(sentence)] = [code[word] for word in sentence]
     return codes, tuple(words)
 
 

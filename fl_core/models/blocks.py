@@ -97,12 +97,12 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
 
 def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
     """Paths of the blocks that can be left out, from input to output; none for most models."""
-    found = ((path, module) for path, module in model.named_modules() if isinstance(module, Blocks))
+    chains = ((path, module) for path, module in model.named_modules() if isinstance(module, Blocks))
     return tuple(
-        chain.from_iterable((f"{path}.{name}" for name, _ in blocks.named_children()) for path, blocks in found)
+        chain.from_iterable((f"{path}.{name}" for name, _ in blocks.named_children()) for path, blocks in chains)
     )
 
 
 def inside(names: Iterable[str], path: str) -> frozenset[str]:
-    """Those of the tensors that a module holds."""
+    """Those of the named tensors that belong to the module at a path."""
     return frozenset(name for name in names if name.startswith(f"{path}."))

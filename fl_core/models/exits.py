@@ -40,9 +40,9 @@ class Exits(nn.Module):
         head = model.get_submodule(head_path(model, example))
         assert isinstance(head, nn.Linear)
         with torch_seeded(seed_of(seed, "classifiers")):
-            made = {str(k): nn.Linear(head.in_features, head.out_features) for k in sorted(set(after))}
+            classifiers = {str(k): nn.Linear(head.in_features, head.out_features) for k in sorted(set(after))}
         self.model, self.ensemble = model, ensemble
-        self.exits = Classifiers(made).to(device=head.weight.device, dtype=head.weight.dtype)
+        self.exits = Classifiers(classifiers).to(device=head.weight.device, dtype=head.weight.dtype)
 
     def forward(self, x: Tensor, every: bool = False) -> Any:
         """Logits [n, C].
@@ -74,4 +74,4 @@ class Exits(nn.Module):
 
 
 class Classifiers(nn.ModuleDict, Optional):
-    """The classifiers by the number of the block before them."""
+    """Early classifiers, each under the number of the block that it reads."""

@@ -39,8 +39,8 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
         a, b = self.means.softmax(0), self.variances.softmax(0)
         mean = a[0] * batch[0][0] + a[1] * batch[1][0] + a[2] * batch[2][0]
         variance = b[0] * batch[0][1] + b[1] * batch[1][1] + b[2] * batch[2][1]
-        found = (x - mean) / (variance + self.eps).sqrt()
-        return found * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        normalised = (x - mean) / (variance + self.eps).sqrt()
+        return normalised * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, n: int) -> None:
@@ -117,10 +117,11 @@ class Gated(nn.Module):
             return torch.cat([self(part) for part in x.split(self.batch)])
         scales = self.scales(x)
         scaled = {
-            name: p * own for (name, p), own in zip(self.inner.named_parameters(), self._shaped(scales), strict=True)
+            name: p * scale
+            for (name, p), scale in zip(self.inner.named_parameters(), self._shaped(scales), strict=True)
         }
-        found: Tensor = functional_call(self.inner, scaled, (x,))
-        return found
+        logits: Tensor = functional_call(self.inner, scaled, (x,))
+        return logits
 
     def scales(self, x: Tensor) -> Tensor:
         """What the blocks are multiplied by for a batch, [blocks]: the score of a kept one, 0 for the others."""
@@ -132,22 +133,22 @@ class Gated(nn.Module):
         """Which blocks are kept under the budget, [blocks]."""
         if self.target == 1:
             return np.ones(len(scores), dtype=bool)
-        found = self.first.copy()
+        kept = self.first.copy()
         tenths = np.round(10 * scores)
         for group in self.groups:
             left = round((self.target - self.least) * self.sizes[group].sum())
             others = np.flatnonzero(group & ~self.first)
             for block in others[np.argsort(-tenths[others], kind="stable")]:
                 if self.sizes[block] <= left:
-                    found[block] = True
+                    kept[block] = True
                     left -= self.sizes[block]
-        return found
+        return kept
 
     def _shaped(self, scales: Tensor) -> Iterator[Tensor]:
         """The scales of each tensor's entries, in the tensor's shape."""
         at = 0
         for sizes, parameter in zip(self.blocks.values(), self.inner.parameters(), strict=True):
             repeats = torch.tensor(sizes, device=scales.device)
-            own = scales[at : at + len(sizes)].repeat_interleave(repeats, output_size=parameter.numel())
-            yield own.view(parameter.shape)
+            repeated = scales[at : at + len(sizes)].repeat_interleave(repeats, output_size=parameter.numel())
+            yield repeated.view(parameter.shape)
             at += len(sizes)

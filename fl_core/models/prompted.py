@@ -54,9 +54,9 @@ class Transform(nn.Module):
         mixed = weights[..., :1] * self._split(self.value(features))
         if prompts is not None:
             mixed = mixed + torch.einsum("nhk,khc->nhc", weights[..., 1:], self._split(self.value(prompts)))
-        found = self.out(mixed.flatten(1))
-        found = features + found if self.residual else found
-        return found if self.norm is None else self.norm(found)
+        transformed = self.out(mixed.flatten(1))
+        transformed = features + transformed if self.residual else transformed
+        return transformed if self.norm is None else self.norm(transformed)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))
@@ -102,12 +102,12 @@ class Prompted(nn.Module):
 
     def attention(self, x: Tensor) -> dict[str, Tensor]:
         """Attention weights [n, 1 + k] of each sample's feature, the mean of the heads, by the prompts' name."""
-        features, found = self.body(x), {}
+        features, weights = self.body(x), {}
         for name in PROMPTS:
             prompts = self._tokens(name)
             if prompts is not None:
-                found[name] = self.transform.attention(features, prompts).mean(1)
-        return found
+                weights[name] = self.transform.attention(features, prompts).mean(1)
+        return weights
 
     def _tokens(self, name: str) -> Tensor | None:
         prompts = getattr(self, name)
