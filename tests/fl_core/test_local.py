@@ -17,7 +17,8 @@ from fl_core import runner, tree
 from fl_core.algorithms import Problem, find
 from fl_core.data import Split
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.training.local import Context, Observer, Phase, Training, Workspace, batch_slices, train
+from fl_core.execution.workspace import Workspace
+from fl_core.training.local import Context, Observer, Phase, Training, batch_slices, train
 from fl_core.training.losses import build
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, network
