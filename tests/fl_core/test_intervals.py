@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch norm, local": {"rounds": 5, "model": "norm", "bn": "local"},
 }
 settings = pytest.mark.parametrize("setting", SETTINGS)
+NOWHERE: Any = None  # FedLAMA asks nothing of the place where a client is
 
 
 @cache
@@ -127,7 +128,7 @@ def test_local_work_is_never_thrown_away(setting: str) -> None:
         for client in rnd.sampled:
             name = CLIENTS[client]
             state = State(dict(clients[name].trees), dict(clients[name].meta))
-            begun = algorithm.begin(state, algorithm.send(server, client, rnd), rnd, client)
+            begun = algorithm.begin(state, algorithm.send(server, client, rnd), NOWHERE, rnd, client)
             own = {**clients[name].trees["model"], **waiting.get(name, {})}
             assert tree.digest(begun) == tree.digest({**server.trees["model"], **own})
             went_on += len(waiting.get(name, {}))
@@ -217,13 +218,13 @@ def test_without_training_no_layer_becomes_long() -> None:
 def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it() -> None:
     """fc2 thaws in the second round, in which it is due; a client that joins in the third starts with the server's."""
     options = {"over": "fedlama", "unfreeze": "0,1", "tau": 2, "phi": 1}
-    made = play(algorithm="vanilla", rounds=4, participation=0.5, options=options).engine.algorithm
+    made: Any = play(algorithm="vanilla", rounds=4, participation=0.5, options=options).engine.algorithm
     server = made.server_state(tree.of(network("plain")))
     for index in range(2):
         rnd = Round(index, "train", (0, 1))
         replies = []
         for client in rnd.sampled:
-            names = made.shared(rnd, client) & made.of_layers(made.due(server, rnd))
+            names = made.shared(rnd, client) & made.inner.of_layers(made.inner.due(server, rnd))
             moved = {name: server.trees["model"][name] + 1 for name in names}
             replies.append(Update(client, 1, Message({"model": moved})))
         made.aggregate(server, replies, rnd)
