@@ -32,6 +32,9 @@ class Dataset:
     open: Opener
     recipe: Recipe | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.open.__doc__)  # its line in lists
+
 
 def _adopt(function: Any, name: str) -> Dataset:
     if not callable(function):

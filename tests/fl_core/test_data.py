@@ -123,7 +123,7 @@ def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
             data.at_hand(*names, data_root=tmp_path)
 
 
-@pytest.mark.parametrize("name", data.datasets())
+@pytest.mark.parametrize("name", data.DATASETS.inside)
 def test_recipes_are_complete(name):
     recipe = data.recipe(name)
     losses.build(recipe.loss, **recipe.loss_options)
@@ -136,14 +136,14 @@ def test_recipes_are_complete(name):
     assert recipe.rounds > 0
 
 
-@pytest.mark.parametrize("name", data.datasets())
+@pytest.mark.parametrize("name", data.DATASETS.inside)
 def test_what_is_listed_of_a_dataset_is_what_it_is(name):
     """Values above its function are literals, so that a list need not import it; the first line says what it is."""
     assert data.datasets()[name] == data.DATASETS[name].recipe
     assert 20 < len(data.DATASETS.inside[name].summary) < 120
 
 
-@pytest.mark.parametrize("name", data.datasets())
+@pytest.mark.parametrize("name", data.DATASETS.inside)
 def test_a_datasets_own_model_takes_its_samples(name):
     try:
         federated = data.load(name)
@@ -810,7 +810,8 @@ def test_a_new_dataset_is_one_function(own_members):
     assert data.load("coins").classes == ("heads", "tails")
     assert data.recipe("coins").clients == 2
     assert "coins" in data.datasets()
-    with pytest.raises(UsageError, match="there is a dataset 'heart' already"):
+    assert data.DATASETS.entries()["coins"].summary == "Coins."
+    with pytest.raises(UsageError, match=r"'heart'.*named\.heart:heart"):
         data.register("heart", data.Recipe())(coins)
     with pytest.raises(UsageError, match=r"recipe of dataset 'notes' 'modl': did you mean 'model'"):
         data.dataset("notes", modl="mlp")

@@ -456,7 +456,7 @@ def test_a_new_model_is_one_function(own_members):
 
     assert models.build("linear", TABLE, 3, options={"bias": False}).bias is None
     assert models.describe()["linear"] == "Multinomial logistic regression; tables."
-    with pytest.raises(UsageError, match="model 'mlp' already"):
+    with pytest.raises(UsageError, match=r"'mlp'.*papers:mlp"):
         models.model(type("mlp", (Tied,), {}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_core.data.partitions import SPLITS, Partition, check_shares, general, make, papers, split_sizes
+from fl_core.data.partitions import (
+    PARTITIONS,
+    SPLITS,
+    Partition,
+    Partitioning,
+    check_shares,
+    general,
+    make,
+    papers,
+    partition,
+    split_sizes,
+)
 from fl_core.data.partitions.base import follow
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
@@ -475,3 +487,57 @@ def test_digest_names_the_dealing():
     toy = source()
     assert make(toy, "iid", clients=2).digest == make(toy, "iid", clients=2).digest
     assert make(toy, "iid", clients=2).digest != make(toy, "iid", clients=2, seed=1).digest
+
+
+# --- the registry ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", PARTITIONS.inside)
+def test_every_partition_says_what_it_is_and_divides_a_source(kind):
+    """Of any member: a first line, options with a default, three splits a client, none of which shares a sample."""
+    assert 20 < len(PARTITIONS.inside[kind].summary) < 120
+    PARTITIONS[kind]()
+    labels = np.arange(6000) % 10
+    toy = source(labels, owner=np.arange(6000) // 2000, is_train=np.arange(6000) // 10 % 4 > 0)
+    made = make(toy, kind, clients=None if PARTITIONS[kind].natural else 5, seed=2)
+    made.check(toy)
+    Partition.from_tree(made.to_tree()).check(toy)
+    assert made.params["clients"] == len(made.names)
+    for splits in made.indices.values():
+        rows = np.concatenate([splits[split] for split in SPLITS])
+        assert len(np.unique(rows)) == len(rows)
+        assert min(map(len, splits.values())) >= 1
+
+
+def test_a_new_partition_is_one_class(own_members):
+    own_members(PARTITIONS)
+
+    @partition
+    @dataclass(frozen=True)
+    class Turns(Partitioning):
+        """Sample after sample to client after client."""
+
+        name = "turns"
+        start: int = 0
+
+        def assign(self, pool, clients, seed):
+            return [np.arange(len(pool))[(client + self.start) % clients :: clients] for client in range(clients)]
+
+    made = make(source(), "turns", clients=3, start=1)
+    assert made.params == {"clients": 3, "start": 1, "splits": [0.64, 0.16, 0.2]}
+    assert {int(row) % 3 for row in np.concatenate(list(made.indices["client_0"].values()))} == {1}
+    with pytest.raises(UsageError, match="start=1 has no meaning for partition 'iid'; it belongs to turns"):
+        make(source(), "iid", clients=3, start=1)
+    with pytest.raises(UsageError, match="unknown option of a partition 'alfa': did you mean 'alpha'"):
+        make(source(), "dirichlet", clients=3, alfa=1)
+    with pytest.raises(UsageError, match="is not a class made of"):
+        make(source(), "numpy:arange", clients=3)
+
+
+def test_a_stored_partition_of_code_from_outside_is_checked_without_importing_it():
+    toy = source()
+    made = replace(make(toy, "iid", clients=2), kind="no_such_package.of_this_test:Turns")
+    Partition.from_tree(made.to_tree()).check(toy)
+    made.indices["client_0"]["test"][0] = made.indices["client_1"]["train"][0]
+    with pytest.raises(UsageError, match="a sample twice"):
+        made.check(toy)
