@@ -1,4 +1,4 @@
-"""The command line: fedlayers study | run | resume | verify | diagnose | select | plot | compare | regret | list.
+"""The command line: fedlayers study | run | resume | verify | diagnose | select | plot | choose | compare | regret | list.
 
 Nothing heavy is imported before a command needs it: what only asks, or is mistaken, is answered at once.
 """
@@ -24,6 +24,7 @@ COMMANDS = {
     "diagnose": "layers",
     "select": "layers",
     "plot": "pictures",
+    "choose": "studies",
     "compare": "studies",
     "regret": "studies",
     "list": "listings",

@@ -1,4 +1,4 @@
-"""Commands that train many runs: compare, regret, study."""
+"""Commands that train many runs: choose, compare, regret, study."""
 
 from __future__ import annotations
 
@@ -82,6 +82,53 @@ class Compare(ManyRuns):
             pictures.save(figure, self.out / f"{name}.png")
         print(comparison.text())
         print(f"\nrows, table and pictures: {self.out}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choose(ManyRuns):
+    """Race a few ways of sharing, and go on with the winner.
+
+    All have the same data, start and batches, and are judged on validation samples; nobody is dropped before half of
+    the rounds. With three or more seeds it also says how sure the decision is. The winner's run is complete at the end.
+
+    Examples:
+        fedlayers choose --dataset heart --seeds 3 --out out/choose
+        fedlayers choose --dataset digits --arms nothing half all_but_last all ditto --workers 2
+    """
+
+    arms: Annotated[
+        tuple[str, ...],
+        option(
+            "nothing, half, all_but_last, all, first_K, last_K, PLAN.json, an algorithm, or ALGORITHM:CUT.",
+            "ARM [ARM ...]",
+        ),
+    ] = ("nothing", "half", "all_but_last")
+    seeds: Seeds = 1
+    share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1.")] = 0.6
+    race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
+    out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
+    algorithm: Annotated[str, option("What obeys the cuts.")] = "fedper"
+    set: Set = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
+
+    def main(self, line: str) -> None:
+        config, seeds = self.asked(self.set)
+        _check_algorithms((self.algorithm,))
+        arguments.check_folder(self.out)
+
+        from fedlayers.studies.choose import choose
+
+        config = dataclasses.replace(config, algorithm=self.algorithm)
+        choice = choose(
+            config, self.out, arms=self.arms, seeds=seeds, share=self.share, complete=not self.race_only, tell=_say
+        )
+        print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
