@@ -25,11 +25,11 @@ from fl_core.algorithms.base import Algorithm, Message, Problem, Round, State
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
-from fl_core.engine import Engine, Instruments, Schedule
+from fl_core.engine import Engine, Schedule
 from fl_core.execution.executors import executor
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.records import timing
-from fl_core.runner import site_of
+from fl_core.runner import client_runner_of
 from fl_core.task import assemble
 from fl_core.training.local import Phase
 
@@ -108,19 +108,17 @@ def rounds(
         make, model: the algorithm and the model, if they are not the configuration's.
     """
     task = assemble(config, data=data, model=model)
-    site = site_of(task, {})
-    pool = executor(site, config.workers, task.config.stack == "on")
+    client_runner = client_runner_of(task, {})
+    pool = executor(client_runner, config.workers, task.config.stack == "on")
     schedule = Schedule(count, task.config.participation, eval_every=count, checkpoint_every=count)
     try:
         engine = Engine(
-            task.problem,
-            (lambda _: make(task.problem)) if make else task.algorithm,
+            make(task.problem) if make else task.algorithm(task.plan),
             task.data,
             tree.of(task.model),
-            site,
+            client_runner,
             pool,
             schedule,
-            Instruments(),
         )
         pool.use(engine.algorithm)
         yield engine
@@ -177,7 +175,7 @@ class OneLayer(Algorithm):
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return self.tensors
 
-    def kept(self, rnd: Round, client: int) -> frozenset[str]:
+    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return frozenset()
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:

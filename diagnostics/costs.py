@@ -321,7 +321,7 @@ def cost_steps(tasks: Mapping[str, runner.Task]) -> pd.DataFrame:
         algorithm = task.algorithm(task.plan)
         if algorithm.decides:
             raise UsageError(f"what {name} costs hangs on the plan that it will decide on: give it one")
-        workspace = runner.site_of(task, {}).workspace
+        workspace = runner.client_runner_of(task, {}).workspace
         each = round_costs(algorithm, workspace, task.data.shape, int(task.config.batch or 1))
         lines += [{"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)]
     return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])

@@ -12,7 +12,7 @@ from torch import nn
 
 from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
-from fl_core.engine import Instruments
+from fl_core.decision import Instruments
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example

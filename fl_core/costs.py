@@ -114,8 +114,8 @@ def round_costs(
         samples: Counter[tuple[frozenset[str], frozenset[str]]] = Counter()
         moved = 0
         for client, n in enumerate(problem.n_train):
-            held = algorithm.held(rnd, client)
-            moved += n_bytes(algorithm.shared(rnd, client)) + n_bytes(algorithm.up(rnd, client))
+            held = algorithm.submodel(rnd, client)
+            moved += n_bytes(algorithm.shared(rnd, client)) + n_bytes(algorithm.uploaded(rnd, client))
             for phase in algorithm.phases(rnd, client):
                 each = batch_slices(n, batch, workspace.couples)
                 taken = phase.epochs * len(each) if phase.steps is None else min(phase.steps, phase.epochs * len(each))

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from tqdm.auto import tqdm
 
 from fl_core import costs, tree
-from fl_core.algorithms.base import Algorithm, Inside, Problem, Round, State, Update
-from fl_core.algorithms.partial import MEASURED, PLayerFL, Scout
+from fl_core.algorithms import contract
+from fl_core.algorithms.base import Algorithm, Observation, Problem, Round, State, Update
 from fl_core.data import FederatedData
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.decision import Decision
+from fl_core.errors import NonFiniteError
+from fl_core.execution.client_runner import ClientRunner, FinetuneJob, Job, Result, ScoreJob, TrainJob
 from fl_core.execution.executors import Executor
-from fl_core.execution.shelf import Clients, Shelf
-from fl_core.execution.site import FinishJob, Job, Result, ScoreJob, Site, TrainJob
-from fl_core.layers import Layer
+from fl_core.execution.spilling import ClientStates, SpillingTrees
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.rows import Row, row
 from fl_core.schedule import Schedule, sampled_clients
-from fl_core.training.local import Observer, Phase
+from fl_core.training.local import Phase
 from fl_core.tree import Tree
 
 Work = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
@@ -33,90 +32,69 @@ BUFFER = 10_000  # rows that wait for the end of a round before they are written
 UNITS = {"bytes_down": "byte", "bytes_up": "byte", "flops": "FLOP"}
 
 
-class Decide(Protocol):
-    """Turns the clients' measurements of the first round into a plan."""
-
-    def __call__(
-        self,
-        layers: Sequence[Layer],
-        measured: Sequence[Mapping[str, Any]],
-        *,
-        names: Sequence[str],
-        rule: str,
-        threshold: float,
-        seed: int,
-        data: str,
-    ) -> LayerPlan:
-        """``measured``: one mapping a client with ``client``, ``weight``, ``layers`` and ``importance``."""
-
-
-@dataclass(frozen=True)
-class Instruments:
-    """What a run borrows from the rooms above: observers by name, and the decision they serve."""
-
-    observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(default_factory=dict)
-    decide: Decide | None = None
-    rules: tuple[str, ...] = ()  # what ``decide`` takes as its rule
-
-
 class Engine:
     """One run of one algorithm on one federation.
 
     Args:
-        make: builds the algorithm for a plan (or None where it decides itself).
-        plan: a plan, None, or ``measure_first``: run the measuring epoch of PLayer-FL before anything else, throw
-            its weights away, and give its plan to the algorithm.
-        rule, threshold: how a decision is made, handed to ``instruments.decide``.
+        algorithm: under the plan in force, if there is one yet. It is frozen: from here on nothing is kept on it.
+        client_runner: of this process; ``executor`` may run clients in others.
+        decision: how the run comes to a plan, if it begins without one that it needs.
+        columns: further ones of every row.
     """
 
     def __init__(
         self,
-        problem: Problem,
-        make: Callable[[LayerPlan | None], Algorithm],
+        algorithm: Algorithm,
         data: FederatedData,
         initial: Tree,
-        site: Site,
+        client_runner: ClientRunner,
         executor: Executor,
         schedule: Schedule,
-        instruments: Instruments,
+        decision: Decision | None = None,
         *,
-        plan: LayerPlan | None = None,
-        measure_first: bool = False,
-        rule: str = "sensitivity_ratio",
-        threshold: float = 1.2,
         columns: Mapping[str, Any] | None = None,
         writer: Writer | None = None,
     ) -> None:
-        self.problem, self.make, self.data, self.initial = problem, make, data, initial
-        self.site, self.executor, self.schedule, self.instruments = site, executor, schedule, instruments
-        self.measure_first, self.rule, self.threshold, self.writer = measure_first, rule, threshold, writer
-        self.algorithm = make(plan)
-        self.columns = {"algorithm": self.algorithm.name, "seed": problem.seed, **(columns or {})}
+        self.algorithm, self.data, self.initial = algorithm, data, initial
+        self.client_runner, self.executor, self.schedule = client_runner, executor, schedule
+        self.decision, self.writer = decision or Decision(), writer
+        self.columns = {"algorithm": algorithm.name, "seed": self.problem.seed, **(columns or {})}
         self.names = [client.name for client in data.clients]
-        self.server = self.algorithm.open(tree.clone(initial))
+        self.server = algorithm.server_state(tree.clone(initial))
         self.index = {name: client for client, name in enumerate(self.names)}
         self.folder = writer.path if writer else None
         self.clients = self._fresh_clients()
-        self.kept: dict[str, Shelf] = {}  # local and fine-tuned models of the current round
+        self.kept: dict[str, SpillingTrees] = {}  # local and fine-tuned models of the current round
         self.rows: list[Row] = []
         self.done = 0
         self.clock, self.pace = Clock(), Pace()
         self._steps = 0  # of the current round
         self._flops: dict[tuple[frozenset[str], ...], float] = {}
 
+    @property
+    def problem(self) -> Problem:
+        """The task as the algorithm knows it."""
+        return self.algorithm.problem
+
+    def beside(self, algorithm: Algorithm) -> Engine:
+        """An engine of the same clients and the same start, whose exchanges leave this run nothing but their time."""
+        other = Engine(algorithm, self.data, self.initial, self.client_runner, self.executor, self.schedule)
+        other.folder, other.clock = self.folder, self.clock
+        other._use(algorithm)
+        return other
+
     # --- the loop ---
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint; what the clients have there is read when it is needed."""
         self.server, self.done = checkpoint.server, checkpoint.round
-        self.clients = Clients(self.names, checkpoint.clients.__getitem__, self.folder)
+        self.clients = ClientStates(self.names, checkpoint.clients.__getitem__, self.folder)
         self.clients.changed.clear()
         for kind, models in checkpoint.models.items():
             for name in models:
                 self._keep(kind, name, models[name])
         if "plan" in self.server.meta:
-            self.algorithm.plan = LayerPlan.from_json(self.server.meta["plan"])
-            self.measure_first = False
+            self.algorithm = self.algorithm.with_plan(LayerPlan.from_json(self.server.meta["plan"]))
 
     @tree.one_thread()
     def run(self, progress: bool = True) -> None:
@@ -124,16 +102,19 @@ class Engine:
 
         Raises:
             NonFiniteError: training or aggregation met NaN or infinity; earlier checkpoints stay.
-            UsageError: a decision is needed and no instruments were given.
+            UsageError: a decision is needed and no instruments were given; or, before anything is trained, the
+                algorithm's phases name a loss, a step or an observer that is not there.
         """
-        if (self.measure_first or self.algorithm.decides) and self.instruments.decide is None and self.done == 0:
-            raise UsageError(f"{self.algorithm.name} decides on a plan: pass instruments, or a plan")
-        if self.measure_first:
-            self._measure_first()
-        self.executor.use(self.algorithm)
         if self.done == 0:
-            if self.algorithm.tunes(0):
-                self._finish(recorded=False)
+            self.decision.check(self.algorithm)
+            plan = self.decision.before(self)
+            if plan is not None:
+                self._adopt(plan)
+                self.clients = self._fresh_clients()
+            self._check_phases()
+        self._use(self.algorithm)
+        if self.done == 0:
+            self._finetune(recorded=False)
             self._evaluate_all()
             self._flush()
             self._note_time()
@@ -162,42 +143,47 @@ class Engine:
         sampled = sampled_clients(self.problem.seed, index, len(self.names), self.schedule.participation)
         self.kept = {}
         work = Work(float)
-        exchanges = self.algorithm.exchanges(index)
+        exchanges, saves = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
         for exchange in exchanges:
-            rnd = Round(index, exchange, sampled)
-            with self.clock.on("aggregate"):
-                replies = self._exchange(rnd, work, last=exchange == exchanges[-1])
-                self.algorithm.aggregate(self.server, replies, rnd)
-                for _ in replies:  # whatever the algorithm did not ask for still reaches the clients' states
-                    pass
-            if self.algorithm.decides and MEASURED in self.server.meta:
-                self._adopt(self._decide(self.server.meta.pop(MEASURED)))
+            rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
+            kept = sampled[: self.schedule.local_models] if last and self.writer and saves else ()
+            self.exchange(rnd, work, self.schedule.splits(index + 1) if last else (), kept)
+            plan = self.decision.amid(self)
+            if plan is not None:
+                self._adopt(plan)
         self.done += 1
+        contract.check_unchanged(self.algorithm)
         self._check_finite()
-        self._record_work(work)
-        last, looks = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
-        if last or (self.algorithm.tunes(self.done) and (looks or self.schedule.saves(self.done))):
-            self._finish(recorded=last)
-        if self.schedule.evaluates(self.done):
+        self.record_work(work)
+        last, evaluates = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
+        if last or evaluates or saves:
+            self._finetune(recorded=last)
+        if evaluates:
             self._evaluate_all()
         self._flush()
-        if self.writer and self.schedule.saves(self.done):
+        if self.writer and saves:
             with self.clock.on("save"):
                 checkpoint = Checkpoint(self.done, self.server, self.clients, self.kept)
                 self.writer.checkpoint(checkpoint, self.clients.changed)
                 self.clients.changed.clear()
         self._note_time()
 
-    def _exchange(self, rnd: Round, work: Work, last: bool, keep: bool = False) -> Iterator[Update]:
-        """Send, run the clients, take their states and records in, and hand their updates on, one at a time."""
-        done = rnd.index + 1
-        saves = last and self.writer is not None and self.schedule.saves(done)
-        kept = frozenset(rnd.sampled if keep else rnd.sampled[: self.schedule.local_models] if saves else ())
-        splits: tuple[str, ...] = ()
-        if last and self.schedule.evaluates(done):
-            splits = ("validation", "test")
-        elif last and self.schedule.local_scores:
-            splits = ("validation",)
+    def exchange(self, rnd: Round, work: Work, splits: tuple[str, ...] = (), keep_local: tuple[int, ...] = ()) -> None:
+        """Send to the sampled clients, let them train, and mix what they reply: one client after the other.
+
+        Args:
+            work: what it costs is added here.
+            splits: on which locally trained models are scored.
+            keep_local: the clients whose locally trained models are kept.
+        """
+        with self.clock.on("aggregate"):
+            replies = self._replies(rnd, work, splits, frozenset(keep_local))
+            self.algorithm.aggregate(self.server, replies, rnd)
+            for _ in replies:  # whatever the algorithm did not ask for still reaches the clients' states
+                pass
+
+    def _replies(self, rnd: Round, work: Work, splits: tuple[str, ...], keep_local: frozenset[int]) -> Iterator[Update]:
+        """The clients' updates, each made when it is asked for; their states and records are taken in here."""
 
         def jobs() -> Iterable[TrainJob]:
             for client in rnd.sampled:
@@ -205,17 +191,18 @@ class Engine:
                     message = self.algorithm.send(self.server, client, rnd)
                     message = message.clone()
                     work[client, "bytes_down", ""] += message.bytes
-                    job = TrainJob(client, rnd, message, self.clients[self.names[client]], splits, client in kept)
+                    job = TrainJob(client, rnd, message, self.clients[self.names[client]], splits, client in keep_local)
                 yield job
 
         for result in self._run("train", jobs()):
             client = result.client
             self.clients[self.names[client]] = result.state
             work[client, "bytes_up", ""] += result.message.bytes
-            self._count_work(work, rnd, result)
+            phases, submodel = self.algorithm.phases(rnd, client), self.algorithm.submodel(rnd, client)
+            self._count_work(work, phases, submodel, result)
             if result.tree is not None:
                 self._keep("local", self.names[client], result.tree)
-            self._record_scores(client, "local", result.scores, done)
+            self._record_scores(client, "local", result.scores, rnd.index + 1)
             yield Update(client, self.problem.n_train[client], result.message)
 
     def _run(self, part: str, jobs: Iterable[Job]) -> Iterator[Result]:
@@ -231,111 +218,84 @@ class Engine:
             yield result
 
     def _keep(self, kind: str, name: str, model: Tree) -> None:
-        self.kept.setdefault(kind, Shelf(self.folder))[name] = model
+        self.kept.setdefault(kind, SpillingTrees(self.folder))[name] = model
 
-    # --- the decision ---
+    # --- the algorithm ---
 
-    def _measure_first(self) -> None:
-        """The measuring epoch of PLayer-FL for an algorithm that takes a plan; only its cost and its plan remain."""
-        self._adopt(self._decide(self.scout()))
-        self.clients = self._fresh_clients()
-        self.measure_first = False
+    def _check_phases(self) -> None:
+        """Refuse phases of the first exchange, and of fine-tuning, that name what is not there."""
+        phases = self.algorithm.phases(Round(0, self.algorithm.exchanges(0)[0], (0,)), 0)
+        phases += self.algorithm.finetuning(self.schedule.rounds, 0)
+        contract.check_phases(self.algorithm, phases, self.client_runner.makers)
 
-    def scout(self, keep: bool = False) -> list[dict[str, Any]]:
-        """What the clients of the first round measure in the measuring exchange of PLayer-FL, from the common start.
-
-        Args:
-            keep: also keep the clients' trained models, in ``kept["local"]``, and report all that was measured.
-        """
-        sampled = sampled_clients(self.problem.seed, 0, len(self.names), self.schedule.participation)
-        rnd = Round(0, "stats", sampled)
-        main, work = self.algorithm, Work(float)
-        self.algorithm = Scout(self.problem) if keep else PLayerFL(self.problem)
-        self.executor.use(self.algorithm)
-        self.clients = self._fresh_clients()
-        self.algorithm.aggregate(self.server, self._exchange(rnd, work, last=False, keep=keep), rnd)
-        self.algorithm = main
-        self._record_work(work, variant="plan")
-        measured: list[dict[str, Any]] = self.server.meta.pop(MEASURED)
-        return measured
-
-    def _decide(self, measured: list[dict[str, Any]]) -> LayerPlan:
-        if self.instruments.decide is None:
-            raise UsageError(f"{self.algorithm.name} decides on a plan: pass instruments, or a plan")
-        plan = self.instruments.decide(
-            self.problem.layers,
-            measured,
-            names=self.names,
-            rule=self.rule,
-            threshold=self.threshold,
-            seed=self.problem.seed,
-            data=self.data.digest,
-        )
-        return plan.with_shared(plan.shared, checkpoint=tree.digest(self.initial))
+    def _use(self, algorithm: Algorithm) -> None:
+        contract.freeze(algorithm)
+        self.algorithm = algorithm
+        self.executor.use(algorithm)
 
     def _adopt(self, plan: LayerPlan) -> None:
-        self.algorithm.plan = self.algorithm.adopt(plan)
-        self.server.meta["plan"] = self.algorithm.plan.to_json()
-        self.executor.use(self.algorithm)
+        """Go on with the algorithm made anew under a plan that was decided on."""
+        in_force = self.algorithm.adopt(plan)
+        self._use(self.algorithm.with_plan(in_force))
+        self.server.meta["plan"] = in_force.to_json()
         if self.writer:
-            self.algorithm.plan.save(self.writer.path / "plan.json")
+            in_force.save(self.writer.path / "plan.json")
 
-    def _fresh_clients(self) -> Clients:
-        return Clients(self.names, self._start, self.folder)
+    def _fresh_clients(self) -> ClientStates:
+        return ClientStates(self.names, self._start, self.folder)
 
     def _start(self, name: str) -> State:
         """A client that has yet to take part, as the plan in force has it."""
-        state = self.algorithm.start(self.initial, self.index[name])
+        state = self.algorithm.client_state(self.initial, self.index[name])
         return State({kind: tree.clone(each) for kind, each in state.trees.items()}, state.meta)
 
     # --- evaluation ---
 
-    def _finish(self, recorded: bool) -> None:
-        """Fine-tune a copy of every client's model; the copies are kept beside the states, under ``personal``."""
-        if not self.algorithm.finish(0):
+    def _finetune(self, recorded: bool) -> None:
+        """Fine-tune a copy of every client's model, if the algorithm does so now; they are kept under ``personal``."""
+        if not self.algorithm.finetuning(self.done, 0):
             return
         rnd = Round(self.done, "finish", tuple(range(len(self.names))))
         work = Work(float)
 
-        def jobs() -> Iterable[FinishJob]:
+        def jobs() -> Iterable[FinetuneJob]:
             for client, name in enumerate(self.names):
-                found = self.algorithm.models(self.server, self.clients[name], rnd)
-                yield FinishJob(client, self.done, found[self.algorithm.evaluates])
+                models = self.algorithm.models(self.server, self.clients[name], rnd)
+                yield FinetuneJob(client, self.done, models[self.algorithm.evaluates])
 
         for client in rnd.sampled:  # everyone fine-tunes the final model, so everyone receives it once more
             work[client, "bytes_down", ""] = self.algorithm.send(self.server, client, rnd).bytes
         for result in self._run("train" if recorded else "evaluate", jobs()):
-            self._count_work(work, rnd, result)
+            self._count_work(work, self.algorithm.finetuning(self.done, result.client), self.problem.tensors, result)
             if result.tree is not None:
                 self._keep("personal", self.names[result.client], result.tree)
-        if recorded:  # what is adapted only to be evaluated is no cost of training
-            self._record_work(work, variant="finish")
+        self.record_work(work, variant="finish", rows=recorded)  # what is tuned to be evaluated is no cost of training
 
     def models(self, client: int) -> dict[str, Tree]:
         """The models of one client as they stand: global and/or personal, and the fine-tuned one after the end."""
         name = self.names[client]
-        found = self.algorithm.models(self.server, self.clients[name], Round(self.done))
+        models = self.algorithm.models(self.server, self.clients[name], Round(self.done))
         tuned = self.kept["personal"].get(name) if "personal" in self.kept else None
-        return found if tuned is None else {**found, "personal": tuned}
+        return models if tuned is None else {**models, "personal": tuned}
 
     def _evaluate_all(self) -> None:
         asked: deque[str] = deque()
-        insides: list[Inside] = []
+        seen: list[Observation] = []
 
         def jobs() -> Iterable[ScoreJob]:
             for client in range(len(self.names)):
-                for model, found in sorted(self.models(client).items()):
-                    asked.append(model)
-                    yield ScoreJob(client, found, ("validation", "test"), model, self.done)
+                for name, model in sorted(self.models(client).items()):
+                    asked.append(name)
+                    yield ScoreJob(client, model, ("validation", "test"), name, self.done)
 
         with self.clock.on("evaluate"):
             for result in self._run("evaluate", jobs()):
                 self._record_scores(result.client, asked.popleft(), result.scores, self.done)
-                insides += result.insides
-            for inside in (*self.algorithm.insides(self.server, Round(self.done)), *insides):
-                other = "" if inside.client_b is None else self.names[inside.client_b]
-                columns = {"layer": inside.layer, "variant": inside.variant, "client_b": other}
-                self._row(inside.metric, inside.value, self.done, inside.client, **columns)
+                seen += result.observations
+            for each in (*self.algorithm.observations(self.server, Round(self.done)), *seen):
+                other = "" if each.client_b is None else self.names[each.client_b]
+                columns = {"layer": each.layer, "variant": each.variant, "client_b": other}
+                self._row(each.metric, each.value, self.done, each.client, **columns)
 
     # --- records ---
 
@@ -345,30 +305,29 @@ class Engine:
             for metric, value in values.items():
                 self._row(metric, value, done, client, model=model, split=split, n_samples=n)
 
-    def _count_work(self, work: Work, rnd: Round, result: Result) -> None:
+    def _count_work(self, work: Work, phases: Iterable[Phase], submodel: frozenset[str], result: Result) -> None:
         client = result.client
-        if rnd.exchange == "finish":
-            phases, held = self.algorithm.finish(client), self.problem.tensors
-        else:
-            phases, held = self.algorithm.phases(rnd, client), self.algorithm.held(rnd, client)
         for phase in phases:
             samples = result.work.get(f"{phase.name}/samples", 0)
             steps = result.work.get(f"{phase.name}/steps", 0)
             work[client, "steps", ""] += steps
-            self._steps += int(steps)
-            work[client, "flops", ""] += samples * self._flops_of(phase, held)
+            work[client, "flops", ""] += samples * self._flops_of(phase, submodel)
             loss = f"{phase.name}/loss"
             for name in result.work:
                 if name == loss or name.startswith(loss + "/"):
                     work[client, "train_loss", phase.name + name.removeprefix(loss)] = result.work[name]
 
-    def _flops_of(self, phase: Phase, held: frozenset[str]) -> float:
-        case = (phase.train, held)
+    def _flops_of(self, phase: Phase, submodel: frozenset[str]) -> float:
+        case = (phase.train, submodel)
         if case not in self._flops:
-            self._flops[case] = costs.training_flops(self.site.workspace, self.data.shape, *case)
+            self._flops[case] = costs.training_flops(self.client_runner.workspace, self.data.shape, *case)
         return self._flops[case]
 
-    def _record_work(self, work: Work, variant: str = "") -> None:
+    def record_work(self, work: Work, variant: str = "", rows: bool = True) -> None:
+        """Count the steps of local training, and make rows of what it cost."""
+        self._steps += sum(int(value) for (_, metric, _), value in work.items() if metric == "steps")
+        if not rows:
+            return
         for (client, metric, part), value in sorted(work.items()):  # not in the order in which clients answered
             self._row(metric, value, self.done, client, split="train", variant=variant or part)
 
@@ -394,8 +353,8 @@ class Engine:
             self.writer.add_timing(record)
 
     def _check_finite(self) -> None:
-        for name, found in self.server.trees.items():
-            bad = tree.first_nonfinite(found)
+        for name, held in self.server.trees.items():
+            bad = tree.first_nonfinite(held)
             if bad is not None:
                 layer = next((x.name for x in self.problem.layers if bad in x.tensors), "?")
                 raise NonFiniteError(
@@ -404,4 +363,4 @@ class Engine:
                 )
 
 
-__all__ = ["Decide", "Engine", "Instruments", "Schedule", "sampled_clients"]
+__all__ = ["Engine", "Schedule", "sampled_clients"]

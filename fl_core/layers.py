@@ -54,7 +54,7 @@ class Layer:
         return tuple(name for name in self.parameters if not _is_bias(name))
 
     @property
-    def still(self) -> bool:
+    def is_frozen(self) -> bool:
         """Whether the layer has parameters and all of them are frozen: they have the same values everywhere."""
         return bool(self.parameters) and set(self.parameters) <= set(self.frozen)
 

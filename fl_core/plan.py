@@ -119,7 +119,7 @@ class LayerPlan:
     @property
     def trainable(self) -> tuple[str, ...]:
         """Names of the layers that have parameters, not all frozen, and that a forward pass reaches."""
-        return tuple(layer.name for layer in self.layers if layer.used and layer.parameters and not layer.still)
+        return tuple(layer.name for layer in self.layers if layer.used and layer.parameters and not layer.is_frozen)
 
     def __repr__(self) -> str:
         marks = " ".join(f"[{name}]" if name in self.shared else name for name in self.names)
@@ -252,7 +252,7 @@ class LayerPlan:
 
 def still_in(layers: Iterable[Layer]) -> tuple[str, ...]:
     """Names of the layers in use that are frozen: a rule shares them, wherever they are."""
-    return tuple(layer.name for layer in layers if layer.used and layer.still)
+    return tuple(layer.name for layer in layers if layer.used and layer.is_frozen)
 
 
 def layer_from_json(item: Mapping[str, Any]) -> Layer:

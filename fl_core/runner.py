@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from fl_core import models, rows, tree
-from fl_core.algorithms.base import Round, find
-from fl_core.algorithms.partial import Scout
+from fl_core.algorithms.base import Round
 from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.data import FederatedData, Partition
-from fl_core.engine import Engine, Instruments, Schedule
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.decision import Decision, Instruments, first_models
+from fl_core.engine import Engine, Schedule
+from fl_core.errors import UsageError, listing
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, executor
-from fl_core.execution.site import Site
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
 from fl_core.registry import is_outside
@@ -58,7 +58,7 @@ def run(
     """
     task = assemble(config, data=data, loaded=loaded, model=model, plan=plan)
     instruments = instruments or Instruments()
-    _check_decision(task, instruments)
+    decision_of(task, instruments).check(task.algorithm(task.plan))
     _check_device(task.config.device)
     if out is not None:
         writing.check_free(Path(out))
@@ -124,7 +124,7 @@ def resume(
         task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=start)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
-            _check_decision(task, instruments)
+            decision_of(task, instruments).check(task.algorithm(task.plan))
         _check_device(task.config.device)
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
@@ -150,27 +150,6 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)
     return (replace(config, plan=None) if plan is not None else config), plan
-
-
-def _check_decision(task: Task, instruments: Instruments) -> None:
-    if task.config.plan == AUTO or task.algorithm(task.plan).decides:
-        if instruments.decide is None:
-            raise UsageError(f"{task.config.algorithm} decides on a plan: pass diagnostics.instruments(), or a plan")
-        check_known("rule", task.config.rule, instruments.rules)
-        used = [layer for layer in task.layers if layer.used and layer.weights and not layer.still]
-        least = find(task.config.algorithm).least_layers
-        if len(used) < least:
-            name = task.config.algorithm
-            raise UsageError(f"{name} needs {least} layers to choose between; the model has {len(used)}")
-        moving = [layer for layer in task.layers if layer.used and not layer.still]
-        for layer in moving:
-            if set(layer.weights) <= set(layer.frozen):
-                raise UsageError(
-                    f"layer {layer.name!r} has no weights that train, so that nothing is measured of it: "
-                    "group it with another layer, or give a plan"
-                )
-        if not task.config.epochs:
-            raise UsageError("a decision is made on what local training shows: epochs must be at least 1")
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -236,7 +215,7 @@ def _execute(
     task: Task, instruments: Instruments, writer: writing.Writer | None, progress: bool, resume_from: int = 0
 ) -> Engine:
     config = task.config
-    site = site_of(task, instruments.observers)
+    client_runner = client_runner_of(task, instruments.observers)
     initial = tree.of(task.model)
     tree.check_unaliased(initial)
     schedule = Schedule(
@@ -247,20 +226,15 @@ def _execute(
         config.local_scores,
         config.local_models,
     )
-    with closing(executor(site, config.workers, config.stack == "on")) as pool:
+    with closing(executor(client_runner, config.workers, config.stack == "on")) as pool:
         engine = Engine(
-            task.problem,
-            task.algorithm,
+            task.algorithm(task.plan),
             task.data,
             initial,
-            site,
+            client_runner,
             pool,
             schedule,
-            instruments,
-            plan=task.plan,
-            measure_first=config.plan == AUTO and not task.algorithm(None).decides,
-            rule=config.rule,
-            threshold=config.threshold,
+            decision_of(task, instruments),
             columns={"run": writer.path.name if writer else ""},
             writer=writer,
         )
@@ -270,10 +244,17 @@ def _execute(
     return engine
 
 
-def site_of(task: Task, observers: Mapping[str, Any]) -> Site:
+def decision_of(task: Task, instruments: Instruments) -> Decision:
+    """How a task comes to its plan, if it begins without one that it needs."""
+    config = task.config
+    ahead = config.plan == AUTO and not task.algorithm(None).decides
+    return Decision(instruments, ahead, config.rule, config.threshold)
+
+
+def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
     """Where a task's clients run."""
     config = task.config
-    return Site(
+    return ClientRunner(
         task.model,
         task.data,
         config.training,
@@ -294,13 +275,13 @@ def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.
     Returns:
         The models by client, and each client's measurement by client.
     """
-    site = site_of(task, observers)
-    initial = tree.of(task.model)
-    scout = Scout(task.problem)
+    client_runner = client_runner_of(task, observers)
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
-    engine = Engine(task.problem, lambda _: scout, task.data, initial, site, Serial(site), everyone, Instruments())
-    measured = {engine.names[each["client"]]: each for each in engine.scout(keep=True)}
-    return {name: _copy_with(task.model, each) for name, each in engine.kept["local"].items()}, measured
+    engine = Engine(
+        task.algorithm(task.plan), task.data, tree.of(task.model), client_runner, Serial(client_runner), everyone
+    )
+    local, measured = first_models(engine)
+    return {name: _copy_with(task.model, model) for name, model in local.items()}, measured
 
 
 # --- reading models back ---------------------------------------------------------------------------------------
@@ -336,7 +317,7 @@ def load_models(
     _check_same_start(task, found.path, weights=False)
     algorithm = task.algorithm(task.plan)
     if "plan" in checkpoint.server.meta:
-        algorithm.plan = LayerPlan.from_json(checkpoint.server.meta["plan"])
+        algorithm = algorithm.with_plan(LayerPlan.from_json(checkpoint.server.meta["plan"]))
     rnd = Round(checkpoint.round)
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():

@@ -27,6 +27,12 @@ class Schedule:
         """Whether all clients are evaluated after this many rounds."""
         return done % self.eval_every == 0 or done == self.rounds
 
+    def splits(self, done: int) -> tuple[str, ...]:
+        """On which splits locally trained models are scored, in the round after which so many are done."""
+        if self.evaluates(done):
+            return ("validation", "test")
+        return ("validation",) if self.local_scores else ()
+
     def saves(self, done: int) -> bool:
         """Whether a checkpoint is written after this many rounds."""
         return done % self.checkpoint_every == 0 or done == self.rounds

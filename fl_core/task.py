@@ -12,7 +12,7 @@ import fl_core
 from fl_core import data as datasets
 from fl_core import initial, models, tree
 from fl_core.algorithms.base import Algorithm, Problem, find, registry
-from fl_core.algorithms.options import configured
+from fl_core.algorithms.options import configurations
 from fl_core.built import Built, Plain
 from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved
 from fl_core.data import FederatedData, Partition
@@ -43,8 +43,9 @@ class Task:
     said: tuple[str, ...] = ()
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
-        """The configured algorithm under a plan."""
-        return find(self.config.algorithm)(self.problem, plan, self.config.options)
+        """The configured algorithm under what it makes of a plan."""
+        algorithm = find(self.config.algorithm)(self.problem, None, self.config.options)
+        return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
 
     def notes(self) -> list[str]:
         """What is no error but good to know: clients with a single class, or with less than a batch; a fresh head."""
@@ -95,11 +96,12 @@ def assemble(
         UsageError: anything unknown, missing, or not fitting; names the thing.
     """
     config = resolved(config, data)
-    kind = find(config.algorithm).under(config.options)
+    algorithm = find(config.algorithm)
+    below, options = algorithm.under(config.options), configurations(algorithm, config.options)[-1]
     if config.plan is not None and plan is not None:
         raise UsageError(f"a plan was given, and the configuration has plan={config.plan!r}: choose one")
-    if (config.plan is not None or plan is not None) and not kind.splits:
-        obey = sorted(name for name, algorithm in registry().items() if algorithm.splits)
+    if (config.plan is not None or plan is not None) and not algorithm.splits:
+        obey = sorted(name for name, member in registry().items() if member.splits)
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
     given = data is not None
     data = data or loaded
@@ -133,13 +135,12 @@ def assemble(
     criterion.check(data.n_classes)
     plain_layers = layers_of(model, models.example(data.shape), by=config.by)
     plain = Plain(model)
-    options = configured(kind, config.options)
-    model = kind.build(model, options, shape=data.shape, n_classes=data.n_classes, seed=config.seed)
+    model = below.build(model, options, shape=data.shape, n_classes=data.n_classes, seed=config.seed)
     if config.bn == "drop":
         _drop_statistics(model)
-    built = Built(plain, model, kind.adds, models.example(data.shape), config.by, cuts=kind.cuts)
+    built = Built(plain, model, below.adds, models.example(data.shape), config.by, cuts=below.cuts)
     if built.changed:
-        models.check_fit(f"{type(model).__name__}, built for {kind.name},", model, data.shape, data.n_classes)
+        models.check_fit(f"{type(model).__name__}, built for {algorithm.name},", model, data.shape, data.n_classes)
     layers = built.layers(plain_layers)
     problem = Problem(
         layers=layers,
@@ -161,9 +162,8 @@ def assemble(
     _check_batches(model, data, int(config.batch or 1), config.bn)
     if plan is None and config.plan not in (None, AUTO):
         plan = LayerPlan.load(str(config.plan))
-    if plan is None and kind.splits and config.plan is None:
-        undecided = kind(problem, None, config.options)
-        plan = None if undecided.decides else undecided.default_plan(plain_layers)
+    if plan is None and algorithm.splits and config.plan is None:
+        plan = algorithm(problem, None, config.options).default_plan(plain_layers)
     if plan is not None:
         plan = built.plan(plan)
     task = Task(config, data, model, layers, criterion, problem, plan, start, tuple(said))

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from fedlayers.diagnostics.measure import instruments
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.config import AUTO, RunConfig
+from fl_core.config import RunConfig
 from fl_core.data import FederatedData, Source, partitions
 from fl_core.data.federated import gather
-from fl_core.engine import Engine, Instruments, Schedule
+from fl_core.decision import Instruments
+from fl_core.engine import Engine, Schedule
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Executor, Serial
-from fl_core.execution.site import Site
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
 from fl_core.rows import Row
@@ -180,9 +181,9 @@ def _digests(trees: Mapping[str, tree.Tree]) -> dict[str, Any]:
     return {name: tree.digest(each) for name, each in trees.items()}
 
 
-def site_of(task: Task, borrowed: Instruments | None = None) -> Site:
+def client_runner_of(task: Task, borrowed: Instruments | None = None) -> ClientRunner:
     """Where a task's clients run."""
-    return runner.site_of(task, (borrowed or instruments()).observers)
+    return runner.client_runner_of(task, (borrowed or instruments()).observers)
 
 
 def play(
@@ -203,24 +204,19 @@ def play(
         model = network(kind_for(config.algorithm, model))
     task = runner.assemble(config, data=data, model=model, plan=plan)
     borrowed = borrowed or instruments()
-    site = site_of(task, borrowed)
+    client_runner = client_runner_of(task, borrowed)
     initial = tree.of(task.model)
     schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1, config.local_scores)
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder))
         engine = Engine(
-            task.problem,
-            task.algorithm,
+            task.algorithm(task.plan),
             task.data,
             initial,
-            site,
-            executor or Serial(site),
+            client_runner,
+            executor or Serial(client_runner),
             schedule,
-            borrowed,
-            plan=task.plan,
-            measure_first=config.plan == AUTO and not task.algorithm(None).decides,
-            rule=config.rule,
-            threshold=config.threshold,
+            runner.decision_of(task, borrowed),
             writer=recorder,  # type: ignore[arg-type]
         )
         engine.run(progress=False)

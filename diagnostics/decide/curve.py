@@ -152,7 +152,7 @@ def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant:
         raise UsageError(f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})")
     own = _one_measurement(own)
     pairs = bool((own["client_b"] != "").any())
-    used = [layer for layer in layers if layer.used and not layer.still]
+    used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
         raise UsageError(f"{len(used)} layer in use that trains; a rule needs at least two to decide between")
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}

@@ -80,7 +80,7 @@ def _table(plan: LayerPlan) -> str:
         numbers = f"  {value:>9}  {step:>9}" if known else ""
         shared = "federated" if layer.name in plan.shared else "local"
         note = "" if layer.used else "not in the forward pass"
-        note = "frozen" if layer.used and layer.still else note
+        note = "frozen" if layer.used and layer.is_frozen else note
         note = f"first above {limit:g}" if layer.name == above else note
         lines.append(f"  {layer.name:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
     return "\n".join(lines)

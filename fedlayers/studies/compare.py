@@ -18,7 +18,7 @@ from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
 from fl_core.data import FederatedData, Partition
-from fl_core.engine import Instruments
+from fl_core.decision import Instruments
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing

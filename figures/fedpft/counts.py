@@ -51,7 +51,7 @@ def _count(task: runner.Task, run: str) -> pd.DataFrame:
     """Numbers of each part, trained ones and all of the state, and those in the server's message to a client."""
     model = tree.of(task.model)
     algorithm = task.algorithm(task.plan)
-    message = algorithm.send(algorithm.open(model), 0, Round(0))
+    message = algorithm.send(algorithm.server_state(model), 0, Round(0))
     named: dict[str, Any] = {"algorithm": task.config.algorithm, "seed": task.config.seed}
     trained, sizes = task.problem.parameters, pd.Series({name: tensor.numel() for name, tensor in model.items()})
     holder = pd.Series({name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model})

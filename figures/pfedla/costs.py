@@ -56,9 +56,9 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     made = [rows.row(PARAMETERS, n, layer=name, n_params=n, **named) for name, n in sizes.items()]
     what = {"variant": " + ".join(kept), "estimator": "always the same retained layers", **named}
     made.append(rows.row(LEDGER, retention_ledger(sizes, kept), unit="MiB", **what))
-    server, rnd = algorithm.open(model), Round(0)
+    server, rnd = algorithm.server_state(model), Round(0)
     down = Message({"model": algorithm.mixture(server, 0, rnd, skip=frozenset(kept))})
-    up = Message({"model": tree.pick(model, algorithm.up(rnd, 0))})
+    up = Message({"model": tree.pick(model, algorithm.uploaded(rnd, 0))})
     messages = int(task.config.rounds or 0) * len(task.problem.n_train)
     for metric, message in (("bytes_down", down), ("bytes_up", up)):
         made.append(rows.row(metric, messages * message.bytes, unit="byte", **what))

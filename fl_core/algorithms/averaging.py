@@ -65,10 +65,9 @@ class FineTuned(Algorithm):
         finetune_epochs: int = 5
         finetune_at: tuple[int, ...] = ()
 
-    def tunes(self, done: int) -> bool:
-        return done in self.config.finetune_at
-
-    def finish(self, client: int) -> tuple[Phase, ...]:
+    def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
+        if done not in (self.problem.rounds, *self.config.finetune_at):
+            return ()
         return (Phase("finetune", self.problem.tensors, self.config.finetune_epochs, stream="finetune"),)
 
 

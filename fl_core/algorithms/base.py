@@ -6,16 +6,17 @@ of tensor names taken from a :class:`~fl_core.plan.LayerPlan`, so most algorithm
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
 from fl_core import tree
+from fl_core.algorithms import contract
+from fl_core.algorithms.exchange import Message, Observation, Problem, Round, State, Update
 from fl_core.algorithms.options import configured
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.registry import Registry
@@ -23,118 +24,75 @@ from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
 
-@dataclass
-class State:
-    """What the server or a client keeps between rounds: trees, and plain JSON data."""
-
-    trees: dict[str, Tree] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Message:
-    """What crosses between server and client, either way; :attr:`bytes` is what the costs count."""
-
-    trees: dict[str, Tree] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    def clone(self) -> Message:
-        """A copy that shares nothing with the original, as if it had crossed a border."""
-        return Message({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the tensors, plus 4 for every number in the meta data (measurements travel as float32)."""
-        return sum(tree.n_bytes(t) for t in self.trees.values()) + 4 * _count_numbers(self.meta)
-
-
-def _count_numbers(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return sum(_count_numbers(v) for v in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(_count_numbers(v) for v in value)
-    return int(isinstance(value, (int, float)) and not isinstance(value, bool))
-
-
-@dataclass(frozen=True)
-class Update:
-    """One client's reply as the server sees it; ``weight`` is the client's number of training samples."""
-
-    client: int
-    weight: int
-    message: Message
-
-
-@dataclass(frozen=True)
-class Round:
-    """Where a run stands: the 0-based ``index`` of the round, its exchange, and the clients sampled for it."""
-
-    index: int
-    exchange: str = "train"
-    sampled: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Inside:
-    """A number that shows an algorithm at work; the engine makes it a row. Clients are given by their position, None
-    where a number is of them all."""
-
-    metric: str
-    value: float
-    client: int | None = None
-    client_b: int | None = None
-    layer: str = ""
-    variant: str = ""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What an algorithm may know of the task: the model's layers and tensors, the clients' sizes, the local epochs."""
-
-    layers: tuple[Layer, ...]
-    local_only: frozenset[str]  # tensors that never travel: buffers (bn="local"), and what build adds as personal
-    n_train: tuple[int, ...]
-    epochs: int
-    seed: int
-    norms: frozenset[str] = frozenset()  # parameters and buffers of the batch normalisations
-    rounds: int = 0  # of the whole run; 0 = not known
-    mean: tuple[float, ...] = ()  # with which images scaled to 0..1 were normalised, a number a channel
-    std: tuple[float, ...] = ()
-    blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may do without, input to output
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """All names of parameters."""
-        return frozenset(name for layer in self.layers for name in layer.parameters)
-
-    @property
-    def tensors(self) -> frozenset[str]:
-        """All tensor names of the model, buffers included."""
-        return frozenset(name for layer in self.layers for name in layer.tensors)
-
-    @property
-    def frozen(self) -> frozenset[str]:
-        """Names of the parameters that no training moves."""
-        return frozenset(name for layer in self.layers for name in layer.frozen)
-
-
 class Algorithm:
-    """FedAvg, and the frame of every other algorithm.
+    """A federated algorithm: FedAvg as it stands, and every other one by overriding some of its hooks.
 
-    Class attributes:
+    When the engine calls which hook. *Server* is the process that runs :class:`fl_core.engine.Engine`; *client* is
+    the process where the client is, which may be a worker; *both* is either, at any time and as often as it likes.
+
+    ====================  =======  =====================  ============================================================
+    hook                  process  times                  when
+    ====================  =======  =====================  ============================================================
+    under                 both     any                    to know whose model and options these are
+    build                 server   any                    before a run, and before it is gone on with: makes the model
+    default_plan          server   any                    before a run that obeys a plan and is given none
+    adopt                 server   any                    before a run with a plan, or when one has been decided on
+    server_state          server   1 a run                before the first round
+    client_state          server   any                    when a client is needed that has not replied yet
+    submodel              both     any                    by the other hooks, and to count costs
+    shared                both     any                    by the other hooks, and to count costs
+    uploaded              both     any                    by the other hooks, and to count costs
+    local_tensors         both     any                    by the other hooks
+    exchanges             server   1 a round              first of all in a round
+    send                  server   any                    for each sampled client of an exchange, before it trains
+    begin                 client   1 a reply              first of all at a client
+    phases                both     any                    after ``begin``; at the server to count costs
+    loss                  client   1 a batch              in a phase that names no other method
+    reply                 client   1 a reply              when all phases are done
+    aggregate             server   1 an exchange          as the exchange begins: it draws the replies along
+    models                server   any                    after ``aggregate``, for each client that is evaluated
+    finetuning            both     any                    after a round that is evaluated or saved, and after the last
+    observations          server   1 an evaluation        when all clients have been evaluated
+    client_observations   client   1 a scored model       when a client's :attr:`evaluates` model has been scored
+    ====================  =======  =====================  ============================================================
+
+    ``aggregate`` is called before anybody has trained: to iterate over its ``updates`` is what sends, trains and
+    receives, one client after the other, so that no more replies are in memory than it keeps. An algorithm whose
+    :meth:`send` reads what :meth:`aggregate` writes takes ``list(updates)`` before it writes.
+
+    Hooks are pure: they change nothing but the :class:`State` that they are handed (``server`` in ``aggregate``,
+    ``state`` in ``begin`` and ``reply``) and what they return. An algorithm object is copied to workers and built
+    anew when a run goes on, so the engine freezes it; random draws come from :mod:`fl_core.seeds`.
+
+    Class attributes, literals all of them:
         name: registry name.
         paper: the source.
         trains, travels, keeps: what is trained, what crosses, and what a client keeps to itself between rounds.
         cost: scalars that a client receives and sends in a round; P = those of the whole model.
         splits: whether it obeys a layer plan.
-        least_layers: layers that train which a decision needs to choose between.
         evaluates: name of the model that exists after every round, ``global`` or ``personal``.
         cuts: whether :meth:`build` leaves layers of the model out.
         needs_blocks: whether the model must be made of residual blocks that a client can do without.
-        adapts: whether :meth:`finish` makes the personal models whenever clients are evaluated, not just at the end.
-        foreseeable: whether what crosses is known before a run, from :meth:`shared` and :meth:`up`.
+        foreseeable: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
         adds: for each module or tensor path that :meth:`build` adds to the model, ``shared`` or ``personal``; what
             it puts around a module's weights (an adapter) joins that module's layer unless it is named here.
+
+    Args:
+        plan: the plan in force, of an algorithm that :attr:`splits`; see :meth:`adopt`.
+        config: values of :class:`Config`'s fields, as themselves or as text.
+
+    Raises:
+        UsageError: an unknown key of the configuration, or a value that it cannot have. When a class is made: a hook
+            by a former name, or with other arguments than it is called with.
+
+    FedPer (Arivazhagan et al. 2019), complete: the plan's body travels, its head stays with each client.
+
+    >>> import fl_core.algorithms as algorithms
+    >>> class FedPer(algorithms.Algorithm):
+    ...     name, splits, evaluates = "my_fedper", True, "personal"
+    ...
+    ...     def shared(self, rnd, client):
+    ...         return self.plan.body_tensors - self.problem.stays(rnd)
     """
 
     name: ClassVar[str] = ""
@@ -144,12 +102,10 @@ class Algorithm:
     keeps: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "2P"
     splits: ClassVar[bool] = False
-    least_layers: ClassVar[int] = 2
-    evaluates: ClassVar[str] = "global"
+    evaluates: str = "global"
     cuts: ClassVar[bool] = False
     needs_blocks: ClassVar[bool] = False
-    adapts: ClassVar[bool] = False
-    foreseeable: ClassVar[bool] = True
+    foreseeable: bool = True
     adds: ClassVar[Mapping[str, str]] = {}
 
     @dataclass(frozen=True)
@@ -158,15 +114,51 @@ class Algorithm:
 
     def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         self.problem = problem
-        self.config: Any = configured(type(self), config or {})
-        self.plan: LayerPlan | None = plan if plan is None else self.adopt(plan)
+        self.options: Mapping[str, Any] = dict(config or {})
+        self.config: Any = configured(type(self), self.options)
+        self.plan: LayerPlan | None = plan
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        contract.check_hooks(cls, Algorithm)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        contract.refuse_assignment(self, name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        contract.refuse_assignment(self, name)
+        super().__delattr__(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return contract.portable(self)
+
+    def with_plan(self, plan: LayerPlan) -> Algorithm:
+        """The same algorithm, made anew under a plan as it is (see :meth:`adopt`)."""
+        return type(self)(self.problem, plan, self.options)
+
+    @property
+    def decides(self) -> bool:
+        """Whether a run begins without a plan and comes to one in its first round."""
+        return self.splits and self.plan is None and self.default_plan(self.problem.layers) is None
+
+    def method(self, name: str, what: str = "method") -> Callable[..., Any]:
+        """The loss or the step that a phase names.
+
+        Raises:
+            UsageError: there is no such method; names the nearest.
+        """
+        found = getattr(self, name, None)
+        if not callable(found):
+            check_known(what, name, contract.methods(self))
+        return cast(Callable[..., Any], found)
+
+    # --- the model ---
 
     @classmethod
     def under(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        """The class that a configuration asks for: itself, unless it is laid over another algorithm."""
+        """The class whose model and options a configuration asks for: itself, unless it is laid over another one."""
         return cls
-
-    # --- the model ---
 
     @classmethod
     def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
@@ -184,23 +176,33 @@ class Algorithm:
 
     # --- the plan ---
 
-    def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan:
-        """The plan of an algorithm that splits and is given none: all layers but the last are shared."""
+    def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
+        """The plan of an algorithm that splits and is given none. Default: all layers but the last are shared.
+
+        None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.decision`).
+        """
         return LayerPlan.all_but_last(layers)
 
     def adopt(self, plan: LayerPlan) -> LayerPlan:
-        """What this algorithm makes of a plan that it is given; the plan itself by default."""
-        return plan
+        """The plan in force that this algorithm makes of one that is given or decided. Default: that plan itself.
 
-    @property
-    def decides(self) -> bool:
-        """Whether the run starts without a plan and the algorithm makes its own."""
-        return False
+        Raises:
+            UsageError: it cannot work under such a plan.
+        """
+        return plan
 
     # --- what there is ---
 
-    def held(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that the client has at all. Default: all.
+    def server_state(self, initial: Tree) -> State:
+        """The server's state before the first round. Default: the initial model."""
+        return State({"model": initial})
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        """A client's state before its first round. Default: its :meth:`local_tensors` of the initial model."""
+        return State({"model": tree.pick(initial, self.local_tensors(Round(0), client))})
+
+    def submodel(self, rnd: Round, client: int) -> frozenset[str]:
+        """Names of the tensors of the part of the model that this client has. Default: all.
 
         Blocks that are not among them are left out of its forward pass; anything else cannot be missing.
         """
@@ -213,16 +215,16 @@ class Algorithm:
         return ("train",)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that travel, both ways. Default: all that are held."""
-        return self.held(rnd, client) - self.problem.local_only
+        """Names of the tensors that travel, both ways. Default: all that the client has."""
+        return self.submodel(rnd, client) - self.problem.stays(rnd)
 
-    def up(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that are uploaded, where those are fewer than what is :meth:`shared`."""
+    def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
+        """Names of the tensors that a client sends back, where those are fewer than what is :meth:`shared`."""
         return self.shared(rnd, client)
 
-    def open(self, initial: Tree) -> State:
-        """The server's state before the first round. Default: the initial model."""
-        return State({"model": initial})
+    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
+        """Names of the tensors that stay with the client between rounds: those that do not travel."""
+        return self.submodel(rnd, client) - self.shared(rnd, client) - self.problem.waiting(rnd)
 
     def send(self, server: State, client: int, rnd: Round) -> Message:
         """What the server sends; the engine clones it."""
@@ -230,24 +232,23 @@ class Algorithm:
 
     # --- what is trained ---
 
-    def start(self, initial: Tree, client: int) -> State:
-        """A client's state before its first round: the tensors that do not travel, at their common initial value."""
-        return State({"model": tree.pick(initial, self.kept(Round(0), client))})
+    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+        """Where local training starts. Default: what the client kept, under what it received.
 
-    def candidates(self, state: State, message: Message) -> dict[str, Tree]:
-        """Whole models whose mean loss on the client's validation split decides where training starts; usually none.
+        Args:
+            state: the client's, to be changed here if need be. message: what it received.
+            ctx: what the client can compute with: ``ctx.batches`` of its training samples, ``ctx.forward`` (training
+                mode) and ``ctx.criterion``, or :meth:`loss` of this algorithm, and ``ctx.score`` of a whole model on
+                its validation split. ``ctx.trees`` is still empty.
 
-        :meth:`begin` finds the losses by the same names in the message's meta data, under ``losses``.
+        Returns:
+            The whole tree that the client has (:meth:`submodel`), on the CPU.
         """
-        return {}
-
-    def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
-        """Where local training starts: what the client kept, under what it received."""
         return {**state.trees.get("model", {}), **message.trees.get("model", {})}
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        """Local training. Default: one phase over all tensors that are held."""
-        return (Phase("train", self.held(rnd, client), self.problem.epochs),)
+        """Local training. Default: one phase over all tensors that the client has."""
+        return (Phase("train", self.submodel(rnd, client), self.problem.epochs),)
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """The local objective on one batch (x [b, ...], y [b]): a scalar."""
@@ -255,18 +256,21 @@ class Algorithm:
         return ctx.criterion(ctx.forward(params, x), y)
 
     def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
-        """What the client uploads; it also brings the client's state up to date."""
-        state.trees = {**trained, "model": tree.pick(trained["model"], self.kept(rnd, client))}
-        return Message({"model": tree.pick(trained["model"], self.up(rnd, client))}, {**ctx.observed})
+        """What the client uploads; it also brings the client's state up to date.
 
-    def kept(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that stay with the client between rounds: those that do not travel."""
-        return self.held(rnd, client) - self.shared(rnd, client)
+        Args:
+            trained: the client's trees after all phases, the model among them.
+        """
+        state.trees = {**trained, "model": tree.pick(trained["model"], self.local_tensors(rnd, client))}
+        return Message({"model": tree.pick(trained["model"], self.uploaded(rnd, client))}, {**ctx.observed})
 
     # --- how it is mixed ---
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        """Take the replies in, one at a time, in the order of the sampled clients. Default: the weighted mean."""
+        """Take the replies in, one at a time, in the order of the sampled clients. Default: the weighted mean.
+
+        Each step of the iteration sends to a client and waits for its reply.
+        """
         mean = tree.Mean()
         for update in updates:
             mean.add(update.message.trees["model"], update.weight)
@@ -278,24 +282,22 @@ class Algorithm:
         """The models of one client after a round, by name: ``global`` and/or ``personal``."""
         return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}
 
-    def insides(self, server: State, rnd: Round) -> Iterable[Inside]:
-        """What else is worth recording when all clients are evaluated, of the server as it stands then."""
-        return ()
+    def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
+        """Fine-tuning of a copy of the client's evaluated model, which is then named ``personal``. Default: none.
 
-    def look(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Inside]:
-        """What else is worth recording of a client's evaluated model, in evaluation mode, on its test samples x."""
-        return ()
-
-    def finish(self, client: int) -> tuple[Phase, ...]:
-        """Fine-tuning after the last round, on a copy of the client's model; its result is named ``personal``."""
-        return ()
-
-    def tunes(self, done: int) -> bool:
-        """Whether :meth:`finish` makes the personal models after this many rounds too, if clients are evaluated then.
-
-        Default: if it :attr:`adapts`.
+        Args:
+            done: rounds completed. It is asked before the first round, after every round with an evaluation or a
+                checkpoint, and after the last one, ``problem.rounds``.
         """
-        return self.adapts
+        return ()
+
+    def observations(self, server: State, rnd: Round) -> Iterable[Observation]:
+        """Numbers worth recording of the server as it stands when all clients have been evaluated. Default: none."""
+        return ()
+
+    def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
+        """Numbers worth recording of a client's evaluated model, in evaluation mode, on its test samples x."""
+        return ()
 
 
 # --- the registry ----------------------------------------------------------------------------------------------
@@ -334,3 +336,18 @@ def find(name: str) -> type[Algorithm]:
         UsageError: unknown; names the nearest.
     """
     return ALGORITHMS[name]
+
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Message",
+    "Observation",
+    "Problem",
+    "Round",
+    "State",
+    "Update",
+    "find",
+    "register",
+    "registry",
+]

@@ -35,8 +35,8 @@ class Contrasting(Algorithm):
 
     views: MoCoViews
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         size = self.config.queue
         like = next(initial[name] for name in sorted(initial) if initial[name].is_floating_point())
         draw = seeds.torch_generator(self.problem.seed, QUEUE, client)

@@ -51,8 +51,8 @@ class FedCAC(Algorithm):
             if self.until < 1:
                 raise UsageError(f"fedcac: until must be at least 1 round, not {self.until}")
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         state.meta["client"] = client
         return state
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
-from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, Update, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Problem, Round, State, Update, register
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.adapters import LAST, adapt
 from fl_core.models.blocks import inside, paths_of_blocks, with_optional_blocks
@@ -69,11 +69,11 @@ class Blockwise(Algorithm):
             example=example,
         )
 
-    def up(self, rnd: Round, client: int) -> frozenset[str]:
-        return super().up(rnd, client) - self.problem.frozen
+    def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
+        return super().uploaded(rnd, client) - self.problem.frozen
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.held(rnd, client) - self.problem.frozen, self.problem.epochs),)
+        return (Phase("train", self.submodel(rnd, client) - self.problem.frozen, self.problem.epochs),)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         self.mix(server, updates if self.config.weighted else (replace(each, weight=1) for each in updates), rnd)
@@ -156,7 +156,7 @@ class Limited(Blockwise):
         """Ascending positions of the blocks that the client holds. Default: the first ones."""
         return tuple(range(self.depth(rnd, client)))
 
-    def held(self, rnd: Round, client: int) -> frozenset[str]:
+    def submodel(self, rnd: Round, client: int) -> frozenset[str]:
         paths = (self.problem.blocks[k] for k in self.allocated(rnd, client))
         return self.always.union(*(inside(self.problem.tensors, path) for path in paths))
 
@@ -164,17 +164,17 @@ class Limited(Blockwise):
         super().aggregate(server, updates, rnd)
         server.meta[LATEST] = {"index": rnd.index, "sampled": list(rnd.sampled)}
 
-    def insides(self, server: State, rnd: Round) -> Iterator[Inside]:
+    def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """``held``: whether a client of the latest round had a layer, 1 or 0; of the layers that could be missing."""
         if LATEST not in server.meta:
             return
         latest = Round(server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"]))
         for client in latest.sampled:
-            held = self.held(latest, client)
+            held = self.submodel(latest, client)
             for layer in self.problem.layers:
                 optional = set(layer.tensors) - self.always
                 if optional:
-                    yield Inside(HELD, float(optional <= held), client, layer=layer.name)
+                    yield Observation(HELD, float(optional <= held), client, layer=layer.name)
 
 
 @register
@@ -283,8 +283,8 @@ class InclusiveFL(Limited):
         depths = range(1, len(problem.blocks) + 1) if self.config.random_depths else self.fixed
         self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
 
-    def open(self, initial: Tree) -> State:
-        server = super().open(initial)
+    def server_state(self, initial: Tree) -> State:
+        server = super().server_state(initial)
         if self.heads:
             server.trees |= {_head(depth): tree.clone(tree.pick(initial, self.heads)) for depth in self.shallower}
         return server
@@ -383,8 +383,8 @@ class DepthFL(Limited):
         after = sorted(quarters) if config.exits is None else config.exits
         return Exits(built, after, ensemble=config.ensemble, seed=seed, example=models.example(shape))
 
-    def held(self, rnd: Round, client: int) -> frozenset[str]:
-        everything, depth = super().held(rnd, client), self.depth(rnd, client)
+    def submodel(self, rnd: Round, client: int) -> frozenset[str]:
+        everything, depth = super().submodel(rnd, client), self.depth(rnd, client)
         numbers = {name: name.split(".")[1] for name in inside(everything, "exits")}
         return everything - {name for name, number in numbers.items() if int(number) >= depth}
 

@@ -41,8 +41,8 @@ class PFedSD(Algorithm):
             if self.temperature == 0:
                 raise UsageError("pfedsd: temperature must be above 0")
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         state.trees[UNTRAINED] = tree.clone(initial)
         return state
 

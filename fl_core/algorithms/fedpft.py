@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
-from fl_core.algorithms.base import Inside, Problem, Round, State, register
+from fl_core.algorithms.base import Observation, Problem, Round, State, register
 from fl_core.algorithms.contrast import QUEUE, Contrasting, Seen
 from fl_core.algorithms.prompts import drawn
 from fl_core.data.augment import MoCoViews
@@ -155,8 +155,8 @@ class FedPFT(Contrasting):
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return super().shared(rnd, client) - (self.part_of("head") if self.config.personal_head else frozenset())
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         own = tree.pick(initial, self.part_of(*PROMPTS))
         state.trees["model"].update(drawn(own, SPREAD, self.problem.seed, client))
         if not self.compares(self.config):
@@ -217,7 +217,7 @@ class FedPFT(Contrasting):
         own = self.problem.local_only | (self.part_of("head") if self.config.personal_head else frozenset())
         return {self.evaluates: {**server.trees["model"], **tree.pick(client.trees["model"], own)}}
 
-    def look(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Inside]:
+    def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
         if rnd.index != self.problem.rounds or not isinstance(model, Prompted) or not self.config.attention:
             return
         with torch.no_grad():
@@ -226,7 +226,7 @@ class FedPFT(Contrasting):
             for k, row in enumerate(table.tolist()):
                 for j, value in enumerate(row):
                     key = f"prompt {j}" if j else "feature"
-                    yield Inside(ATTENTION, value, client, layer=layer, variant=f"sample {k + 1}>{key}")
+                    yield Observation(ATTENTION, value, client, layer=layer, variant=f"sample {k + 1}>{key}")
 
 
 @register
@@ -298,8 +298,8 @@ class TwoStage(FedPFT):
         stage = ("body", "projection") if self.first(rnd) else ("body", "transform", "head")
         return super().shared(rnd, client) & self.part_of(*stage)
 
-    def kept(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.problem.tensors - (self.part_of("body") - self.problem.local_only)
+    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
+        return self.problem.tensors - (self.part_of("body") - self.problem.local_only) - self.problem.waiting(rnd)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         if self.first(rnd):

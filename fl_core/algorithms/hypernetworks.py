@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fl_core import seeds, tree
-from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, Update, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Problem, Round, State, Update, register
 from fl_core.algorithms.mixing import Mixing
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
@@ -101,7 +101,7 @@ class PFedHN(Algorithm):
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return self.parameters
 
-    def open(self, initial: Tree) -> State:
+    def server_state(self, initial: Tree) -> State:
         clients, width = len(self.problem.n_train), self.config.hidden
         size = 1 + clients // 4
         draw = seeds.torch_generator(self.problem.seed, PURPOSE)
@@ -137,8 +137,8 @@ class PFedHN(Algorithm):
         began = {name: tensor.cpu() for name, tensor in ctx.reference.items()}
         return Message({"delta": tree.sub(began, message.trees["model"])}, message.meta)
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         state.meta["client"] = client
         return state
 
@@ -339,7 +339,7 @@ class HeurpFedLA(PFedLA):
         if self.config.k > len(self.units):
             raise UsageError(f"{self.name}: k is {self.config.k}, and the model has {len(self.units)} units to keep")
 
-    def kept(self, rnd: Round, client: int) -> frozenset[str]:
+    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.problem.tensors
 
     def retained(self, server: State, client: int, rnd: Round) -> frozenset[str]:
@@ -353,12 +353,14 @@ class HeurpFedLA(PFedLA):
     def send(self, server: State, client: int, rnd: Round) -> Message:
         return Message({"model": self.mixture(server, client, rnd, skip=self.retained(server, client, rnd))})
 
-    def insides(self, server: State, rnd: Round) -> Iterator[Inside]:
+    def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """The aggregation weights, and for every client and unit whether it is kept (1) or sent (0)."""
-        yield from super().insides(server, rnd)
+        yield from super().observations(server, rnd)
         for client in range(len(self.problem.n_train)):
             held = self.retained(server, client, rnd)
-            yield from (Inside("retained", float(unit.name in held), client, layer=unit.name) for unit in self.units)
+            yield from (
+                Observation("retained", float(unit.name in held), client, layer=unit.name) for unit in self.units
+            )
 
 
 def _slot(client: int) -> str:

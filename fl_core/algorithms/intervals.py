@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Inside, Message, Round, State, Update, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
 from fl_core.errors import UsageError
 from fl_core.training.local import Context
 from fl_core.tree import Tree
@@ -58,11 +58,11 @@ class FedLAMA(Algorithm):
         every = [(layer.name, intervals.get(layer.name, self.config.tau)) for layer in self.problem.layers]
         return [name for name, interval in every if done % interval == 0 or done == self.problem.rounds]
 
-    def insides(self, server: State, rnd: Round) -> Iterator[Inside]:
+    def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """``averaging_interval``: rounds between two averages of each layer, as chosen last."""
         intervals = server.meta.get(INTERVALS, {})
         for layer in self.problem.layers:
-            yield Inside("averaging_interval", intervals.get(layer.name, self.config.tau), layer=layer.name)
+            yield Observation("averaging_interval", intervals.get(layer.name, self.config.tau), layer=layer.name)
 
     def of_layers(self, names: Iterable[str]) -> frozenset[str]:
         """Names of the tensors of these layers."""
@@ -74,9 +74,9 @@ class FedLAMA(Algorithm):
         names = self.shared(rnd, client) - pending
         return Message({"model": tree.pick(server.trees["model"], names)}, {DUE: self.due(server, rnd)})
 
-    def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
+    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         state.meta[DUE] = message.meta[DUE]
-        return {**super().begin(state, message, rnd, client), **state.trees.pop(PENDING, {})}
+        return {**super().begin(state, message, ctx, rnd, client), **state.trees.pop(PENDING, {})}
 
     def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         due, travelling = self.of_layers(state.meta.pop(DUE)), self.shared(rnd, client)

@@ -37,7 +37,6 @@ class PerFedAvg(Algorithm):
 
     name = "per_fedavg"
     paper = "Per-FedAvg (Fallah et al. 2020)"
-    adapts = True
 
     @dataclass(frozen=True)
     class Config:
@@ -54,7 +53,7 @@ class PerFedAvg(Algorithm):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (Phase("train", self.problem.tensors, self.problem.epochs, lr=self.config.beta, step="meta_step"),)
 
-    def finish(self, client: int) -> tuple[Phase, ...]:
+    def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
         n = self.config.adapt_steps
         return (Phase("adapt", self.problem.tensors, n, steps=n, stream="adapt", step="adapt_step"),)
 
@@ -113,8 +112,8 @@ class PFedMe(Algorithm):
         def __post_init__(self) -> None:
             _check_positive("pfedme", inner_steps=self.inner_steps, personal_lr=self.personal_lr)
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         state.trees["personal"] = tree.clone(initial)
         return state
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_core import seeds, tree
 from fl_core.algorithms.averaging import half_pull
-from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, Update, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Problem, Round, State, Update, register
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
@@ -45,7 +45,7 @@ class Mixing(Algorithm):
         """Aggregation weights [units, clients] of one client: at least 0, every row with sum 1."""
         raise NotImplementedError
 
-    def insides(self, server: State, rnd: Round) -> Iterator[Inside]:
+    def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """The aggregation weights as they stand: ``client`` receives, ``client_b`` is weighed.
 
         All pairs while they are at most :data:`PAIRS`; of larger federations each client's weight on itself.
@@ -55,7 +55,7 @@ class Mixing(Algorithm):
         for client in everyone:
             for unit, row in zip(self.units, self.weights(server, client, rnd).tolist(), strict=True):
                 for other in everyone if whole else (client,):
-                    yield Inside(AGGREGATION_WEIGHT, row[other], client, other, unit.name)
+                    yield Observation(AGGREGATION_WEIGHT, row[other], client, other, unit.name)
 
     def heard(self, server: State, client: int) -> bool:
         """Whether a client has uploaded its model yet."""
@@ -88,8 +88,8 @@ class Mixing(Algorithm):
     def send(self, server: State, client: int, rnd: Round) -> Message:
         return Message({"model": self.mixture(server, client, rnd)})
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         state.meta["client"] = client
         return state
 
@@ -107,7 +107,7 @@ class Keeping(Mixing):
 
     travels, keeps = "a mixture down, its model up", "its model"
 
-    def kept(self, rnd: Round, client: int) -> frozenset[str]:
+    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.problem.tensors
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
@@ -164,7 +164,7 @@ class FedAMP(Keeping):
             row[client] = max(0.0, 1 - float(row.sum()))
         return row[None]
 
-    def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
+    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         own, cloud = state.trees["model"], message.trees["model"]
         return own if self.config.start == "own" else {**own, **cloud}
 
@@ -274,12 +274,10 @@ class FedFomo(Keeping):
         peers = self._peers(server, client, rnd)
         return Message({str(peer): tree.pick(self.last(server, peer), shared) for peer in peers})
 
-    def candidates(self, state: State, message: Message) -> dict[str, Tree]:
+    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         own = state.trees["model"]
-        return {"own": own, **{peer: {**own, **each} for peer, each in message.trees.items()}} if message.trees else {}
-
-    def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
-        own, losses = state.trees["model"], message.meta.get("losses", {})
+        models = {"own": own, **{peer: {**own, **each} for peer, each in message.trees.items()}}
+        losses = {name: ctx.score(model, name)["loss"] for name, model in models.items()} if message.trees else {}
         parameters, order = self.units[0].parameters, NORMS[self.config.norm]
         weights = {}
         for peer, each in message.trees.items():

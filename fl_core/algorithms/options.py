@@ -15,23 +15,36 @@ if TYPE_CHECKING:
 
 
 def configured(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
-    """The algorithm's ``Config`` with the given values; strings are read as the field's type.
+    """The algorithm's own ``Config`` with the given values; strings are read as the field's type.
 
     Raises:
-        UsageError: an unknown key, or a value of the wrong type.
+        UsageError: an unknown key, or a value of the wrong type, also among the keys of what it is laid over.
     """
-    hints = get_type_hints(algorithm.Config)
-    known = {f.name: f for f in fields(algorithm.Config)}
-    filled = {}
-    for key, value in values.items():
+    return configurations(algorithm, values)[0]
+
+
+def configurations(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The algorithm's ``Config``, then that of the algorithm over which the values lay it, if they do.
+
+    Raises:
+        UsageError: as :func:`configured`.
+    """
+    kinds = list(dict.fromkeys((algorithm, algorithm.under(values))))
+    known = {field.name for kind in kinds for field in fields(kind.Config)}
+    for key in values:
         if not known:
             raise UsageError(f"{algorithm.name} has no configuration keys; {key!r} was given")
         check_known(f"configuration key of {algorithm.name}", key, known)
-        filled[key] = _typed(f"{algorithm.name}: {key}", value, hints[key])
-    needed = [k for k, f in known.items() if f.default is MISSING and f.default_factory is MISSING and k not in filled]
+    return tuple(_filled(algorithm.name, kind.Config, values) for kind in kinds)
+
+
+def _filled(name: str, config: type, values: Mapping[str, Any]) -> Any:
+    hints, own = get_type_hints(config), fields(config)
+    filled = {f.name: _typed(f"{name}: {f.name}", values[f.name], hints[f.name]) for f in own if f.name in values}
+    needed = [f.name for f in own if f.default is MISSING and f.default_factory is MISSING and f.name not in filled]
     if needed:
-        raise UsageError(f"{algorithm.name} needs a value for {needed[0]!r}")
-    return algorithm.Config(**filled)
+        raise UsageError(f"{name} needs a value for {needed[0]!r}")
+    return config(**filled)
 
 
 def _typed(what: str, value: Any, kind: Any) -> Any:

@@ -37,7 +37,7 @@ class Partial(Algorithm):
         return self._plan().head_tensors
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.body - self.problem.local_only
+        return self.body - self.problem.stays(rnd)
 
     def _plan(self) -> LayerPlan:
         if self.plan is None:
@@ -105,11 +105,11 @@ class FedLP(Algorithm):
             if self.keep > 1:
                 raise UsageError(f"fedlp: keep is a probability, at most 1, not {self.keep}")
 
-    def up(self, rnd: Round, client: int) -> frozenset[str]:
+    def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         layers = self.problem.layers
         drawn = seeds.numpy_generator(self.problem.seed, "sent layers", rnd.index, client).random(len(layers))
         sent = {n for layer, at in zip(layers, drawn, strict=True) if at < self.config.keep for n in layer.tensors}
-        return super().up(rnd, client) & sent
+        return super().uploaded(rnd, client) & sent
 
 
 @register
@@ -168,9 +168,8 @@ class PLayerFL(FedPer):
     paper = "PLayer-FL (2025)"
     travels, cost = "the body, chosen in the first round", "2 body; first P, body and a number a layer"
 
-    @property
-    def decides(self) -> bool:
-        return self.plan is None
+    def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
+        return None  # decided in the first round
 
     def exchanges(self, index: int) -> tuple[str, ...]:
         return ("stats", "upload") if index == 0 and self.decides else ("train",)
@@ -238,12 +237,11 @@ class PLayerFLRandom(PLayerFL):
     """PLayer-FL with a random prefix of the layers, neither the plan's nor all; one draw a run."""
 
     name = "playerfl_random"
-    least_layers = 3
 
     def adopt(self, plan: LayerPlan) -> LayerPlan:
         cut = prefix_length(plan)
         choices = [count for count in range(1, len(plan.trainable)) if count != cut]
         if not choices:
-            raise UsageError(f"{self.name}: {len(plan.trainable)} layers leave no other prefix to draw")
+            raise UsageError(f"{self.name} needs 3 layers to choose between; the model has {len(plan.trainable)}")
         draw = seeds.numpy_generator(self.problem.seed, "random prefix").choice(choices)
         return plan.with_first(int(draw), rule="random prefix")

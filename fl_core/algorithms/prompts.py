@@ -101,8 +101,8 @@ class PFedPT(Algorithm):
         """Names of the frame's tensors."""
         return frozenset(name for name in self.problem.parameters if name.startswith("border."))
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         frame = {name: initial[name] for name in self.frame}
         state.trees["model"].update(drawn(frame, 1.0, self.problem.seed, client))
         return state

@@ -32,8 +32,8 @@ class Ditto(Algorithm):
         lam: float = 0.1
         personal_epochs: int | None = None
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         state.trees["personal"] = tree.clone(initial)
         return state
 

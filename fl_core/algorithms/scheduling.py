@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, make_dataclass, replace
-from functools import cache
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Inside, Message, Problem, Round, State, find, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Problem, Round, State, register
 from fl_core.algorithms.hypernetworks import PFedHN
 from fl_core.algorithms.mixing import Mixing
+from fl_core.algorithms.over import Over
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
@@ -22,7 +22,7 @@ TRAINED = "trained"  # the metric of the rows that say which layers train
 WHOLE = (Mixing, PFedHN)  # their server makes a whole model for each client: no layer of it can stand still
 
 
-class Scheduled(Algorithm):
+class Scheduled(Over):
     """A schedule over another algorithm: the plan's shared layers thaw one by one (Jang and Choi 2024, Alg. 1).
 
     Layer k of the shared ones, counted from the end at which the schedule begins, trains and travels from the 0-based
@@ -53,76 +53,65 @@ class Scheduled(Algorithm):
         over: str = "fedbabu"
         unfreeze: tuple[int, ...] | None = None
 
-    def __new__(cls, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None) -> Any:
-        return super().__new__(cls.under(config or {}))
-
-    def __init__(
-        self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(problem, plan, config)
-        if self.decides:
-            raise UsageError(f"{self.name} over {self.config.over} needs a plan; fedper with plan=auto makes its own")
-
-    def __reduce__(self) -> tuple[Any, ...]:  # the class is made at run time, so a worker makes it again
-        rest = {key: value for key, value in vars(self).items() if key != "config"}
-        return _again, (self.name, rest, vars(self.config))
-
     @classmethod
     def under(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        return _laid(cls.name, str(config.get("over", Scheduled.Config.over)))
+        below, over = super().under(config), config.get("over", cls.Config.over)
+        if issubclass(below, Scheduled):
+            raise UsageError(f"{cls.name} over {over}: one schedule cannot be laid over another")
+        if below.needs_blocks:
+            raise UsageError(f"{cls.name} over {over}: a schedule needs clients that hold the whole model")
+        if issubclass(below, WHOLE):
+            raise UsageError(
+                f"{cls.name} over {over}: a schedule needs one model at the server, not one for each client"
+            )
+        return below
 
     @classmethod
     def thawing(cls, plan: LayerPlan) -> tuple[Layer, ...]:
         """The layers that thaw, first to last."""
         return plan.body if cls.forward else plan.body[::-1]
 
-    def adopt(self, plan: LayerPlan) -> LayerPlan:
-        adopted = super().adopt(plan)
-        self.rounds_of(adopted)
-        return adopted
+    def inner_problem(self) -> Problem:
+        """The task, in which layers that have not thawed wait."""
+        if self.plan is None:
+            return self.problem
+        layers = zip(self.thawing(self.plan), self.rounds_of(self.plan), strict=True)
+        return replace(
+            self.problem, thaws=tuple((name, since) for layer, since in layers if since for name in layer.tensors)
+        )
+
+    def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
+        plan = super().default_plan(layers)
+        if plan is None:
+            raise UsageError(f"{self.name} over {self.config.over} needs a plan; fedper with plan=auto makes its own")
+        return plan
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
         """The round from which each thawing layer trains."""
         names = [layer.name for layer in self.thawing(plan)]
-        given = self.config.unfreeze
-        if given is None:
+        rounds = self.config.unfreeze
+        if rounds is None:
             return tuple(k * self.problem.rounds // len(names) for k in range(len(names)))
-        if len(given) != len(names):
+        if len(rounds) != len(names):
             raise UsageError(
-                f"{self.name}: unfreeze gives {len(given)} rounds for {len(names)} layers: {', '.join(names)}"
+                f"{self.name}: unfreeze gives {len(rounds)} rounds for {len(names)} layers: {', '.join(names)}"
             )
-        return given
+        return tuple(rounds)
 
     def frozen(self, rnd: Round) -> frozenset[str]:
         """Names of the tensors that stand at their initial value in this round."""
-        if self.plan is None:
-            return frozenset()
-        layers = zip(self.thawing(self.plan), self.rounds_of(self.plan), strict=True)
-        return frozenset(name for layer, since in layers if rnd.index < since for name in layer.tensors)
+        return self.inner.problem.waiting(rnd)
 
-    def insides(self, server: State, rnd: Round) -> Iterator[Inside]:
-        """``trained``: whether a layer trained in the round before, 1 or 0."""
-        yield from super().insides(server, rnd)
-        if rnd.index:
-            trained = {name for phase in self.phases(Round(rnd.index - 1), 0) for name in phase.train}
-            for layer in self.problem.layers:
-                yield Inside(TRAINED, float(not trained.isdisjoint(layer.tensors)), layer=layer.name)
+    # --- what a schedule changes: what is frozen is kept apart and does not train --------------------------------
 
-    # --- the hooks of the algorithm below, with what is frozen left out ---
-
-    def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        return super().shared(rnd, client) - self.frozen(rnd)
-
-    def kept(self, rnd: Round, client: int) -> frozenset[str]:
-        return super().kept(rnd, client) - self.frozen(rnd)
-
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         state.trees[FROZEN] = tree.pick(initial, self.frozen(Round(0)))
         return state
 
-    def begin(self, state: State, message: Message, rnd: Round, client: int) -> Tree:
-        return {**state.trees[FROZEN], **super().begin(state, message, rnd, client)}
+    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+        state.trees["model"] = {**state.trees["model"], **state.trees[FROZEN]}
+        return super().begin(state, message, ctx, rnd, client)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         frozen = self.frozen(rnd)
@@ -132,6 +121,14 @@ class Scheduled(Algorithm):
         message = super().reply(state, trained, ctx, rnd, client)
         state.trees[FROZEN] = tree.pick(state.trees[FROZEN], self.frozen(rnd))
         return message
+
+    def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
+        """``trained``: whether a layer trained in the round before, 1 or 0."""
+        yield from super().observations(server, rnd)
+        if rnd.index:
+            trained = {name for phase in self.phases(Round(rnd.index - 1), 0) for name in phase.train}
+            for layer in self.problem.layers:
+                yield Observation(TRAINED, float(not trained.isdisjoint(layer.tensors)), layer=layer.name)
 
 
 @register
@@ -150,25 +147,3 @@ class Anti(Scheduled):
     name = "anti"
     paper = "Jang and Choi 2024, layer scheduling"
     forward = False
-
-
-@cache
-def _laid(name: str, over: str) -> type[Scheduled]:
-    """The schedule over an algorithm: a class whose hooks reach that algorithm's by ``super()``."""
-    schedule, below = find(name), find(over)
-    if issubclass(below, Scheduled):
-        raise UsageError(f"{name} over {over}: one schedule cannot be laid over another")
-    if below.needs_blocks:
-        raise UsageError(f"{name} over {over}: a schedule needs clients that hold the whole model")
-    if issubclass(below, WHOLE):
-        raise UsageError(f"{name} over {over}: a schedule needs one model at the server, not one for each client")
-    config = make_dataclass("Config", (), bases=(Scheduled.Config, below.Config), frozen=True)
-    laid = type(f"{schedule.__name__}Over{below.__name__}", (schedule, below), {"Config": config})
-    return cast(type[Scheduled], laid)
-
-
-def _again(name: str, rest: dict[str, Any], options: dict[str, Any]) -> Algorithm:
-    kind = _laid(name, options["over"])
-    algorithm: Algorithm = object.__new__(kind)
-    algorithm.__dict__.update(rest, config=kind.Config(**options))
-    return algorithm

@@ -34,13 +34,13 @@ class Corrected(Algorithm):
         """Names of the tensors that have a variate in this round: the parameters that travel."""
         return self.shared(rnd, client) & self.problem.parameters
 
-    def start(self, initial: Tree, client: int) -> State:
-        state = super().start(initial, client)
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
         state.trees[VARIATE] = _zeros(tree.pick(initial, self.problem.parameters))
         return state
 
-    def open(self, initial: Tree) -> State:
-        server = super().open(initial)
+    def server_state(self, initial: Tree) -> State:
+        server = super().server_state(initial)
         server.trees[VARIATE] = _zeros(tree.pick(initial, self.problem.parameters))
         return server
 

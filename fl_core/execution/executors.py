@@ -21,7 +21,7 @@ import torch
 from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, Split
 from fl_core.errors import RunError
-from fl_core.execution.site import Job, Result, Site
+from fl_core.execution.client_runner import ClientRunner, Job, Result
 from fl_core.execution.stacked import Stacked
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 
@@ -48,17 +48,17 @@ class Serial:
 
     moved = 0.0
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
+    def __init__(self, client_runner: ClientRunner) -> None:
+        self.client_runner = client_runner
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm."""
-        self.site.algorithm = algorithm
+        self.client_runner.use(algorithm)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in order; what crosses is cloned, as a process border would."""
         for job in jobs:
-            result = self.site.run(job)
+            result = self.client_runner.run(job)
             result.message = result.message.clone()
             yield result
 
@@ -71,10 +71,10 @@ class Workers:
 
     moved = 0.0
 
-    def __init__(self, site: Site, count: int) -> None:
+    def __init__(self, client_runner: ClientRunner, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        packed = _Packed(site)
-        room = SLOT_TREES * sum(tensor.nbytes + ALIGNED for tensor in site.workspace.live.values())
+        packed = _Packed(client_runner)
+        room = SLOT_TREES * sum(tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values())
         self._links: list[Channel] = []
         self._processes: list[Any] = []
         for _ in range(count):
@@ -87,11 +87,11 @@ class Workers:
             self._links.append(Channel(ours, jobs, results, keeps=True))
             self._processes.append(process)
 
-    def serve(self, site: Site) -> None:
-        """Run the jobs of another site from now on; the processes, which take seconds to start, stay."""
-        packed = _Packed(site)
+    def serve(self, client_runner: ClientRunner) -> None:
+        """Run the jobs of another client runner from now on; the processes, which take seconds to start, stay."""
+        packed = _Packed(client_runner)
         for link in self._links:
-            self._send(link, ("site", packed))
+            self._send(link, ("client_runner", packed))
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm in every worker."""
@@ -187,31 +187,39 @@ class Workers:
         return RunError(f"a worker process ended with exit code {process.exitcode}; {hint}")
 
 
-def executor(site: Site, workers: int, stack: bool = False) -> Executor:
+def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> Executor:
     """Clients in stacks in this process, whatever the workers; else one by one, here for 0 or 1 workers."""
     if stack:
-        return Stacked(site)
-    return Serial(site) if workers < 2 else Workers(site, workers)
+        return Stacked(client_runner)
+    return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
 
 
 # --- crossing a process border ---------------------------------------------------------------------------------
 
 
 class _Packed:
-    """A site on its way to a worker: two shared tensors hold all clients' data."""
+    """A client runner on its way to a worker: two shared tensors hold all clients' data."""
 
-    def __init__(self, site: Site) -> None:
-        self.model, self.training, self.criterion = site.workspace.model, site.training, site.criterion
-        self.layers, self.makers, self.device = site.layers, site.makers, str(site.workspace.device)
-        self.memory, self.keep_frozen = site.workspace.memory, site.workspace.keep_frozen
-        self.rest = replace(site.data, clients=())
-        splits = [(client.train, client.validation, client.test) for client in site.data.clients]
+    def __init__(self, client_runner: ClientRunner) -> None:
+        self.model, self.training, self.criterion = (
+            client_runner.workspace.model,
+            client_runner.training,
+            client_runner.criterion,
+        )
+        self.layers, self.makers, self.device = (
+            client_runner.layers,
+            client_runner.makers,
+            str(client_runner.workspace.device),
+        )
+        self.memory, self.keep_frozen = client_runner.workspace.memory, client_runner.workspace.keep_frozen
+        self.rest = replace(client_runner.data, clients=())
+        splits = [(client.train, client.validation, client.test) for client in client_runner.data.clients]
         self.x = torch.cat([split.x for client in splits for split in client]).share_memory_()
         self.y = torch.cat([split.y for client in splits for split in client]).share_memory_()
-        names = [client.name for client in site.data.clients]
+        names = [client.name for client in client_runner.data.clients]
         self.lengths = [(name, [len(s) for s in parts]) for name, parts in zip(names, splits, strict=True)]
 
-    def unpack(self) -> Site:
+    def unpack(self) -> ClientRunner:
         clients, at = [], 0
         for name, sizes in self.lengths:
             splits = []
@@ -221,7 +229,7 @@ class _Packed:
             clients.append(ClientData(name, *splits))
         data = replace(self.rest, clients=tuple(clients))
         how = (self.device, self.memory, self.keep_frozen)
-        return Site(self.model, data, self.training, self.criterion, self.layers, self.makers, *how)
+        return ClientRunner(self.model, data, self.training, self.criterion, self.layers, self.makers, *how)
 
 
 def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, packed: _Packed) -> None:
@@ -231,20 +239,20 @@ def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, pa
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     torch.set_num_threads(1)
-    site, link = packed.unpack(), Channel(connection, Slot(results), Slot(jobs), keeps=False)
+    client_runner, link = packed.unpack(), Channel(connection, Slot(results), Slot(jobs), keeps=False)
     while True:
         try:
             kind, value = link.recv()
         except EOFError:
             return
-        if kind == "site":
-            site = value.unpack()
+        if kind == "client_runner":
+            client_runner = value.unpack()
             continue
         if kind == "use":
-            site.algorithm = value
+            client_runner.use(value)
             continue
         try:
-            answer: tuple[str, Any] = ("ok", site.run(value))
+            answer: tuple[str, Any] = ("ok", client_runner.run(value))
         except Exception as error:  # carried to the parent, which raises it
             answer = ("error", _portable(error, traceback.format_exc()))
         try:

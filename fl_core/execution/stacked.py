@@ -14,8 +14,8 @@ from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
 from fl_core.errors import check_known
+from fl_core.execution.client_runner import ClientRunner, Job, Part, Result
 from fl_core.execution.prefix import chain, hooked
-from fl_core.execution.site import Job, Part, Result, Site
 from fl_core.training.local import GATHERED, Phase, Training, batch_slices
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree
@@ -50,15 +50,15 @@ class Stacked:
 
     moved = 0.0
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self._operations = _perceptron(site.workspace.model) or []
-        parts = chain(site.workspace.model)
+    def __init__(self, client_runner: ClientRunner) -> None:
+        self.client_runner = client_runner
+        self._operations = _perceptron(client_runner.workspace.model) or []
+        parts = chain(client_runner.workspace.model)
         self._flat = parts is not None and isinstance(next(iter(parts), None), nn.Flatten)
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm."""
-        self.site.algorithm = algorithm
+        self.client_runner.use(algorithm)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in order; what crosses is cloned, as a process border would."""
@@ -75,7 +75,7 @@ class Stacked:
 
     def _outcomes(self, jobs: list[Job]) -> list[Result | Exception]:
         """All jobs at once, each as far as its next phase, then all those phases."""
-        runs = dict(enumerate(self.site.parts(job) for job in jobs))
+        runs = dict(enumerate(self.client_runner.parts(job) for job in jobs))
         found: dict[int, Result | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
         with tree.one_thread():
@@ -92,7 +92,7 @@ class Stacked:
                 answers = {}
                 for k, part in parts.items():
                     try:
-                        answers[k] = together[k] if k in together else self.site.phase(part)
+                        answers[k] = together[k] if k in together else self.client_runner.phase(part)
                     except Exception as error:  # as above
                         found[k] = error
         return [found[k] for k in range(len(jobs))]
@@ -112,12 +112,12 @@ class Stacked:
         return found
 
     def _allows(self, part: Part) -> bool:
-        phase, algorithm = part.phase, self.site.algorithm
+        phase, algorithm = part.phase, self.client_runner.loaded()
         plain = not (phase.step or phase.observe or phase.groups) and phase.steps is None
-        common = getattr(type(algorithm), phase.loss, None) is Algorithm.loss and phase.loss not in vars(algorithm)
-        x = self.site.data.clients[part.ctx.client].train.x
+        common = getattr(algorithm.method(phase.loss), "__func__", None) is Algorithm.loss
+        x = self.client_runner.data.clients[part.ctx.client].train.x
         flat = bool(self._operations) and (self._flat or x.ndim == 2)
-        whole = part.ctx.held is None or part.ctx.held >= self.site.workspace.live.keys()
+        whole = part.ctx.submodel is None or part.ctx.submodel >= self.client_runner.workspace.live.keys()
         return (
             plain
             and common
@@ -125,20 +125,20 @@ class Stacked:
             and whole
             and len(x) > 0
             and phase.epochs > 0
-            and not self.site.training.keep_optimizer
+            and not self.client_runner.training.keep_optimizer
         )
 
     def _train(self, parts: list[Part]) -> list[Tree | None]:
         """The trained trees; None for what is not finite, which is then trained alone, to say where and why."""
-        workspace, training, phase = self.site.workspace, self.site.training, parts[0].phase
+        workspace, training, phase = self.client_runner.workspace, self.client_runner.training, parts[0].phase
         for part in parts:
             tree.check_same(workspace.live, part.source, "the model", "the tree")
         with workspace.trains(phase.train) as names:
             if not names:
                 return [None] * len(parts)
-        batches = _Batches.of(self.site, parts, phase.epochs, training.batch)
+        batches = _Batches.of(self.client_runner, parts, phase.epochs, training.batch)
         values = {name: torch.stack([parts[k].source[name] for k in batches.order]) for name in workspace.live}
-        losses = _descend(self._operations, values, names, batches, training, phase, self.site.criterion)
+        losses = _descend(self._operations, values, names, batches, training, phase, self.client_runner.criterion)
         results: list[Tree | None] = [None] * len(parts)
         sound = _finite(losses, *(value for name, value in values.items() if name in phase.train))
         counts = (batches.weights > 0).sum((0, 2)).tolist()
@@ -169,8 +169,8 @@ class _Batches:
     weights: Tensor  # [steps, clients, b]: one over the size of the batch
 
     @classmethod
-    def of(cls, site: Site, parts: list[Part], epochs: int, batch: int) -> _Batches:
-        splits = [site.data.clients[part.ctx.client].train for part in parts]
+    def of(cls, client_runner: ClientRunner, parts: list[Part], epochs: int, batch: int) -> _Batches:
+        splits = [client_runner.data.clients[part.ctx.client].train for part in parts]
         per_epoch = [len(batch_slices(len(split), batch, whole=False)) for split in splits]
         order = sorted(range(len(parts)), key=lambda k: -per_epoch[k])
         size = min(batch, max(len(split) for split in splits))
@@ -181,8 +181,7 @@ class _Batches:
         for at, k in enumerate(order):
             ctx, n, most = parts[k].ctx, len(splits[k]), per_epoch[k]
             where = (ctx.round, ctx.client, parts[k].phase.stream)
-            assert site.algorithm is not None
-            draws = seeds.torch_generator(site.algorithm.problem.seed, "batches", *where)
+            draws = seeds.torch_generator(client_runner.loaded().problem.seed, "batches", *where)
             filled = torch.full((epochs, most * size), first)
             shares = torch.zeros(most * size, dtype=x.dtype)
             for epoch in range(epochs):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 
 from fl_core.algorithms.base import Message, State
-from fl_core.execution.site import Job, Result
+from fl_core.execution.client_runner import Job, Result
 from fl_core.tree import Tree
 
 _Entry = tuple[str, torch.dtype, torch.Size, int]  # a tensor's name, type, shape and first byte

@@ -98,7 +98,7 @@ class Workspace:
         self.device = torch.device(device)
         self.live = tree.live(self.model)
         self.params = dict(self.model.named_parameters())
-        self.held: frozenset[str] | None = None  # names of the tensors that are there at all; None = all
+        self.submodel: frozenset[str] | None = None  # names of the tensors that are there at all; None = all
         self.keep_frozen = keep_frozen
         self._outputs, self._cut = Outputs(), Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
@@ -118,21 +118,21 @@ class Workspace:
         """Leave out of the forward pass what has none of the named tensors (see :func:`fl_core.models.blocks.hold`)."""
         if names == self.live.keys():
             names = None
-        if names != self.held:
+        if names != self.submodel:
             blocks.hold(self.model, names)
-            self.held = names
+            self.submodel = names
 
-    def load(self, source: Tree, held: frozenset[str] | None = None) -> None:
-        """Copy a tree in, strictly: the whole model's, or that of the part which is held; the rest is left out."""
-        self.hold(held)
-        tree.load(self.model, source, self.held)
+    def load(self, source: Tree, submodel: frozenset[str] | None = None) -> None:
+        """Copy a tree in, strictly: the whole model's, or that of the part which is there; the rest is left out."""
+        self.hold(submodel)
+        tree.load(self.model, source, self.submodel)
 
     def read(self) -> Tree:
-        """The tree as it is now, of the part that is held: contiguous copies on the CPU."""
+        """The tree as it is now, of the part that is there: contiguous copies on the CPU."""
         return {
             name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, t in self.live.items()
-            if self.held is None or name in self.held
+            if self.submodel is None or name in self.submodel
         }
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
@@ -167,14 +167,19 @@ class Workspace:
 
     def infer(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits [n, C] of a whole tree: evaluation mode and no gradient, also amid training."""
+        with self.mode(training=False), torch.no_grad():
+            return torch.func.functional_call(self.model, dict(params), (x,))
+
+    @contextmanager
+    def mode(self, training: bool) -> Iterator[None]:
+        """Training or evaluation mode inside the block, and each module's own again after it."""
         modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
+        self.model.train(training)
         try:
-            with torch.no_grad():
-                return torch.func.functional_call(self.model, dict(params), (x,))
+            yield
         finally:
-            for module, training in modes:
-                module.training = training
+            for module, before in modes:
+                module.training = before
 
     @contextmanager
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:

@@ -160,13 +160,33 @@ class Observer(Protocol):
         """What was measured, as JSON."""
 
 
-def _no_inference(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    raise RuntimeError("this context has no model beside the one that is trained")
+def _not_here(*args: Any, **options: Any) -> Any:
+    raise RuntimeError("this context belongs to no client: it has no data and no model beside the one that is trained")
 
 
 @dataclass
 class Context:
-    """What a loss may look at, beside the parameters and the batch."""
+    """What a client knows and can compute with, for the hooks that are called where it is.
+
+    Attributes:
+        algorithm: its name. round: 0-based. client: its position. n_train: its training samples.
+        criterion: the run's loss of logits and labels.
+        forward: (parameters, x [n, ...]) -> logits [n, C] in the mode of the moment, which is training in ``begin`` and
+            in phases; see :meth:`fl_core.execution.workspace.Workspace.forward`.
+        infer: the same in evaluation mode and without gradients, of a whole tree.
+        batches: (stream, share=1.0) -> batches of the run's size of that share of the client's training samples,
+            drawn without replacement from a stream of that name, which is another one in each round and client.
+        score: (whole tree, what it is) -> its ``loss``, ``accuracy`` ... on the client's validation split.
+        reference: what the client received, or else began with, on the training device.
+        labels: of the client's training samples, int64 [n_train], on the training device.
+        trees: what else it received or kept, there too; empty until training begins.
+        submodel: names of the tensors that the client has at all; None = all.
+        finetuning: whether this is fine-tuning after so many rounds, instead of training in the next.
+        observed: what observers measured, by their names.
+        work: steps, samples and mean loss, by "phase/quantity".
+        scratch: trees that steps keep: the client's own when all phases are done, without gradients.
+        parts: of a phase's loss, by name, summed over its samples.
+    """
 
     algorithm: str
     round: int
@@ -174,17 +194,19 @@ class Context:
     client_name: str
     n_train: int
     criterion: Loss
-    forward: Callable[..., Any]  # :meth:`Workspace.forward`
-    reference: Tree  # what the client received, on the training device
-    labels: Tensor  # of the client's training samples, int64 [n_train], on the training device
-    trees: dict[str, Tree] = field(default_factory=dict)  # what else it received or kept, there too
-    infer: Callable[[Mapping[str, Tensor], Tensor], Tensor] = _no_inference  # :meth:`Workspace.infer`
-    held: frozenset[str] | None = None  # names of the tensors that the client has at all; None = all
-    finishing: bool = False  # fine-tuning after that many rounds, instead of training in the next
+    forward: Callable[..., Any]
+    reference: Tree
+    labels: Tensor
+    trees: dict[str, Tree] = field(default_factory=dict)
+    infer: Callable[[Mapping[str, Tensor], Tensor], Tensor] = _not_here
+    batches: Callable[..., Iterator[tuple[Tensor, Tensor]]] = _not_here
+    score: Callable[[Tree, str], dict[str, float]] = _not_here
+    submodel: frozenset[str] | None = None
+    finetuning: bool = False
     observed: dict[str, Any] = field(default_factory=dict)
-    work: dict[str, float] = field(default_factory=dict)  # steps, samples and mean loss, by "phase/quantity"
-    scratch: dict[str, Tree] = field(default_factory=dict)  # trees that steps keep: the client's, when all is done
-    parts: dict[str, float] = field(default_factory=dict)  # of a phase's loss, by name, summed over its samples
+    work: dict[str, float] = field(default_factory=dict)
+    scratch: dict[str, Tree] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
 
     def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
         """The loss as it is, which is recorded as a part of the phase's: a mean over so many samples."""
@@ -193,7 +215,7 @@ class Context:
 
     def where(self, phase: str) -> str:
         """The place, for an error message."""
-        when = f"after round {self.round}" if self.finishing else f"round {self.round + 1}"
+        when = f"after round {self.round}" if self.finetuning else f"round {self.round + 1}"
         return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
 
 
@@ -227,10 +249,10 @@ def train(
     Raises:
         NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and layer.
     """
-    workspace.load(source, ctx.held)
+    workspace.load(source, ctx.submodel)
     seed, parts = algorithm.problem.seed, (ctx.round, ctx.client, phase.stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
-    objective = getattr(algorithm, phase.loss)
+    objective = algorithm.method(phase.loss)
     x, y = workspace.place(split.x), split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
     slices = batch_slices(len(y), training.batch, whole=workspace.couples)
@@ -248,7 +270,7 @@ def train(
                 explain = partial(_explain, workspace, algorithm, phase, ctx, names)
                 data = (x, y)
                 own = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, explain)
-                step = getattr(algorithm, phase.step)
+                step = algorithm.method(phase.step)
             frozen = workspace.frozen(ctx.client, split.x, x)
             for _ in range(phase.epochs):
                 for bx, by, ahead in _batches((x, y, frozen), slices[:left], draws):

@@ -203,7 +203,7 @@ def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
     assert list(table["run"].unique()) == list(made)
     assert all(list(part["round"]) == [1, 2, 3, 4] for _, part in table.groupby("run"))
     for name, task in made.items():
-        space = runner.site_of(task, {}).workspace
+        space = runner.client_runner_of(task, {}).workspace
         total = training_cost(task.algorithm(task.plan), space, TOY.shape, int(task.config.batch or 1))
         sums = table[table["run"] == name][["naive", "flops", "moved"]].sum()
         assert sums.tolist() == pytest.approx([total.naive, total.flops, total.moved], rel=1e-12)

@@ -45,8 +45,8 @@ def test_layers_know_their_frozen_tensors() -> None:
     conv, fc1, fc2 = found
     assert conv.frozen == ("bn1.weight", "bn1.bias")
     assert (fc1.frozen, fc2.frozen) == (("fc1.weight",), ())
-    assert [layer.still for layer in found] == [False] * 3
-    assert [layer.still for layer in layers(frozen("fc1"))] == [True, False, False]
+    assert [layer.is_frozen for layer in found] == [False] * 3
+    assert [layer.is_frozen for layer in layers(frozen("fc1"))] == [True, False, False]
     plan = LayerPlan.prefix(found, 1)
     assert LayerPlan.from_json(plan.to_json()) == plan
 

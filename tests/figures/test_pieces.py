@@ -198,7 +198,7 @@ def test_requests_that_cannot_be_met(
 def test_recipes_name_what_there_is(name: str) -> None:
     for config in (*PIECES[name].runs.values(), *PIECES[name].paper.values()):
         if config.algorithm in registry():
-            configured(find(config.algorithm).under(config.options), config.options)
+            configured(find(config.algorithm), config.options)
     assert PIECES[name].wanted(1) == [(run, 0) for run in PIECES[name].runs]
 
 

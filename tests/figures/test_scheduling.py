@@ -52,7 +52,7 @@ def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
 @pytest.mark.parametrize("runs", [STUDY.runs, STUDY.paper], ids=["quick", "paper"])
 def test_every_run_has_options_that_its_algorithm_takes(runs: dict[str, Any]) -> None:
     for config in runs.values():
-        configured(find(config.algorithm).under(config.options), config.options)
+        configured(find(config.algorithm), config.options)
 
 
 # --- tiny runs -------------------------------------------------------------------------------------------------

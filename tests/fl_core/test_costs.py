@@ -229,7 +229,7 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
     plan = LayerPlan.prefix(runner.assemble(CONFIG, data=TOY, model=network("plain")).layers, 2)
     played = play(algorithm=name, plan=plan if name == "playerfl" else None)
     made, config = played.engine.algorithm, played.task.config
-    each = round_costs(made, played.engine.site.workspace, TOY.shape, int(config.batch or 1))
+    each = round_costs(made, played.engine.client_runner.workspace, TOY.shape, int(config.batch or 1))
     assert len(each) == config.rounds
     rounds = range(1, len(each) + 1)
     flops, down, up = (played.values(metric, variant="") for metric in ("flops", "bytes_down", "bytes_up"))
@@ -239,7 +239,7 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
             assert cost.naive == sum(SIZES.values()) * sum(steps[k, client] for client in CLIENTS)
         assert cost.flops == pytest.approx(sum(flops[k, client] for client in CLIENTS), rel=1e-12)
         assert cost.moved == sum(down[k, client] + up[k, client] for client in CLIENTS)
-    total = training_cost(made, played.engine.site.workspace, TOY.shape, int(config.batch or 1))
+    total = training_cost(made, played.engine.client_runner.workspace, TOY.shape, int(config.batch or 1))
     assert (total.naive, total.moved) == (sum(c.naive for c in each), sum(c.moved for c in each))
     assert total.flops == pytest.approx(sum(c.flops for c in each), rel=1e-12)
 
@@ -247,7 +247,7 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
 def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> None:
     played = play(algorithm="fedavg", model="norm", rounds=1, batch=9)
     assert any(n % 9 == 1 for n in TOY.weights)
-    (cost,) = round_costs(played.engine.algorithm, played.engine.site.workspace, TOY.shape, 9)
+    (cost,) = round_costs(played.engine.algorithm, played.engine.client_runner.workspace, TOY.shape, 9)
     trained = sum(parameter.numel() for parameter in network("norm").parameters())
     assert cost.naive == trained * sum(played.values("steps", variant="").values())
     assert cost.flops == pytest.approx(sum(played.values("flops", variant="").values()), rel=1e-12)
@@ -257,7 +257,7 @@ def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> Non
 def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
     task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
     with pytest.raises(UsageError, match=f"{name} costs what a run of it records"):
-        round_costs(task.algorithm(task.plan), runner.site_of(task, {}).workspace, TOY.shape, 8)
+        round_costs(task.algorithm(task.plan), runner.client_runner_of(task, {}).workspace, TOY.shape, 8)
 
 
 def test_naive_costs_of_rounds_by_hand() -> None:
@@ -265,5 +265,5 @@ def test_naive_costs_of_rounds_by_hand() -> None:
     task = runner.assemble(replace(CONFIG, algorithm="vanilla", rounds=2), data=TOY, model=network("plain"))
     made = task.algorithm(task.plan)
     batches = sum(-(-len(client.train) // 8) for client in TOY.clients)
-    each = round_costs(made, runner.site_of(task, {}).workspace, TOY.shape, 8)
+    each = round_costs(made, runner.client_runner_of(task, {}).workspace, TOY.shape, 8)
     assert [cost.naive for cost in each] == [SIZES["fc1"] * batches, (SIZES["fc1"] + SIZES["fc2"]) * batches]

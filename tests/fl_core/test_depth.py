@@ -200,11 +200,11 @@ def test_clients_never_hold_more_blocks_than_their_depth(name: str, random: bool
         for index in range(12):
             rnd = Round(index, sampled=EVERYONE)
             for client in EVERYONE:
-                held, depth = found.held(rnd, client), found.depth(rnd, client)
+                held, depth = found.submodel(rnd, client), found.depth(rnd, client)
                 assert len(blocks_in(held, found)) == depth
                 assert depth == SEVERAL["depths"][client] or random
                 assert name == "fedra" or blocks_in(held, found) == list(range(depth))
-                assert found.up(rnd, client) <= found.shared(rnd, client) <= held
+                assert found.uploaded(rnd, client) <= found.shared(rnd, client) <= held
                 assert {name for phase in found.phases(rnd, client) for name in phase.train} <= held
                 seen.add((client, *blocks_in(held, found)))
         assert (len(seen) > len(EVERYONE)) == (random or name == "fedra")
@@ -222,11 +222,11 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
             assert len(found) == len(sampled)
     missed = [k for k in range(20) if len({alone.allocated(Round(k, sampled=some[1]), c) for c in some[1]}) < 3]
     assert missed
-    server = alone.open(tree.of(task("fedra", **options).model))
+    server = alone.server_state(tree.of(task("fedra", **options).model))
     before, rnd = tree.clone(server.trees["model"]), Round(missed[0], sampled=some[1])
     updates = []
     for client in rnd.sampled:
-        sent = tree.pick(before, alone.up(rnd, client))
+        sent = tree.pick(before, alone.uploaded(rnd, client))
         updates.append(Update(client, 5, Message({"model": {n: torch.ones_like(t) for n, t in sent.items()}})))
     alone.aggregate(server, updates, rnd)
     held = {k for client in rnd.sampled for k in alone.allocated(rnd, client)}
@@ -328,7 +328,7 @@ def test_bytes_are_what_is_held_down_and_what_trains_of_it_up(name: str, targets
         rnd = Round(index, sampled=EVERYONE)
         for client in EVERYONE:
             key = (index + 1, TOY.clients[client].name)
-            held = found.held(rnd, client)
+            held = found.submodel(rnd, client)
             assert played.values("bytes_down")[key] == 4 * sum(sizes[n].numel() for n in held)
             trains = {n for n in held if played.task.model.get_parameter(n).requires_grad}
             assert played.values("bytes_up")[key] == 4 * sum(sizes[n].numel() for n in trains)
@@ -381,7 +381,7 @@ def replies(found: Any, server: Tree, rnd: Round, generator: torch.Generator) ->
                 {
                     "model": {
                         name: server[name] + torch.randn(server[name].shape, generator=generator)
-                        for name in sorted(found.up(rnd, client))
+                        for name in sorted(found.uploaded(rnd, client))
                     }
                 }
             ),
@@ -395,7 +395,7 @@ def test_momentum_is_the_formula(sampled: tuple[tuple[int, ...], ...]) -> None:
     """Against sums written out tensor by tensor in float64."""
     depths, beta = (3, 2, 1, 1), 0.3
     found = made("inclusivefl", depths=depths, beta=beta, lora_targets="none")
-    server = found.open(tree.of(task("inclusivefl", lora_targets="none").model))
+    server = found.server_state(tree.of(task("inclusivefl", lora_targets="none").model))
     draws, last = torch.Generator().manual_seed(1), {}
     for index, clients in enumerate(sampled):
         rnd, before = Round(index, sampled=clients), {n: t.double() for n, t in server.trees["model"].items()}
@@ -449,7 +449,7 @@ def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: 
         for own in (True, False)
     )
     start = tree.of(task("inclusivefl", lora_targets="none").model)
-    server, beside = ours.open(tree.clone(start)), common.open(tree.clone(start))
+    server, beside = ours.server_state(tree.clone(start)), common.server_state(tree.clone(start))
     heads = {depth: tree.pick(start, ours.heads) for depth in depths}
     draws = torch.Generator().manual_seed(1)
     for index, clients in enumerate([(0, 1, 2, 3), (1, 3), (0, 2, 3)]):
@@ -540,7 +540,7 @@ def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> No
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_client_holds_the_classifiers_before_its_last_block(depth: int) -> None:
     found = task("depthfl", depths=(depth,))
-    held = found.algorithm(None).held(Round(0), 0)
+    held = found.algorithm(None).submodel(Round(0), 0)
     assert {name.split(".")[1] for name in held if name.startswith("exits.")} == {str(k) for k in range(1, depth)}
     workspace = Workspace(found.model)
     workspace.load(tree.pick(tree.of(found.model), held), held)
@@ -552,16 +552,16 @@ def test_a_client_holds_the_classifiers_before_its_last_block(depth: int) -> Non
 def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, depth: int) -> None:
     found = task("depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0)
     algorithm = found.algorithm(None)
-    site = runner.site_of(found, {})
-    held = algorithm.held(Round(index), 0)
-    site.workspace.load(tree.pick(tree.of(found.model), held), held)
-    ctx = site._context(algorithm, 0, index, {})
+    client_runner = runner.client_runner_of(found, {})
+    held = algorithm.submodel(Round(index), 0)
+    client_runner.workspace.load(tree.pick(tree.of(found.model), held), held)
+    ctx = client_runner._context(algorithm, 0, index, {})
     x, y = TOY.clients[0].train.x[:6], TOY.clients[0].train.y[:6]
-    params = site.workspace.params
+    params = client_runner.workspace.params
     loss = algorithm.loss(params, (x, y), ctx)
     heads = [params[name] for name in sorted(held) if name.endswith("weight") and ("exits" in name or "head" in name)]
     grads = torch.autograd.grad(loss, heads)
-    logits = site.workspace.forward(params, x, every=True)
+    logits = client_runner.workspace.forward(params, x, every=True)
     wanted = torch.stack([F.cross_entropy(z, y) for z in logits]).sum()
     for k, student in enumerate(logits):
         for j, teacher in enumerate(logits):

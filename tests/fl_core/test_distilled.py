@@ -17,7 +17,7 @@ from fl_core.execution.workspace import Workspace
 from fl_core.seeds import torch_seeded
 from fl_core.training.local import Context
 from fl_core.tree import Tree
-from tests.conftest import CONFIG, TOY, Played, network, play, site_of
+from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, "participation": 0.5, "rounds": 4, "eval_every": 9}
 KINDS = pytest.mark.parametrize("kind", ["plain", "drop", "norm"])
@@ -69,12 +69,12 @@ def prepared(kind: str, **options: Any) -> tuple[Algorithm, Workspace, Context, 
     config = replace(CONFIG, algorithm="pfedsd", options=options)
     task = runner.assemble(config, data=TOY, model=network(kind))
     task.model.double()
-    site, algorithm = site_of(task), task.algorithm(None)
+    client_runner, algorithm = client_runner_of(task), task.algorithm(None)
     start, teacher = tree.of(task.model), network(kind, seed=5).double()
-    ctx = site._context(algorithm, 0, 1, start)
+    ctx = client_runner._context(algorithm, 0, 1, start)
     ctx.trees = {"teacher": tree.of(teacher)}
-    site.workspace.load(start)
-    return algorithm, site.workspace, ctx, teacher.eval()
+    client_runner.workspace.load(start)
+    return algorithm, client_runner.workspace, ctx, teacher.eval()
 
 
 def batch() -> tuple[Tensor, Tensor]:

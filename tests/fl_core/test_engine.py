@@ -17,7 +17,8 @@ from torch.nn import functional
 from fl_core import rows, seeds, tree
 from fl_core.algorithms import Message, Round, State, Update, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.engine import Instruments, Schedule, sampled_clients
+from fl_core.decision import Instruments
+from fl_core.engine import Schedule, sampled_clients
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.training.local import Context
@@ -228,7 +229,7 @@ def test_sensitivities_are_the_mean_over_steps_of_squared_weight_times_gradient(
 
 @pytest.mark.parametrize("options", [{"algorithm": "playerfl"}, {"algorithm": "fedper", "config_plan": "auto"}])
 def test_a_decision_without_instruments_is_refused_before_any_round(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="decides on a plan: pass instruments, or a plan"):
+    with pytest.raises(UsageError, match=r"decides on a plan: pass diagnostics\.instruments\(\), or a plan"):
         play(borrowed=Instruments(), **options)
 
 

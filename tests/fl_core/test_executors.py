@@ -21,12 +21,12 @@ from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.execution import executors
+from fl_core.execution.client_runner import FinetuneJob, Result, ScoreJob, TrainJob
 from fl_core.execution.executors import Serial, Workers, executor
-from fl_core.execution.site import FinishJob, Result, ScoreJob, TrainJob
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.rows import Row
 from fl_core.training.local import Context
-from tests.conftest import CONFIG, TOY, kind_for, network, play, site_of
+from tests.conftest import CONFIG, TOY, client_runner_of, kind_for, network, play
 
 ALL = sorted(registry())
 CONFIGS = {
@@ -68,16 +68,16 @@ SERVED: dict[int, tuple[str, str, str]] = {}
 
 
 def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Workers:
-    """One pool of each size for all tests: starting processes costs seconds, and they serve one site after another."""
+    """One pool of each size for all tests: starting processes costs seconds, and they serve one run after another."""
     wanted = (kind, training, like(algorithm))
     if SERVED.get(count) != wanted:
         task = runner.assemble(
             replace(CONFIGS[training], algorithm=algorithm), data=TOY, model=network(kind_for(algorithm, kind))
         )
         if count in OPEN:
-            OPEN[count].serve(site_of(task))
+            OPEN[count].serve(client_runner_of(task))
         else:
-            OPEN[count] = Workers(site_of(task), count)
+            OPEN[count] = Workers(client_runner_of(task), count)
         SERVED[count] = wanted
     return OPEN[count]
 
@@ -139,7 +139,7 @@ def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
             yield TrainJob(client, rnd, message, State({"model": {}}, {"m": [1, None]}), ("test",), keep_local=True)
 
     found = []
-    for runs in (Serial(site_of(task)), pool(*POOLS[0])):
+    for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
         runs.use(algorithm)
         found.append(list(runs.run(jobs())))
     for ours, theirs in zip(*found, strict=True):
@@ -162,10 +162,10 @@ def test_every_kind_of_job_and_of_tensor_crosses() -> None:
     odd = {"mask": torch.tensor([True, False]), "half": torch.ones(2).half(), "n": torch.tensor(3), "0": torch.ones(0)}
     rnd = Round(0, "train", (0,))
     results = []
-    for runs in (Serial(site_of(task)), pool(*POOLS[0])):
+    for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
         runs.use(algorithm)
         job = TrainJob(0, rnd, Message({"model": tree.clone(initial)}), State({"model": {}, "odd": odd}))
-        results.append(list(runs.run([job, FinishJob(1, 3, initial), ScoreJob(2, initial, ("train", "test"))])))
+        results.append(list(runs.run([job, FinetuneJob(1, 3, initial), ScoreJob(2, initial, ("train", "test"))])))
     (train, finish, score), (train_there, finish_there, score_there) = results
     assert tree.digest(train_there.state.trees["odd"]) == tree.digest(odd)
     assert tree.digest(train.message.trees["model"]) == tree.digest(train_there.message.trees["model"])
@@ -186,13 +186,13 @@ def test_workers_keep_their_memory_and_this_process_is_left_as_it_was() -> None:
 
 
 def test_no_jobs_give_no_results() -> None:
-    for runs in (Serial(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain")))), pool(*POOLS[0])):
+    for runs in (Serial(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain")))), pool(*POOLS[0])):
         assert list(runs.run([])) == []
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, Serial), (1, Serial)])
 def test_one_worker_is_this_process(workers: int, kind: type) -> None:
-    assert type(executor(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), workers)) is kind
+    assert type(executor(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), workers)) is kind
 
 
 # --- errors ----------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_what_is_not_finite_is_reported_alike() -> None:
     algorithm, start = task.algorithm(None), tree.of(task.model)
     start["fc2.weight"][1, 2] = torch.nan
     messages = []
-    for runs in (Serial(site_of(task)), pool(*POOLS[0])):
+    for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
         runs.use(algorithm)
         jobs = [TrainJob(c, Round(4), Message({"model": tree.clone(start)}), State({"model": {}})) for c in range(4)]
         with pytest.raises(NonFiniteError) as caught:
@@ -262,7 +262,7 @@ def _each(workers: Workers, jobs: list[TrainJob]) -> Iterator[Result]:
 
 
 def test_a_worker_that_dies_is_reported_with_its_exit_code() -> None:
-    workers = Workers(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
+    workers = Workers(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
     try:
         with pytest.raises(RunError, match="a worker process ended with exit code 7; its own message is above"):
             play(algorithm="failing", epochs=4, executor=workers)
@@ -274,11 +274,11 @@ def test_a_worker_that_dies_is_reported_with_its_exit_code() -> None:
 
 PARENT = """
 import sys, time
-from tests.conftest import CONFIG, TOY, network, site_of
+from tests.conftest import CONFIG, TOY, network, client_runner_of
 from fl_core import runner
 from fl_core.execution.executors import Workers
 if __name__ == "__main__":
-    workers = Workers(site_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
+    workers = Workers(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
     print(*(process.pid for process in workers._processes), flush=True)
     time.sleep(60)
 """

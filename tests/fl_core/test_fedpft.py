@@ -19,30 +19,30 @@ from fl_core.algorithms.contrast import Seen
 from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
-from fl_core.execution.site import Part, Site, TrainJob
+from fl_core.execution.client_runner import ClientRunner, Part, TrainJob
 from fl_core.training.local import Context
 from fl_core.training.steps import Batch, Steps
-from tests.conftest import CONFIG, TOY, Played, network, play, site_of
+from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05}
 PARTS = ("body", "transform", "head", "projection", "prompts", "contrast_prompts")
 
 
-def site(algorithm: str = "fedpft", kind: str = "norm", **options: Any) -> Site:
+def client_runner(algorithm: str = "fedpft", kind: str = "norm", **options: Any) -> ClientRunner:
     task = runner.assemble(
         replace(CONFIG, algorithm=algorithm, epochs=2, options=options), data=TOY, model=network(kind)
     )
-    found = site_of(task)
+    found = client_runner_of(task)
     found.algorithm = task.algorithm(task.plan)
     return found
 
 
-def job(where: Site, client: int = 1, index: int = 0) -> TrainJob:
+def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainJob:
     algorithm, initial = where.algorithm, tree.of(where.workspace.model)
     assert algorithm is not None
     rnd = Round(index, "train", (client,))
-    message = algorithm.send(algorithm.open(tree.clone(initial)), client, rnd).clone()
-    return TrainJob(client, rnd, message, algorithm.start(initial, client), keep_local=True)
+    message = algorithm.send(algorithm.server_state(tree.clone(initial)), client, rnd).clone()
+    return TrainJob(client, rnd, message, algorithm.client_state(initial, client), keep_local=True)
 
 
 # --- which loss reaches what ------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)
 @pytest.mark.parametrize("phase", ROUTES)
 def test_gradients_go_where_the_paper_sends_them(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two losses alone, by scaling the other one to nothing, for all six parts."""
-    where = site(alternate=phase != "train")
+    where = client_runner(alternate=phase != "train")
     algorithm = where.algorithm
     assert isinstance(algorithm, FedPFT)
     chosen = next(each for each in algorithm.phases(Round(0), 1) if each.name == phase)
@@ -126,7 +126,7 @@ def test_epochs_are_divided_between_the_phases() -> None:
 )
 def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: float | None, slower: float) -> None:
     """The paper's 0.01 and 0.05 beside 0.1 for all else."""
-    algorithm = site(**options).algorithm
+    algorithm = client_runner(**options).algorithm
     assert algorithm is not None
     for phase in algorithm.phases(Round(0), 0):
         (group,) = phase.groups
@@ -136,7 +136,7 @@ def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: flo
 
 
 def test_the_second_stages_attention_learns_at_fedpfts_rate() -> None:
-    algorithm = find("two_stage")(site("two_stage").algorithm.problem, None, {"stage_rounds": 1})  # type: ignore[union-attr]
+    algorithm = find("two_stage")(client_runner("two_stage").algorithm.problem, None, {"stage_rounds": 1})  # type: ignore[union-attr]
     (phase,) = algorithm.phases(Round(1), 0)
     assert [(group.lr, group.slower) for group in phase.groups] == [(None, 10)]
 
@@ -144,7 +144,7 @@ def test_the_second_stages_attention_learns_at_fedpfts_rate() -> None:
 # --- contrastive learning ---------------------------------------------------------------------------------------
 
 
-def watched(where: Site, **changes: Any) -> tuple[list[Seen], list[dict[str, Tensor]], Any]:
+def watched(where: ClientRunner, **changes: Any) -> tuple[list[Seen], list[dict[str, Tensor]], Any]:
     """The batches that a client's training saw, the queue after each, and the result."""
     seen: list[Seen] = []
     queues: list[dict[str, Tensor]] = []
@@ -162,7 +162,7 @@ def watched(where: Site, **changes: Any) -> tuple[list[Seen], list[dict[str, Ten
 
 
 def test_the_queue_holds_the_latest_keys_wherever_it_wraps() -> None:
-    where = site(queue=21)  # of batches of 8, and of a last one of 5
+    where = client_runner(queue=21)  # of batches of 8, and of a last one of 5
     began = job(where).state.trees["queue"]["keys"]
     seen, queues, result = watched(where)
     keys = torch.cat([each.keys for each in seen])
@@ -183,7 +183,7 @@ def test_the_queue_holds_the_latest_keys_wherever_it_wraps() -> None:
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_contrastive_loss_is_a_softmax_over_the_queue(masked: bool) -> None:
-    where = site(queue=30, mask_unfilled=masked, temperature=0.2)
+    where = client_runner(queue=30, mask_unfilled=masked, temperature=0.2)
     algorithm, space = where.algorithm, where.workspace
     assert isinstance(algorithm, FedPFT)
     draw = torch.Generator().manual_seed(0)
@@ -206,7 +206,7 @@ def test_the_contrastive_loss_is_a_softmax_over_the_queue(masked: bool) -> None:
 
 def test_the_key_branch_follows_the_query_branch() -> None:
     """It starts at what was received, and each step moves it by 1 - m towards the query branch before it encodes."""
-    where = site(queue=16, momentum=0.9, kind="plain")
+    where = client_runner(queue=16, momentum=0.9, kind="plain")
     algorithm = where.algorithm
     assert isinstance(algorithm, FedPFT)
     start = {name: value.clone() for name, value in where.workspace.live.items()}
@@ -230,7 +230,7 @@ def test_the_key_branch_follows_the_query_branch() -> None:
 def test_views_leave_running_statistics_alone_while_adapting() -> None:
     results = []
     for contrast in (True, False):
-        where = site(contrast=contrast, feature_epochs=0, transform_lr=0.05, queue=16)
+        where = client_runner(contrast=contrast, feature_epochs=0, transform_lr=0.05, queue=16)
         results.append(where.run(job(where)).tree)
     ours, theirs = results
     assert ours is not None
@@ -239,7 +239,7 @@ def test_views_leave_running_statistics_alone_while_adapting() -> None:
     assert any(name.endswith("running_var") for name in shared)
     for name in shared:  # the contrastive task moves its prompts and nothing else
         assert torch.equal(ours[name], theirs[name])
-    start = tree.of(site(queue=16).workspace.model)
+    start = tree.of(client_runner(queue=16).workspace.model)
     assert not torch.equal(ours["contrast_prompts"], start["contrast_prompts"])
 
 
@@ -265,7 +265,7 @@ def test_tables_have_no_contrastive_task(algorithm: str) -> None:
 )
 def test_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        site(kind="plain", **options)
+        client_runner(kind="plain", **options)
 
 
 # --- what stays, what travels, what is recorded ------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_prompts_stay_with_their_client_and_begin_differently(personal_head: boo
     played = play(algorithm="fedpft", options=options, participation=0.5, model="norm", **HARD)
     start = tree.of(played.task.model)
     stays = {"prompts", "contrast_prompts", *(("head.weight", "head.bias") if personal_head else ())}
-    first = [played.engine.algorithm.start(start, c).trees["model"] for c in range(len(TOY.clients))]
+    first = [played.engine.algorithm.client_state(start, c).trees["model"] for c in range(len(TOY.clients))]
     assert all(own.keys() == stays for own in first)
     assert len({tree.digest(tree.pick(own, ["prompts"])) for own in first}) == len(first)
     assert float(torch.stack([own["contrast_prompts"] for own in first]).std()) == pytest.approx(0.02, rel=0.1)
@@ -345,7 +345,7 @@ def test_watching_the_contrastive_loss_changes_nothing_else() -> None:
 
 
 def test_two_stages_need_to_know_when_the_second_begins() -> None:
-    problem = replace(site("two_stage").algorithm.problem, rounds=0)  # type: ignore[union-attr]
+    problem = replace(client_runner("two_stage").algorithm.problem, rounds=0)  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="needs a number of rounds for its first stage"):
         find("two_stage")(problem)
     assert find("two_stage")(problem, None, {"stage_rounds": 4}).first(Round(3))  # type: ignore[attr-defined]

@@ -18,10 +18,10 @@ from fl_core.algorithms import Round, find
 from fl_core.algorithms.options import configured
 from fl_core.algorithms.prompts import Border
 from fl_core.errors import UsageError
-from fl_core.execution.site import TrainJob
+from fl_core.execution.client_runner import TrainJob
 from fl_core.models.gated import Gate, Gated, SwitchableNorm
 from fl_core.tokens import TokenShape
-from tests.conftest import CONFIG, TOY, network, play, site_of
+from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 
 SHAPE = (1, 6, 6)
 
@@ -181,16 +181,18 @@ def first_steps(count: int, **options: Any) -> list[set[str]]:
     task = runner.assemble(
         replace(CONFIG, algorithm="pfedgate", options=options, lr=0.1), data=TOY, model=network("norm")
     )
-    site, algorithm = site_of(task), task.algorithm(None)
-    site.algorithm = algorithm
+    client_runner, algorithm = client_runner_of(task), task.algorithm(None)
+    client_runner.algorithm = algorithm
     start = tree.of(task.model)
     rnd = Round(0, "train", (1,))
     found, before = [], start
     for steps in range(1, count + 1):
         phase = replace(algorithm.phases(rnd, 1)[0], steps=steps)
         algorithm.phases = lambda *_, phase=phase: (phase,)  # type: ignore
-        job = TrainJob(1, rnd, algorithm.send(algorithm.open(start), 1, rnd).clone(), algorithm.start(start, 1))
-        after = site.run(replace(job, keep_local=True)).tree
+        job = TrainJob(
+            1, rnd, algorithm.send(algorithm.server_state(start), 1, rnd).clone(), algorithm.client_state(start, 1)
+        )
+        after = client_runner.run(replace(job, keep_local=True)).tree
         assert after is not None
         names = [name for name in task.problem.parameters if not torch.equal(after[name], before[name])]
         found.append({name.partition(".")[0] for name in names})
@@ -267,7 +269,7 @@ def test_frames_are_trained_first_and_stay_with_their_clients() -> None:
     assert (prompt.epochs, prompt.lr, prompt.momentum, prompt.weight_decay) == (5, 1.0, 0.5, 0.0)
     assert prompt.train == {f"border.{side}" for side in ("top", "bottom", "left", "right")}
     assert train.train == played.task.problem.tensors - prompt.train
-    first = torch.cat([t.flatten() for c in range(4) for t in algorithm.start(start, c).trees["model"].values()])
+    first = torch.cat([t.flatten() for c in range(4) for t in algorithm.client_state(start, c).trees["model"].values()])
     assert len(first.unique()) == 4 * 32
     assert float(first.std()) == pytest.approx(1, abs=0.25)
     size = 4 * sum(t.numel() for n, t in tree.of(network("norm")).items() if t.is_floating_point())

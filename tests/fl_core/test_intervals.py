@@ -41,7 +41,10 @@ def rounds(setting: str) -> Iterator[tuple[FedLAMA, Round, State, dict[str, Stat
     algorithm = run.engine.algorithm
     assert isinstance(algorithm, FedLAMA)
     initial = tree.of(network(SETTINGS[setting].get("model", "plain")))
-    server, clients = algorithm.open(initial), {name: algorithm.start(initial, c) for c, name in enumerate(CLIENTS)}
+    server, clients = (
+        algorithm.server_state(initial),
+        {name: algorithm.client_state(initial, c) for c, name in enumerate(CLIENTS)},
+    )
     for index, checkpoint in enumerate(run.checkpoints):
         local = checkpoint.models["local"]
         sampled = tuple(CLIENTS.index(name) for name in local)
@@ -215,7 +218,7 @@ def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it
     """fc2 thaws in the second round, in which it is due; a client that joins in the third starts with the server's."""
     options = {"over": "fedlama", "unfreeze": "0,1", "tau": 2, "phi": 1}
     made = play(algorithm="vanilla", rounds=4, participation=0.5, options=options).engine.algorithm
-    server = made.open(tree.of(network("plain")))
+    server = made.server_state(tree.of(network("plain")))
     for index in range(2):
         rnd = Round(index, "train", (0, 1))
         replies = []
@@ -232,6 +235,6 @@ def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it
 def test_clients_wait_with_what_they_were_given_only() -> None:
     options = {"over": "fedlama", "unfreeze": "0,2", "tau": 2, "phi": 1}
     made = play(algorithm="vanilla", rounds=4, options=options).engine.algorithm
-    server = made.open(tree.of(network("plain")))
+    server = made.server_state(tree.of(network("plain")))
     made.aggregate(server, [Update(0, 1, Message({"model": {}}))], Round(0))
     assert server.meta[PENDING] == {"0": ["fc1", "fc3"]}, "fc2 is frozen until round 3"

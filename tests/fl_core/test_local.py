@@ -20,7 +20,7 @@ from fl_core.errors import NonFiniteError, UsageError
 from fl_core.training.local import Context, Observer, Phase, Training, Workspace, batch_slices, train
 from fl_core.training.losses import build
 from fl_core.tree import Tree
-from tests.conftest import CONFIG, TOY, network, site_of
+from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 CE = build("cross_entropy")
 SGD = Training(epochs=2, batch=8, lr=0.05, momentum=0.9, weight_decay=0.1)
@@ -431,9 +431,9 @@ def test_training_refuses_what_has_no_meaning(options: dict[str, Any], message: 
 
 
 def test_a_workspace_reads_what_it_was_given() -> None:
-    site = site_of(runner.assemble(CONFIG, data=TOY, model=network("norm")))
+    client_runner = client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("norm")))
     given_tree = {name: value + 1 for name, value in tree.of(network("norm", seed=3)).items()}
-    site.workspace.load(given_tree)
-    found = site.workspace.read()
+    client_runner.workspace.load(given_tree)
+    found = client_runner.workspace.read()
     assert tree.digest(found) == tree.digest(given_tree)
-    tree.check_unaliased({**found, **{f"model.{n}": t for n, t in site.workspace.live.items()}})
+    tree.check_unaliased({**found, **{f"model.{n}": t for n, t in client_runner.workspace.live.items()}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def updates(uploads: dict[int, Tree]) -> list[Update]:
 
 def heard(algorithm: Mixing, uploads: dict[int, Tree]) -> State:
     """The server after these uploads."""
-    server = algorithm.open(tree.of(network("plain").double()))
+    server = algorithm.server_state(tree.of(network("plain").double()))
     Mixing.aggregate(algorithm, server, updates(uploads), Round(0))
     return server
 
@@ -91,11 +92,11 @@ def test_of_a_large_federation_only_the_weights_on_oneself_are_recorded(
 ) -> None:
     algorithm = find(name)(problem())
     assert isinstance(algorithm, Mixing)
-    server = algorithm.open(tree.of(network("plain")))
+    server = algorithm.server_state(tree.of(network("plain")))
     pairs = N * N * len(algorithm.units)
     for most, wanted in ((pairs, pairs), (pairs - 1, N * len(algorithm.units))):
         monkeypatch.setattr(module, "PAIRS", most)
-        found = [i for i in algorithm.insides(server, Round(1)) if i.metric == "aggregation_weight"]
+        found = [i for i in algorithm.observations(server, Round(1)) if i.metric == "aggregation_weight"]
         assert len(found) == wanted
         assert wanted == pairs or all(i.client == i.client_b for i in found)
 
@@ -214,13 +215,18 @@ def test_the_published_ledger_of_retention(name: str, published: list[float]) ->
 # --- fedfomo ---------------------------------------------------------------------------------------------------
 
 
+def scoring(losses: dict[str, float]) -> Any:
+    """A client at which models have these losses, by what they are called."""
+    return SimpleNamespace(score=lambda model, what: {"loss": losses[what]})
+
+
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 def test_fedfomo_mixes_by_the_drop_of_the_loss_over_the_distance(norm: str) -> None:
     algorithm = FedFomo(problem(), None, {"norm": norm})
     own, peers = noise(0), {str(c): noise(c) for c in (1, 2, 3)}
     losses = {"own": 2.0, "1": 1.5, "2": 2.5, "3": 0.5}
     state = State({"model": own})
-    start = algorithm.begin(state, Message(peers, {"losses": losses}), Round(1), 0)
+    start = algorithm.begin(state, Message(peers), scoring(losses), Round(1), 0)
     order = {"l1": 1, "l2": 2}[norm]
     raw = {p: (2.0 - losses[p]) / np.linalg.norm(flat(each) - flat(own), order) for p, each in peers.items()}
     assert state.meta["weights"] == pytest.approx(raw)
@@ -233,9 +239,10 @@ def test_fedfomo_mixes_by_the_drop_of_the_loss_over_the_distance(norm: str) -> N
 @pytest.mark.parametrize("losses", [{"own": 1.0, "1": 1.0}, {"own": 1.0, "1": 3.0}])
 def test_fedfomo_stays_where_nobody_helps(losses: dict[str, float]) -> None:
     own = noise(0)
-    start = FedFomo(problem()).begin(State({"model": own}), Message({"1": noise(1)}, {"losses": losses}), Round(1), 0)
+    ctx = scoring(losses)
+    start = FedFomo(problem()).begin(State({"model": own}), Message({"1": noise(1)}), ctx, Round(1), 0)
     assert tree.digest(start) == tree.digest(own)
-    same = FedFomo(problem()).begin(State({"model": own}), Message({"1": own}, {"losses": losses}), Round(1), 0)
+    same = FedFomo(problem()).begin(State({"model": own}), Message({"1": own}), ctx, Round(1), 0)
     assert tree.digest(same) == tree.digest(own)
 
 
@@ -292,7 +299,7 @@ def test_fedfomo_asks_for_those_who_helped_and_explores() -> None:
 
 def test_fedfomos_affinities_add_up() -> None:
     algorithm = FedFomo(problem())
-    server = algorithm.open(noise(0))
+    server = algorithm.server_state(noise(0))
     for weights in ({"1": 3.0, "2": -1.0}, {"1": -1.0, "3": 1.0}, {"2": 0.0}):
         message = Message({"model": noise(1)}, {"weights": weights})
         algorithm.aggregate(server, [Update(0, 1, message)], Round(1))
@@ -312,7 +319,7 @@ def test_pfedlas_network_rests_in_the_first_round_and_moves_in_the_second(
     assert isinstance(algorithm, PFedLA)
     first = played.checkpoints[0]
     for client in range(N):
-        drawn = algorithm.network(algorithm.open({}), client)
+        drawn = algorithm.network(algorithm.server_state({}), client)
         torch.testing.assert_close(algorithm.network(first.server, client), drawn, rtol=0, atol=1e-7)
         values = algorithm.weights(first.server, client, Round(0))
         assert not options.get("zero_heads") or bool((values == 1 / N).all())
@@ -325,7 +332,7 @@ def test_pfedlas_network_rests_in_the_first_round_and_moves_in_the_second(
 
 def test_a_row_of_relus_that_are_all_zero_is_the_client_itself() -> None:
     algorithm = PFedLA(problem(), None, {"norm": "relu_sum"})
-    net = algorithm.network(algorithm.open({}), 2)
+    net = algorithm.network(algorithm.server_state({}), 2)
     net["heads.weight"] = net["heads.weight"].clone()
     net["heads.weight"][:N] = -1
     found = algorithm.alpha(net, 2)
@@ -456,7 +463,7 @@ def test_with_nothing_kept_heurpfedla_is_pfedla() -> None:
 @pytest.mark.parametrize("clip", [50.0, 0.5])
 def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip: float) -> None:
     algorithm = PFedHN(problem(), None, {"hidden": 7, "clip": clip})
-    server = algorithm.open(tree.of(network("plain").double()))
+    server = algorithm.server_state(tree.of(network("plain").double()))
     leaves = {n: t.clone().requires_grad_() for n, t in server.trees["hypernetwork"].items()}
     optimizer = torch.optim.SGD(leaves.values(), lr=0.01, momentum=0.9, weight_decay=1e-3)
     assert leaves["embeddings"].shape == (N, 1 + N // 4)
@@ -490,7 +497,7 @@ def test_pfedhns_clients_reply_with_before_minus_after() -> None:
     played = play(algorithm="pfedhn", rounds=1)
     algorithm = played.engine.algorithm
     assert isinstance(algorithm, PFedHN)
-    server = algorithm.open(tree.of(network("plain")))
+    server = algorithm.server_state(tree.of(network("plain")))
     replies = []
     for client, name in enumerate(CLIENTS):
         sent, trained = algorithm.send(server, client, Round(0)).trees["model"], played.checkpoints[0].models["local"]
@@ -504,7 +511,7 @@ def test_pfedhns_clients_cut_their_gradients() -> None:
     cut, lr = 1e-3, 0.05
     options: dict[str, Any] = {"lr": lr, "momentum": 0, "weight_decay": 0, "optimizer": "sgd"}
     played = play(algorithm="pfedhn", rounds=1, options={"local_clip": cut}, **options)
-    initial = played.engine.algorithm.open(tree.of(network("plain")))
+    initial = played.engine.algorithm.server_state(tree.of(network("plain")))
     for client, name in enumerate(CLIENTS):
         sent = played.engine.algorithm.send(initial, client, Round(0)).trees["model"]
         way = tree.distance(sent, played.checkpoints[0].models["local"][name])
@@ -519,7 +526,7 @@ def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model() -> None:
     initial = tree.of(network("norm"))
     for begins in ("drawn", "common"):
         algorithm = PFedHN(problem("norm"), None, {"begins": begins})
-        sent = [algorithm.send(algorithm.open(initial), c, Round(0)).trees["model"] for c in range(N)]
+        sent = [algorithm.send(algorithm.server_state(initial), c, Round(0)).trees["model"] for c in range(N)]
         assert all(each.keys() == algorithm.parameters for each in sent)
         common = [all(torch.equal(each[name], initial[name]) for name in each) for each in sent]
         assert common == [begins == "common"] * N

@@ -85,8 +85,8 @@ def test_a_layer_is_averaged_over_those_that_sent_it_and_stays_where_nobody_did(
         local = {CLIENTS.index(name): t for name, t in checkpoint.models["local"].items()}
         rnd = Round(checkpoint.round - 1)
         for layer in algorithm.problem.layers:
-            senders = [c for c in local if set(layer.tensors) <= algorithm.up(rnd, c)]
-            assert all(algorithm.up(rnd, c).isdisjoint(layer.tensors) for c in local if c not in senders)
+            senders = [c for c in local if set(layer.tensors) <= algorithm.uploaded(rnd, c)]
+            assert all(algorithm.uploaded(rnd, c).isdisjoint(layer.tensors) for c in local if c not in senders)
             nobody, some = nobody + (not senders), some + (0 < len(senders) < len(local))
             if senders:
                 trees = [tree.pick(local[c], layer.tensors) for c in senders]
@@ -99,13 +99,13 @@ def test_a_layer_is_averaged_over_those_that_sent_it_and_stays_where_nobody_did(
 def test_draws_are_of_the_client_and_the_round() -> None:
     layers = tuple(Layer(f"l{k}", (f"l{k}.weight", f"l{k}.bias")) for k in range(400))
     algorithm = find("fedlp")(Problem(layers, frozenset(), (1, 1), 1, 0), None, {"keep": 0.7})
-    drawn = {(k, c): algorithm.up(Round(k), c) for k in range(3) for c in range(2)}
+    drawn = {(k, c): algorithm.uploaded(Round(k), c) for k in range(3) for c in range(2)}
     assert len(set(drawn.values())) == 6
-    assert drawn[1, 1] == algorithm.up(Round(1), 1)
+    assert drawn[1, 1] == algorithm.uploaded(Round(1), 1)
     assert all(len(names) / 800 == pytest.approx(0.7, abs=0.1) for names in drawn.values())
     assert algorithm.shared(Round(0), 0) == algorithm.problem.tensors, "all is received"
     none = find("fedlp")(algorithm.problem, None, {"keep": 0})
-    assert none.up(Round(0), 0) == frozenset()
+    assert none.uploaded(Round(0), 0) == frozenset()
 
 
 def test_a_probability_above_one_is_refused() -> None:

@@ -16,12 +16,12 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.execution import stacked
+from fl_core.execution.client_runner import ClientRunner, FinetuneJob, Result, ScoreJob, TrainJob
 from fl_core.execution.executors import Serial, Workers, executor
-from fl_core.execution.site import FinishJob, Result, ScoreJob, Site, TrainJob
 from fl_core.execution.stacked import Stacked, stacks
 from fl_core.records.store import Checkpoint
 from fl_core.training.local import Context
-from tests.conftest import CONFIG, TOY, network, play, site_of
+from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "sgd": {"weight_decay": 0.01},
@@ -46,10 +46,10 @@ def sites(algorithm: str = "fedavg", model: nn.Module | None = None, **changes: 
     task = runner.assemble(config, data=TOY, model=model or network("plain"))
     runs = []
     for kind in (Serial, Stacked):
-        site = Site(
+        client_runner = ClientRunner(
             task.model.double(), fine(TOY), task.config.training, task.criterion, task.layers, {}, keep_frozen=False
         )
-        runs.append(kind(site))
+        runs.append(kind(client_runner))
         runs[-1].use(task.algorithm(task.plan))
     return runs[0], runs[1], task  # type: ignore[return-value]
 
@@ -59,7 +59,7 @@ def jobs(task: Any, order: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[TrainJob]
     rnd = Round(0, "train", order)
     for client in order:
         message = algorithm.send(State({"model": initial}), client, rnd).clone()
-        yield TrainJob(client, rnd, message, algorithm.start(initial, client), ("test",), keep_local=True)
+        yield TrainJob(client, rnd, message, algorithm.client_state(initial, client), ("test",), keep_local=True)
 
 
 def assert_alike(ours: Result, theirs: Result) -> None:
@@ -83,13 +83,13 @@ def assert_alike(ours: Result, theirs: Result) -> None:
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Clients whose phases were trained one by one."""
     seen: list[int] = []
-    original = Site.phase
+    original = ClientRunner.phase
 
-    def phase(self: Site, part: Any) -> Any:
+    def phase(self: ClientRunner, part: Any) -> Any:
         seen.append(part.ctx.client)
         return original(self, part)
 
-    monkeypatch.setattr(Site, "phase", phase)
+    monkeypatch.setattr(ClientRunner, "phase", phase)
     return seen
 
 
@@ -133,7 +133,7 @@ def test_every_algorithm_gives_the_same(name: str) -> None:
     serial = play(algorithm=name, **least)
     config = replace(CONFIG, algorithm=name, **least)  # type: ignore[arg-type]
     task = runner.assemble(config, data=TOY, model=network("plain"))
-    found = play(algorithm=name, executor=Stacked(site_of(task)), **least)
+    found = play(algorithm=name, executor=Stacked(client_runner_of(task)), **least)
     for ours, theirs in zip(found.checkpoints, serial.checkpoints, strict=True):
         held, wanted = everything(ours), everything(theirs)
         assert held.keys() == wanted.keys()
@@ -178,7 +178,7 @@ def test_stacks_of_any_size_give_results_in_order(limit: int, monkeypatch: pytes
 def test_other_jobs_are_done_too() -> None:
     serial, together, task = sites("local_adaptation")
     start = tree.of(task.model)
-    asked = [FinishJob(0, 3, start), ScoreJob(1, start, ("train",)), FinishJob(2, 3, start)]
+    asked = [FinetuneJob(0, 3, start), ScoreJob(1, start, ("train",)), FinetuneJob(2, 3, start)]
     for ours, theirs in zip(together.run(asked), serial.run(asked), strict=True):
         assert ours.scores == theirs.scores
         if theirs.tree is not None:
@@ -260,7 +260,7 @@ def test_the_choice_is_recorded_and_obeyed() -> None:
     for wanted, kind, found in (("auto", Stacked, "on"), ("off", Serial, "off")):
         task = runner.assemble(replace(CONFIG, stack=wanted), data=TOY, model=network("plain"))
         assert task.config.stack == found
-        assert type(executor(site_of(task), 0, task.config.stack == "on")) is kind
+        assert type(executor(client_runner_of(task), 0, task.config.stack == "on")) is kind
     assert runner.assemble(CONFIG, data=TOY, model=network("norm")).config.stack == "off"
     with pytest.raises(UsageError, match="unknown value of stack 'onn': did you mean 'on'"):
         runner.assemble(replace(CONFIG, stack="onn"), data=TOY, model=network("plain"))
@@ -268,4 +268,4 @@ def test_the_choice_is_recorded_and_obeyed() -> None:
 
 def test_workers_do_not_change_what_is_stacked() -> None:
     task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
-    assert not isinstance(executor(site_of(task), 3, stack=True), Workers)
+    assert not isinstance(executor(client_runner_of(task), 3, stack=True), Workers)

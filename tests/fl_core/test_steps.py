@@ -13,7 +13,7 @@ from fl_core import seeds, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Problem, Round, State
 from fl_core.errors import NonFiniteError
-from fl_core.execution.site import Result, Site, TrainJob
+from fl_core.execution.client_runner import ClientRunner, Result, TrainJob
 from fl_core.training.local import Context, Group, Phase, Training
 from fl_core.training.losses import build
 from fl_core.training.steps import Batch, Steps
@@ -57,12 +57,14 @@ class Stepping(FedAvg):
 
 def trained(*phases: Phase, training: Training = HARD, client: int = 1, state: State | None = None) -> Result:
     algorithm = Stepping(*phases)
-    site = Site(network("plain"), TOY, training, build("cross_entropy"), LAYERS, {})
-    site.algorithm = algorithm
+    client_runner = ClientRunner(network("plain"), TOY, training, build("cross_entropy"), LAYERS, {})
+    client_runner.algorithm = algorithm
     initial = tree.of(network("plain"))
     rnd = Round(0, "train", (client,))
     message = algorithm.send(State({"model": initial}), client, rnd)
-    return site.run(TrainJob(client, rnd, message, state or algorithm.start(initial, client), keep_local=True))
+    return client_runner.run(
+        TrainJob(client, rnd, message, state or algorithm.client_state(initial, client), keep_local=True)
+    )
 
 
 def model(*phases: Phase, **options: Any) -> tree.Tree:
@@ -180,11 +182,11 @@ def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None
                 assert len(x) == len(y) == HARD.batch
                 seen[stream].append(x)
 
-    site = Site(network("plain"), TOY, HARD, build("cross_entropy"), LAYERS, {})
-    site.algorithm = algorithm = Drawing(Phase("train", ALL, 2, step="draws"))
+    client_runner = ClientRunner(network("plain"), TOY, HARD, build("cross_entropy"), LAYERS, {})
+    client_runner.algorithm = algorithm = Drawing(Phase("train", ALL, 2, step="draws"))
     initial = tree.of(network("plain"))
     rnd, job_state = Round(3, "train", (1,)), State({"model": {}})
-    site.run(TrainJob(1, rnd, algorithm.send(State({"model": initial}), 1, rnd), job_state))
+    client_runner.run(TrainJob(1, rnd, algorithm.send(State({"model": initial}), 1, rnd), job_state))
     every = [x for batches in seen.values() for x in batches]
     assert not any(torch.equal(every[i], every[j]) for i in range(len(every)) for j in range(i))
     x = TOY.clients[1].train.x

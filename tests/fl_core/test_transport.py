@@ -11,7 +11,7 @@ import torch
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State
-from fl_core.execution.site import FinishJob, Result, ScoreJob, TrainJob
+from fl_core.execution.client_runner import FinetuneJob, Result, ScoreJob, TrainJob
 from fl_core.execution.transport import ALLOCATOR, Channel, Slot, allocator_settings
 
 ODD = {
@@ -31,7 +31,7 @@ def messages() -> list[Any]:
     state = State({"model": {}, "personal": ODD}, {"m": "x"})
     return [
         TrainJob(3, Round(1, "train", (3, 4)), message, state, ("test",), keep_local=True),
-        FinishJob(1, 2, ODD),
+        FinetuneJob(1, 2, ODD),
         ScoreJob(0, ODD, ("test",), "personal", 4),
         Result(2, message, state, ODD, {"test": {"loss": 0.5}}, {"train/steps": 3}),
         Result(2),
@@ -64,7 +64,7 @@ def test_everything_arrives_whatever_fits(which: int, room: int) -> None:
 
 
 def test_what_fits_is_not_carried_as_bytes() -> None:
-    value = FinishJob(0, 0, ODD)
+    value = FinetuneJob(0, 0, ODD)
     kinds = [type(Slot.of(room).put(value).tree).__name__ for room in (NEEDED - 64, NEEDED)]
     assert kinds == ["_Bytes", "_Placed"]
 
@@ -72,9 +72,9 @@ def test_what_fits_is_not_carried_as_bytes() -> None:
 def test_a_copy_outlives_the_slots_next_contents_and_a_view_does_not() -> None:
     slot = Slot.of(1 << 12)
     first, second = ({"x": torch.full((4,), value)} for value in (1.0, 2.0))
-    packed = slot.put(FinishJob(0, 0, first))
+    packed = slot.put(FinetuneJob(0, 0, first))
     kept, seen = (slot.take(packed, copy=copy).tree["x"] for copy in (True, False))
-    slot.put(FinishJob(0, 0, second))
+    slot.put(FinetuneJob(0, 0, second))
     assert kept.tolist() == first["x"].tolist()
     assert seen.tolist() == second["x"].tolist()
 

@@ -19,7 +19,7 @@ from fl_core.tokens import TokenShape
 from fl_core.training.local import Context, Phase, Training, batch_slices, train
 from fl_core.training.losses import build
 from fl_core.tree import Tree
-from tests.conftest import CONFIG, TOY, network, site_of
+from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 CE = build("cross_entropy")
 TRAININGS = {
@@ -124,9 +124,9 @@ def test_an_unknown_format_is_refused() -> None:
 @pytest.mark.parametrize(("kind", "wanted"), [("norm", "channels_last"), ("plain", "contiguous")])
 def test_the_format_is_recorded_and_obeyed(kind: str, wanted: str) -> None:
     task = runner.assemble(CONFIG, data=TOY, model=network(kind))
-    assert task.config.memory_format == site_of(task).workspace.memory == wanted
+    assert task.config.memory_format == client_runner_of(task).workspace.memory == wanted
     chosen = runner.assemble(replace(CONFIG, memory_format="contiguous"), data=TOY, model=network(kind))
-    assert site_of(chosen).workspace.memory == "contiguous"
+    assert client_runner_of(chosen).workspace.memory == "contiguous"
 
 
 def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
@@ -210,7 +210,7 @@ def test_scores_do_not_depend_on_the_format() -> None:
         task = runner.assemble(replace(CONFIG, memory_format=memory), data=TOY, model=network("norm"))
         task.model.double()
         split = TOY.clients[0].test
-        space = site_of(task).workspace
+        space = client_runner_of(task).workspace
         space.model.eval()
         found.append(space.model(space.place(split.x.double())))
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)

@@ -13,8 +13,8 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.fedpft import FedPFT
 from fl_core.algorithms.options import configured
 from fl_core.built import Built, Plain
+from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
-from fl_core.execution.site import Site, TrainJob
 from fl_core.layers import layers_of
 from fl_core.training.local import Group, Phase, Training
 from fl_core.training.losses import build
@@ -58,11 +58,11 @@ def servers(algorithm: str, options: dict[str, Any], kind: str, training: Traini
     model = model.double()
     problem = Problem(built.layers(old), built.personal, DATA.weights, training.epochs, 3)
     made = find(algorithm)(problem, None, BARE | options if algorithm == "fedpft" else None)
-    serial = Serial(Site(model, DATA, training, build("cross_entropy"), problem.layers, {}))
+    serial = Serial(ClientRunner(model, DATA, training, build("cross_entropy"), problem.layers, {}))
     serial.use(made)
     start = tree.of(model)
-    server = made.open(tree.clone(start))
-    states: list[State] = [made.start(tree.clone(start), c) for c in range(len(DATA.clients))]
+    server = made.server_state(tree.clone(start))
+    states: list[State] = [made.client_state(tree.clone(start), c) for c in range(len(DATA.clients))]
     found = []
     for index in range(3):
         rnd = Round(index, "train", tuple(range(len(states))))

@@ -207,11 +207,11 @@ def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
     )
     algorithm, start = found.algorithm(found.plan), tree.of(found.model)
     assert all(torch.equal(start[n], t) for n, t in tree.of(plain.model).items() if n in start)
-    server = algorithm.open(tree.clone(start))
+    server = algorithm.server_state(tree.clone(start))
     common = start.keys() - found.problem.local_only
     assert common
     for client in range(len(TOY.clients)):
-        state = algorithm.start(tree.clone(start), client)
+        state = algorithm.client_state(tree.clone(start), client)
         for model in algorithm.models(server, state, Round(0)).values():
             assert model.keys() == start.keys()
             assert all(torch.equal(model[n], start[n]) for n in common)

@@ -17,7 +17,7 @@ from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import UsageError
 from fl_core.models.heads import TwoHeads, split_head
 from fl_core.training.local import Training
-from tests.conftest import CONFIG, TOY, network, play, site_of
+from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 from tests.identities.test_limits import SETTINGS, Setting, run
 from tests.identities.test_references import BATCH, DATA, LR, SEED, average, check_close, initial, moved, one_round
 
@@ -249,13 +249,13 @@ def losses(model: TwoHeads, gamma: float, labels: Tensor, y: Tensor | None = Non
     task = runner.assemble(
         replace(CONFIG, algorithm="fedrod", options={"gamma": gamma}), data=TOY, model=network("plain")
     )
-    site, algorithm = site_of(task), task.algorithm(None)
-    site.algorithm = algorithm
-    tree.load(site.workspace.model, tree.of(model))
-    ctx = site._context(algorithm, 0, 0, {})
+    client_runner, algorithm = client_runner_of(task), task.algorithm(None)
+    client_runner.algorithm = algorithm
+    tree.load(client_runner.workspace.model, tree.of(model))
+    ctx = client_runner._context(algorithm, 0, 0, {})
     ctx.labels = labels
     x, y = TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8] if y is None else y
-    return algorithm.loss(site.workspace.params, (x, y), ctx), site.workspace.params
+    return algorithm.loss(client_runner.workspace.params, (x, y), ctx), client_runner.workspace.params
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])

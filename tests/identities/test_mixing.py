@@ -9,8 +9,8 @@ import torch
 
 from fl_core import models, tree
 from fl_core.algorithms import Problem, Round, State, Update, find
+from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
-from fl_core.execution.site import Site, TrainJob
 from fl_core.layers import layers_of
 from fl_core.training.local import Training
 from fl_core.training.losses import build
@@ -30,12 +30,12 @@ def rounds(
     layers = layers_of(model, models.example(TOY.shape).double())
     buffers = frozenset(name for layer in layers for name in layer.buffers)
     chosen = find(algorithm)(Problem(layers, buffers, data.weights, training.epochs, 3), None, options)
-    serial = Serial(Site(model, data, training, build("cross_entropy"), layers, {}))
+    serial = Serial(ClientRunner(model, data, training, build("cross_entropy"), layers, {}))
     serial.use(chosen)
     start = tree.of(model)
     server, states = (
-        chosen.open(tree.clone(start)),
-        [chosen.start(tree.clone(start), c) for c in range(len(data.clients))],
+        chosen.server_state(tree.clone(start)),
+        [chosen.client_state(tree.clone(start), c) for c in range(len(data.clients))],
     )
     after = []
     for index in range(count):
@@ -133,9 +133,9 @@ def test_fedamps_pull_is_to_the_clients_own_mixture(name: str) -> None:
         {n: t + 0.1 * torch.randn(t.shape, generator=draw, dtype=t.dtype) for n, t in initial().items()}
         for _ in DATA.clients
     ]
-    server = chosen.open(initial())
+    server = chosen.server_state(initial())
     server.trees |= {f"client/{c}": upload for c, upload in enumerate(uploads)}
-    serial = Serial(Site(model, DATA, Training(**SGD), build("cross_entropy"), layers, {}))
+    serial = Serial(ClientRunner(model, DATA, Training(**SGD), build("cross_entropy"), layers, {}))
     serial.use(chosen)
     rnd = Round(0, "train", tuple(range(len(uploads))))
     jobs = [TrainJob(c, rnd, chosen.send(server, c, rnd).clone(), State({"model": uploads[c]})) for c in rnd.sampled]

@@ -111,7 +111,7 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
     layers = layers_of(network("plain").double(), models.example(TOY.shape).double())
     drawn = find(name)(Problem(layers, frozenset(), UNEVEN.weights, TRAINING.epochs, SEED), None, options)
     assert isinstance(drawn, PFedLA)
-    server = drawn.open(initial())
+    server = drawn.server_state(initial())
     nets = [{n: t.double() for n, t in drawn.network(server, i).items()} for i in EVERYONE]
 
     def alpha(net: Tree) -> Tensor:

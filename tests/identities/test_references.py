@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fl_core import models, seeds, tree
 from fl_core.algorithms import Problem, Round, State, Update, find
 from fl_core.data import ClientData, FederatedData, Split
+from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
-from fl_core.execution.site import Site, TrainJob
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.training.local import Training
@@ -49,11 +49,11 @@ def one_round(
     problem = Problem(layers, frozenset(), DATA.weights, training.epochs, SEED)
     plan = None if plan_cut is None else LayerPlan.prefix(layers, plan_cut)
     chosen = find(algorithm)(problem, plan, options)
-    serial = Serial(Site(model, DATA, training, build("cross_entropy"), layers, {}))
+    serial = Serial(ClientRunner(model, DATA, training, build("cross_entropy"), layers, {}))
     serial.use(chosen)
     initial = tree.of(model)
     server = State({"model": tree.clone(initial)})
-    clients = [chosen.start(tree.clone(initial), c) for c in range(len(DATA.clients))]
+    clients = [chosen.client_state(tree.clone(initial), c) for c in range(len(DATA.clients))]
     rnd = Round(0, "train", tuple(range(len(clients))))
     jobs = (TrainJob(c, rnd, chosen.send(server, c, rnd), clients[c]) for c in rnd.sampled)
     updates = []

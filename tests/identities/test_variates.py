@@ -17,8 +17,8 @@ from fl_core.algorithms import Problem, Round, State, Update, find
 from fl_core.data import FederatedData
 from fl_core.engine import sampled_clients
 from fl_core.errors import UsageError
+from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
-from fl_core.execution.site import Site, TrainJob
 from fl_core.layers import layers_of
 from fl_core.training.local import Training
 from fl_core.training.losses import build
@@ -46,10 +46,10 @@ class Run:
         layers = layers_of(model, models.example(TOY.shape).double())
         self.data, self.participation = data, participation
         chosen = find(algorithm)(Problem(layers, frozenset(), data.weights, training.epochs, SEED), None, options)
-        serial = Serial(Site(model, data, training, build("cross_entropy"), layers, {}))
+        serial = Serial(ClientRunner(model, data, training, build("cross_entropy"), layers, {}))
         serial.use(chosen)
-        server = chosen.open(initial())
-        clients = [chosen.start(initial(), c) for c in range(len(data.clients))]
+        server = chosen.server_state(initial())
+        clients = [chosen.client_state(initial(), c) for c in range(len(data.clients))]
         self.servers, self.clients, self.local = [_copy(server)], [[_copy(c) for c in clients]], [{}]
         for index in range(rounds):
             rnd = Round(index, "train", self.sampled(index))

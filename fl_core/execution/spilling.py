@@ -15,13 +15,13 @@ from fl_core import tree
 from fl_core.algorithms.base import State
 from fl_core.tree import Tree
 
-HELD = 2**28
+BOUND = 2**28
 """Bytes that a shelf holds in memory: 256 MiB."""
 OBJECT = 2**10
 """Bytes that a tensor is counted for beside its entries."""
 
 
-class Shelf(MutableMapping[str, Tree]):
+class SpillingTrees(MutableMapping[str, Tree]):
     """A dictionary of trees that holds at most ``bound`` bytes; the least recently used go to a scratch file.
 
     The file has no name: it ends with the process, however that ends, and nothing there is needed to go on with a
@@ -32,7 +32,7 @@ class Shelf(MutableMapping[str, Tree]):
         bound: bytes in memory.
     """
 
-    def __init__(self, folder: Path | None = None, bound: int = HELD) -> None:
+    def __init__(self, folder: Path | None = None, bound: int = BOUND) -> None:
         self.folder, self.bound = folder, bound
         self.held = 0  # bytes in memory
         self._names: dict[str, None] = {}
@@ -103,7 +103,7 @@ class Shelf(MutableMapping[str, Tree]):
         return load(self._file.read(length))
 
 
-class Clients(Mapping[str, State]):
+class ClientStates(Mapping[str, State]):
     """Every client's state by name, in the clients' order; one that was never set is at its beginning.
 
     Args:
@@ -113,12 +113,12 @@ class Clients(Mapping[str, State]):
     """
 
     def __init__(
-        self, names: Sequence[str], beginning: Callable[[str], State], folder: Path | None = None, bound: int = HELD
+        self, names: Sequence[str], beginning: Callable[[str], State], folder: Path | None = None, bound: int = BOUND
     ) -> None:
         self.beginning = beginning
         self.changed = set(names)  # since the last checkpoint
         self._names = dict.fromkeys(names)
-        self._shelf = Shelf(folder, bound)
+        self._trees = SpillingTrees(folder, bound)
         self._rest: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}  # names of trees, and plain data
 
     def __getitem__(self, name: str) -> State:
@@ -127,16 +127,16 @@ class Clients(Mapping[str, State]):
                 raise KeyError(name)
             return self.beginning(name)
         names, meta = self._rest[name]
-        return State(tree.parted(self._shelf.get(name, {}), names), meta)
+        return State(tree.parted(self._trees.get(name, {}), names), meta)
 
     def __setitem__(self, name: str, state: State) -> None:
         if name not in self._names:
             raise KeyError(name)
         flat = tree.joined(state.trees)
         if flat:
-            self._shelf[name] = flat
-        elif name in self._shelf:
-            del self._shelf[name]
+            self._trees[name] = flat
+        elif name in self._trees:
+            del self._trees[name]
         self._rest[name] = tuple(state.trees), state.meta
         self.changed.add(name)
 

@@ -19,8 +19,8 @@ from fl_core.algorithms import registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import State
 from fl_core.errors import UsageError
-from fl_core.execution import shelf, stacked
-from fl_core.execution.shelf import OBJECT, Clients, Shelf
+from fl_core.execution import spilling, stacked
+from fl_core.execution.spilling import OBJECT, ClientStates, SpillingTrees
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from tests.conftest import CONFIG, Played, federation, network, play
@@ -38,37 +38,37 @@ def size(n: int = 100) -> int:
 
 
 class AsADictionary(RuleBasedStateMachine):
-    """A shelf is a dictionary of trees, whatever fits into its memory."""
+    """Spilling trees are a dictionary of trees, whatever fits into its memory."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelf, self.wanted = Shelf(bound=3 * size()), dict[str, tree.Tree]()
+        self.trees, self.wanted = SpillingTrees(bound=3 * size()), dict[str, tree.Tree]()
 
     @rule(name=st.sampled_from("abcdefgh"), seed=st.integers(0, 99), n=st.sampled_from([0, 1, 100, 1000]))
     def put(self, name: str, seed: int, n: int) -> None:
-        self.shelf[name] = self.wanted[name] = a_tree(seed, n)
+        self.trees[name] = self.wanted[name] = a_tree(seed, n)
 
     @rule(name=st.sampled_from("abcdefgh"))
     def take_out(self, name: str) -> None:
-        assert (self.shelf.pop(name, None) is None) == (self.wanted.pop(name, None) is None)
+        assert (self.trees.pop(name, None) is None) == (self.wanted.pop(name, None) is None)
 
     @rule(name=st.sampled_from("abcdefgh"))
     def look(self, name: str) -> None:
         if name in self.wanted:
-            assert tree.digest(self.shelf[name]) == tree.digest(self.wanted[name])
+            assert tree.digest(self.trees[name]) == tree.digest(self.wanted[name])
         else:
             with pytest.raises(KeyError):
-                self.shelf[name]
+                self.trees[name]
 
     @invariant()
     def holds_what_it_may(self) -> None:
-        assert self.shelf.held <= self.shelf.bound
-        assert sorted(self.shelf) == sorted(self.wanted)
-        assert len(self.shelf) == len(self.wanted)
+        assert self.trees.held <= self.trees.bound
+        assert sorted(self.trees) == sorted(self.wanted)
+        assert len(self.trees) == len(self.wanted)
 
     def teardown(self) -> None:
         for name, value in self.wanted.items():
-            assert tree.digest(self.shelf[name]) == tree.digest(value)
+            assert tree.digest(self.trees[name]) == tree.digest(value)
 
 
 TestAsADictionary = AsADictionary.TestCase
@@ -76,7 +76,7 @@ TestAsADictionary.settings = settings(max_examples=15, stateful_step_count=20, d
 
 
 def test_the_scratch_file_has_no_name_and_does_not_grow(tmp_path: Path) -> None:
-    held = Shelf(tmp_path, bound=0)
+    held = SpillingTrees(tmp_path, bound=0)
     for seed in range(30):
         for name in "abc":
             held[name] = a_tree(seed)
@@ -87,19 +87,19 @@ def test_the_scratch_file_has_no_name_and_does_not_grow(tmp_path: Path) -> None:
 
 
 def test_what_is_read_but_not_set_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Shelf(bound=2 * size())
+    held = SpillingTrees(bound=2 * size())
     for k in range(6):
         held[str(k)] = a_tree(k)
     for k in range(6):
         assert int(held[str(k)]["n"]) == k
-    monkeypatch.setattr(Shelf, "_write", None)
+    monkeypatch.setattr(SpillingTrees, "_write", None)
     for k in (0, 3, 2, 5, 4, 1, 0):
         assert int(held[str(k)]["n"]) == k
 
 
 def test_a_part_of_a_larger_memory_is_kept_alone() -> None:
     whole = torch.arange(1000.0)
-    held = Shelf()
+    held = SpillingTrees()
     held["a"] = {"part": whole[10:12], "turned": whole[:4].view(2, 2).T}
     for key, tensor in held["a"].items():
         assert tensor.untyped_storage().nbytes() == 4 * tensor.numel(), key
@@ -110,7 +110,7 @@ def test_a_part_of_a_larger_memory_is_kept_alone() -> None:
 
 def test_entries_that_share_memory_come_back() -> None:
     one = torch.ones(3)
-    held = Shelf(bound=0)
+    held = SpillingTrees(bound=0)
     held["a"] = {"x": one, "y": one}
     assert [t.tolist() for t in held["a"].values()] == [[1.0] * 3] * 2
 
@@ -122,7 +122,7 @@ def test_clients_begin_where_they_are_told_and_note_what_changes() -> None:
         asked.append(name)
         return State({"model": {"w": torch.zeros(1)}})
 
-    clients = Clients(["b", "a", "c"], beginning, bound=0)
+    clients = ClientStates(["b", "a", "c"], beginning, bound=0)
     assert list(clients) == ["b", "a", "c"]
     assert clients.changed == {"a", "b", "c"}
     clients.changed.clear()
@@ -148,18 +148,18 @@ def test_clients_begin_where_they_are_told_and_note_what_changes() -> None:
 # --- in a run --------------------------------------------------------------------------------------------------
 
 
-def spilling(monkeypatch: pytest.MonkeyPatch, bound: int = 0) -> list[int]:
-    """Let all shelves hold so much; what is written beyond it, in bytes."""
+def spilled(monkeypatch: pytest.MonkeyPatch, bound: int = 0) -> list[int]:
+    """Let all that spills hold so much; what is written beyond it, in bytes."""
     written: list[int] = []
-    write = Shelf._write
+    write = SpillingTrees._write
 
-    def noting(self: Shelf, data: bytes) -> tuple[int, int]:
+    def noting(self: SpillingTrees, data: bytes) -> tuple[int, int]:
         written.append(len(data))
         return write(self, data)
 
-    monkeypatch.setattr(shelf.Shelf.__init__, "__defaults__", (None, bound))
-    monkeypatch.setattr(shelf.Clients.__init__, "__defaults__", (None, bound))
-    monkeypatch.setattr(Shelf, "_write", noting)
+    monkeypatch.setattr(spilling.SpillingTrees.__init__, "__defaults__", (None, bound))
+    monkeypatch.setattr(spilling.ClientStates.__init__, "__defaults__", (None, bound))
+    monkeypatch.setattr(SpillingTrees, "_write", noting)
     return written
 
 
@@ -167,7 +167,7 @@ def spilling(monkeypatch: pytest.MonkeyPatch, bound: int = 0) -> list[int]:
 def test_a_run_beyond_its_memory_has_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"algorithm": name, "participation": 0.5, "keep_optimizer": name == "ditto"}
     usual = play(CONFIG, **options)
-    written = spilling(monkeypatch)
+    written = spilled(monkeypatch)
     again = play(CONFIG, **options)
     assert again.everything() == usual.everything()
     assert again.rows == usual.rows
@@ -180,7 +180,7 @@ def test_a_run_beyond_its_memory_can_be_resumed(name: str, tmp_path: Path, monke
     usual, broken = tmp_path / "a" / "run", tmp_path / "b" / "run"
     made = replace(CONFIG, algorithm=name, participation=0.3)
     runner.run(made, usual, **config)
-    written = spilling(monkeypatch, bound=5000)
+    written = spilled(monkeypatch, bound=5000)
     runner.run(made, broken, **config)
     for which in (2, 3):
         (broken / "checkpoints" / f"{which:06d}.json").unlink()
@@ -238,13 +238,13 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
 
 def test_a_client_holds_its_personal_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    monkeypatch.setattr(Shelf, "_shrink", lambda self: held.append(self.held))
+    monkeypatch.setattr(SpillingTrees, "_shrink", lambda self: held.append(self.held))
     plan = LayerPlan.all_but_last(runner.assemble(CONFIG, data=MANY, model=network("plain")).layers)
     engine = play(CONFIG, data=MANY, algorithm="fedper", plan=plan, rounds=1).engine
     head = 4 * (6 * 3 + 3) + 2 * OBJECT
-    assert engine.clients._shelf.held == len(MANY.clients) * head
+    assert engine.clients._trees.held == len(MANY.clients) * head
     nothing = play(CONFIG, data=MANY, algorithm="fedavg", rounds=1).engine
-    assert nothing.clients._shelf.held == len(nothing.clients._shelf) == 0
+    assert nothing.clients._trees.held == len(nothing.clients._trees) == 0
 
 
 def test_a_checkpoint_keeps_only_so_many_local_models(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
-"""One place where clients run: a process with a model skeleton, the data, and an algorithm."""
+"""Where clients run: a process with a model skeleton, the data, and an algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fl_core.algorithms.base import Algorithm, Inside, Message, Round, State
+from fl_core import seeds
+from fl_core.algorithms import contract
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError
 from fl_core.execution.workspace import Workspace
@@ -35,11 +37,11 @@ class TrainJob:
 
 
 @dataclass
-class FinishJob:
-    """Fine-tuning of a copy after the last round."""
+class FinetuneJob:
+    """Fine-tuning of a copy of a client's model, after so many rounds."""
 
     client: int
-    index: int
+    done: int
     tree: Tree
 
 
@@ -77,13 +79,13 @@ class Result:
     tree: Tree | None = None
     scores: dict[str, dict[str, float]] = field(default_factory=dict)  # split -> metric -> value
     work: dict[str, float] = field(default_factory=dict)
-    insides: list[Inside] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
 
 
-Job = TrainJob | FinishJob | ScoreJob
+Job = TrainJob | FinetuneJob | ScoreJob
 
 
-class Site:
+class ClientRunner:
     """Runs jobs, one client at a time, always with one thread, so that results do not depend on where it runs."""
 
     def __init__(
@@ -103,6 +105,17 @@ class Site:
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
 
+    def use(self, algorithm: Algorithm) -> None:
+        """Load an algorithm, frozen: jobs that follow are run with it."""
+        contract.freeze(algorithm)
+        self.algorithm = algorithm
+
+    def loaded(self) -> Algorithm:
+        """The algorithm that was loaded."""
+        if self.algorithm is None:
+            raise RuntimeError("no algorithm was loaded where clients run")
+        return self.algorithm
+
     def run(self, job: Job) -> Result:
         """Run one job."""
         with one_thread():
@@ -118,37 +131,33 @@ class Site:
         """A job from phase to phase: it waits for what each gives (see :meth:`phase`), and returns its result."""
         if isinstance(job, TrainJob):
             return (yield from self._train(job))
-        if isinstance(job, FinishJob):
-            return (yield from self._finish(job))
+        if isinstance(job, FinetuneJob):
+            return (yield from self._finetune(job))
         scores = self._scores(job.client, job.tree, job.splits, job.model, job.done)
-        return Result(job.client, scores=scores, insides=self._insides(job))
+        return Result(job.client, scores=scores, observations=self._observations(job))
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
         """Train one phase: the trained tree, and the optimiser's state."""
         observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
         split = self.data.clients[part.ctx.client].train
         source, kept = part.source, part.optimizer
-        return train(
-            self.workspace, self._algorithm(), part.phase, source, split, self.training, part.ctx, observers, kept
-        )
+        return train(self.workspace, self.loaded(), part.phase, source, split, self.training, part.ctx, observers, kept)
 
     def _train(self, job: TrainJob) -> Parts:
-        algorithm = self._algorithm()
+        algorithm = self.loaded()
         state = State(dict(job.state.trees), dict(job.state.meta))
         optimizer = state.trees.pop(OPTIMIZER_TREE, {})
-        candidates = algorithm.candidates(state, job.message)
-        if candidates:
-            done = job.rnd.index
-            job.message.meta["losses"] = {
-                name: self._scores(job.client, each, ("validation",), f"received {name!r}", done)["validation"]["loss"]
-                for name, each in candidates.items()
-            }
-        trained = {**state.trees, "model": algorithm.begin(state, job.message, job.rnd, job.client)}
-        ctx = self._context(algorithm, job.client, job.rnd.index, job.message.trees.get("model", trained["model"]))
-        ctx.held = algorithm.held(job.rnd, job.client)
+        ctx = self._context(algorithm, job.client, job.rnd.index, job.message.trees.get("model", {}))
+        ctx.submodel = algorithm.submodel(job.rnd, job.client)
+        start = self._begin(algorithm, job, state, ctx)
+        if "model" not in job.message.trees:
+            ctx.reference = self._there(start)
+        trained = {**state.trees, "model": start}
         beside = {**state.trees, **job.message.trees}
         ctx.trees = {name: self._there(t) for name, t in beside.items() if name != "model"}
-        for phase in algorithm.phases(job.rnd, job.client):
+        phases = algorithm.phases(job.rnd, job.client)
+        contract.check_phases(algorithm, phases, self.makers, trained)
+        for phase in phases:
             answer = yield Part(phase, trained[phase.tree], ctx, optimizer)
             assert answer is not None
             trained[phase.tree], optimizer = answer[0], {**optimizer, **answer[1]}
@@ -159,6 +168,7 @@ class Site:
             }
         local = trained["model"]
         message = algorithm.reply(state, trained, ctx, job.rnd, job.client)
+        contract.check_unchanged(algorithm)
         if self.training.keep_optimizer:
             state.trees[OPTIMIZER_TREE] = optimizer
         return Result(
@@ -166,23 +176,41 @@ class Site:
             message,
             state,
             tree=local if job.keep_local else None,
-            scores=self._scores(job.client, local, job.score, "local", job.rnd.index + 1, ctx.held),
+            scores=self._scores(job.client, local, job.score, "local", job.rnd.index + 1, ctx.submodel),
             work=ctx.work,
         )
 
-    def _finish(self, job: FinishJob) -> Parts:
-        algorithm = self._algorithm()
-        ctx = self._context(algorithm, job.client, job.index, job.tree, finishing=True)
-        tree = job.tree
-        for phase in algorithm.finish(job.client):
+    def _begin(self, algorithm: Algorithm, job: TrainJob, state: State, ctx: Context) -> Tree:
+        """Where the algorithm lets training start; what it computes for that draws from a stream of its own."""
+        seed = seeds.seed_of(algorithm.problem.seed, "modules", job.rnd.index, job.client, "begin")
+        self.workspace.hold(ctx.submodel)
+        with seeds.torch_seeded(seed), self.workspace.mode(training=True):
+            return algorithm.begin(state, job.message, ctx, job.rnd, job.client)
+
+    def _finetune(self, job: FinetuneJob) -> Parts:
+        algorithm = self.loaded()
+        ctx = self._context(algorithm, job.client, job.done, job.tree, finetuning=True)
+        tree, phases = job.tree, algorithm.finetuning(job.done, job.client)
+        contract.check_phases(algorithm, phases, self.makers, ("model",))
+        for phase in phases:
             answer = yield Part(phase, tree, ctx, {})
             assert answer is not None
             tree = answer[0]
         return Result(job.client, tree=tree, work=ctx.work)
 
     def _context(
-        self, algorithm: Algorithm, client: int, index: int, reference: Tree, finishing: bool = False
+        self, algorithm: Algorithm, client: int, index: int, reference: Tree, finetuning: bool = False
     ) -> Context:
+        def batches(stream: str, share: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
+            return self._batches(algorithm.problem.seed, index, client, stream, share)
+
+        def score(model: Tree, what: str) -> dict[str, float]:
+            present = self.workspace.submodel
+            with self.workspace.mode(training=False):
+                scores = self._scores(client, model, ("validation",), f"received {what!r}", index)
+            self.workspace.hold(present)
+            return scores["validation"]
+
         return Context(
             algorithm=algorithm.name,
             round=index,
@@ -193,9 +221,22 @@ class Site:
             forward=self.workspace.forward,
             reference=self._there(reference),
             infer=self.workspace.infer,
+            batches=batches,
+            score=score,
             labels=self.data.clients[client].train.y.to(self.workspace.device),
-            finishing=finishing,
+            finetuning=finetuning,
         )
+
+    def _batches(
+        self, seed: int, index: int, client: int, stream: str, share: float
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of a share of a client's training samples, at least one sample, in an order of the stream's own."""
+        split = self.data.clients[client].train
+        order = torch.randperm(len(split), generator=seeds.torch_generator(seed, "batches", index, client, stream))
+        order = order[: max(1, round(share * len(split)))]
+        x, y = self.workspace.place(split.x[order]), split.y[order].to(self.workspace.device)
+        for part in batch_slices(len(order), self.training.batch, whole=self.workspace.couples):
+            yield x[part], y[part]
 
     def _there(self, source: Tree) -> Tree:
         return {name: tensor.to(self.workspace.device) for name, tensor in source.items()}
@@ -207,33 +248,28 @@ class Site:
         splits: tuple[str, ...],
         model: str,
         done: int,
-        held: frozenset[str] | None = None,
+        submodel: frozenset[str] | None = None,
     ) -> dict[str, dict[str, float]]:
         if not splits:
             return {}
-        self.workspace.load(tree, held)
+        self.workspace.load(tree, submodel)
         self.workspace.model.eval()
-        found: dict[str, dict[str, float]] = {}
+        scores: dict[str, dict[str, float]] = {}
         for name in splits:
             split: Split = getattr(self.data.clients[client], name)
             x, y = self.workspace.place(split.x), split.y.to(self.workspace.device)
             parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [slice(None)]
             logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
             try:
-                found[name] = evaluate.scores(logits, y, self.criterion)
+                scores[name] = evaluate.scores(logits, y, self.criterion)
             except NonFiniteError as error:
-                who = f"{self._algorithm().name}, round {done}, client {self.data.clients[client].name!r}"
+                who = f"{self.loaded().name}, round {done}, client {self.data.clients[client].name!r}"
                 raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}") from error
-        return found
+        return scores
 
-    def _insides(self, job: ScoreJob) -> list[Inside]:
+    def _observations(self, job: ScoreJob) -> list[Observation]:
         """What the algorithm records of the model that was just scored, if it is the one that it evaluates."""
         if self.algorithm is None or job.model != self.algorithm.evaluates:
             return []
         x = self.workspace.place(self.data.clients[job.client].test.x)
-        return list(self.algorithm.look(self.workspace.model, x, Round(job.done), job.client))
-
-    def _algorithm(self) -> Algorithm:
-        if self.algorithm is None:
-            raise RuntimeError("no algorithm was loaded at this site")
-        return self.algorithm
+        return list(self.algorithm.client_observations(self.workspace.model, x, Round(job.done), job.client))

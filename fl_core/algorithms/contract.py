@@ -1,0 +1,163 @@
+"""What every algorithm keeps to, and how the engine sees to it: hooks by their names, nothing kept on the object.
+
+An algorithm object is copied to worker processes and built anew when a run goes on. What it kept on itself would be
+another thing in each process and lost on resume, so the engine freezes it before the first round.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fl_core.errors import UsageError, check_known
+
+if TYPE_CHECKING:
+    from fl_core.algorithms.base import Algorithm
+    from fl_core.training.local import Phase
+
+FROZEN, CONTENTS = "_frozen", "_contents"
+RENAMED = {
+    "held": "submodel",
+    "up": "uploaded",
+    "kept": "local_tensors",
+    "open": "server_state",
+    "start": "client_state",
+    "candidates": "begin, which scores models with ctx.score",
+    "insides": "observations",
+    "look": "client_observations",
+    "finish": "finetuning",
+    "tunes": "finetuning",
+    "adapts": "finetuning",
+    "decides": "default_plan, which gives None",
+    "least_layers": "adopt, which raises a UsageError",
+}
+"""What hooks were called in version 0.1, and their names now."""
+_PLACE = (
+    "An algorithm is copied to workers and built anew on resume; what changes in a run belongs to the State of the "
+    "server or of a client: State.trees for tensors, State.meta for plain data"
+)
+
+
+def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
+    """Refuse a class that defines a hook by an old name, or with other arguments than the hook is called with.
+
+    Raises:
+        UsageError: names the hook, and what it should be.
+    """
+    for name, member in vars(algorithm).items():
+        where = f"{algorithm.__module__}.{algorithm.__qualname__}"
+        if name in RENAMED:
+            raise UsageError(f"{where} defines {name!r}: that hook is now {RENAMED[name]}")
+        hook = getattr(base, name, None)
+        if name.startswith("_") or not callable(member) or not inspect.isfunction(hook):
+            continue
+        wanted, found = (_arguments(function) for function in (hook, member))
+        if len(wanted) != len(found) and not any(argument.startswith("*") for argument in found):
+            raise UsageError(f"{where}.{name} takes ({', '.join(found)}); it is called with ({', '.join(wanted)})")
+
+
+def _arguments(function: Any) -> list[str]:
+    """Names of the arguments that a call by position must fill, as they are written."""
+    parameters = inspect.signature(function).parameters.values()
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    required = [p for p in parameters if p.default is inspect.Parameter.empty]
+    return [stars.get(p.kind, "") + p.name for p in required]
+
+
+# --- nothing is kept on the object -------------------------------------------------------------------------------
+
+
+def refuse_assignment(algorithm: Algorithm, name: str) -> None:
+    """Refuse to set an attribute of a frozen algorithm.
+
+    Raises:
+        UsageError: says where what changes belongs.
+    """
+    if vars(algorithm).get(FROZEN):
+        raise UsageError(f"{algorithm.name} sets self.{name} during a run. {_PLACE}")
+
+
+def freeze(algorithm: Algorithm) -> None:
+    """From now on attributes cannot be set, and :func:`check_unchanged` sees what was changed in place."""
+    vars(algorithm).update({FROZEN: True, CONTENTS: _contents_of(algorithm)})
+
+
+def portable(algorithm: Algorithm) -> dict[str, Any]:
+    """What of an algorithm crosses to another process, where it is frozen anew."""
+    return {name: value for name, value in vars(algorithm).items() if name != CONTENTS}
+
+
+def check_unchanged(algorithm: Algorithm) -> None:
+    """Refuse an algorithm that has changed a list, dictionary, set or tensor of its own since it was frozen.
+
+    Raises:
+        UsageError: names the attribute, and where what changes belongs.
+    """
+    before = vars(algorithm).get(CONTENTS)
+    if before is None:
+        return
+    now = _contents_of(algorithm)
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        raise UsageError(f"{algorithm.name} changed self.{changed[0]} in place during a run. {_PLACE}")
+
+
+def _contents_of(algorithm: Algorithm) -> dict[str, Any]:
+    found = {name: _contents(value) for name, value in vars(algorithm).items() if name not in (FROZEN, CONTENTS)}
+    return {name: contents for name, contents in found.items() if contents is not None}
+
+
+def _contents(value: Any) -> Any:
+    """What of a value can change in place, to be compared with later; None where nothing can, or it cannot be seen."""
+    if isinstance(value, Mapping):
+        return {key: (_contents(item), _identity(item)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [(_contents(item), _identity(item)) for item in value]
+        return items if isinstance(value, list) or any(contents is not None for contents, _ in items) else None
+    if isinstance(value, (set, bytearray)):
+        return type(value)(value)
+    if isinstance(value, Tensor):
+        return value._version
+    return None
+
+
+def _identity(item: Any) -> Any:
+    return item if isinstance(item, (str, int, float, bool, type(None))) else id(item)
+
+
+# --- phases name what there is -----------------------------------------------------------------------------------
+
+
+def check_phases(
+    algorithm: Algorithm,
+    phases: Iterable[Phase],
+    observers: Collection[str],
+    trees: Collection[str] | None = None,
+) -> None:
+    """Refuse phases that name a loss, a step, an observer or a tree that is not there.
+
+    Args:
+        observers: what the run can measure with. trees: what the client has to train, if that is known.
+
+    Raises:
+        UsageError: names the phase, what it asks for, and the nearest that there is.
+    """
+    for phase in phases:
+        where = f"of phase {phase.name!r} of {algorithm.name}"
+        algorithm.method(phase.loss, f"loss {where}")
+        if phase.step:
+            algorithm.method(phase.step, f"step {where}")
+        if trees is not None:
+            check_known(f"tree {where}", phase.tree, trees)
+        for name in phase.observe:
+            check_known(f"observer {where}", name, observers)
+
+
+def methods(algorithm: Algorithm) -> list[str]:
+    """Names of the public methods, for who asks for one that is not there."""
+    return [
+        name for name in dir(type(algorithm)) if not name.startswith("_") and callable(getattr(type(algorithm), name))
+    ]

@@ -1,0 +1,119 @@
+"""What the engine and an algorithm hand to each other: states, messages, updates, rounds, and what a task is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fl_core import tree
+from fl_core.layers import Layer
+from fl_core.tree import Tree
+
+
+@dataclass
+class State:
+    """What the server or a client keeps between rounds: trees, and plain JSON data."""
+
+    trees: dict[str, Tree] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Message:
+    """What crosses between server and client, either way; :attr:`bytes` is what the costs count."""
+
+    trees: dict[str, Tree] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def clone(self) -> Message:
+        """A copy that shares nothing with the original, as if it had crossed a border."""
+        return Message({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensors, plus 4 for every number in the meta data (measurements travel as float32)."""
+        return sum(tree.n_bytes(t) for t in self.trees.values()) + 4 * _count_numbers(self.meta)
+
+
+def _count_numbers(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(_count_numbers(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_count_numbers(v) for v in value)
+    return int(isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+@dataclass(frozen=True)
+class Update:
+    """One client's reply as the server sees it; ``weight`` is the client's number of training samples."""
+
+    client: int
+    weight: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where a run stands: the 0-based ``index`` of the round, its exchange, and the clients sampled for it."""
+
+    index: int
+    exchange: str = "train"
+    sampled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One number that shows an algorithm at work, such as a mixing weight; it becomes a row of the run.
+
+    Attributes:
+        client, client_b: positions of the clients that it is of; None where it is of them all.
+    """
+
+    metric: str
+    value: float
+    client: int | None = None
+    client_b: int | None = None
+    layer: str = ""
+    variant: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What an algorithm may know of the task: the model's layers and tensors, the clients' sizes, the local epochs."""
+
+    layers: tuple[Layer, ...]
+    local_only: frozenset[str]  # tensors that never travel: buffers (bn="local"), and what build adds as personal
+    n_train: tuple[int, ...]
+    epochs: int
+    seed: int
+    norms: frozenset[str] = frozenset()  # parameters and buffers of the batch normalisations
+    rounds: int = 0  # of the whole run; 0 = not known
+    mean: tuple[float, ...] = ()  # with which images scaled to 0..1 were normalised, a number a channel
+    std: tuple[float, ...] = ()
+    blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may do without, input to output
+    thaws: tuple[tuple[str, int], ...] = ()  # tensors that train and travel only from a round on, by 0-based index
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """All names of parameters."""
+        return frozenset(name for layer in self.layers for name in layer.parameters)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """All tensor names of the model, buffers included."""
+        return frozenset(name for layer in self.layers for name in layer.tensors)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that no training moves."""
+        return frozenset(name for layer in self.layers for name in layer.frozen)
+
+    def stays(self, rnd: Round) -> frozenset[str]:
+        """Names of the tensors that no algorithm sends in this round: the local ones, and those that are waiting."""
+        return self.local_only | self.waiting(rnd)
+
+    def waiting(self, rnd: Round) -> frozenset[str]:
+        """Names of the tensors that stand at their common initial value in this round, and do not travel yet."""
+        return frozenset(name for name, since in self.thaws if rnd.index < since)

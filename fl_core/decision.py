@@ -1,0 +1,155 @@
+"""How a run comes to its plan: what its clients measure in the first round, and who decides on that.
+
+An algorithm that decides (PLayer-FL) measures in its own first round. Any other one that obeys a plan can have the
+same measurement made ahead of its run (``plan=auto``), of which only the plan and what it cost remain.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fl_core import tree
+from fl_core.algorithms.base import Algorithm, Round, State
+from fl_core.algorithms.partial import MEASURED, PLayerFL, Scout
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.plan import LayerPlan
+from fl_core.schedule import sampled_clients
+from fl_core.training.local import Observer
+from fl_core.tree import Tree
+
+if TYPE_CHECKING:
+    from fl_core.engine import Engine, Work
+
+Measurement = dict[str, Any]
+
+
+class Decide(Protocol):
+    """Turns the clients' measurements of the first round into a plan."""
+
+    def __call__(
+        self,
+        layers: Sequence[Layer],
+        measured: Sequence[Mapping[str, Any]],
+        *,
+        names: Sequence[str],
+        rule: str,
+        threshold: float,
+        seed: int,
+        data: str,
+    ) -> LayerPlan:
+        """``measured``: one mapping a client with ``client``, ``weight``, ``layers`` and ``importance``."""
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What a run borrows from the rooms above: observers by name, and the decision they serve."""
+
+    observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(default_factory=dict)
+    decide: Decide | None = None
+    rules: tuple[str, ...] = ()  # what ``decide`` takes as its rule
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who decides on a run's plan, by which rule, and whether the clients measure ahead of the run.
+
+    Attributes:
+        ahead: measure before the first round, for an algorithm that does not do so itself.
+        rule, threshold: handed to ``instruments.decide``.
+    """
+
+    instruments: Instruments = field(default_factory=Instruments)
+    ahead: bool = False
+    rule: str = "sensitivity_ratio"
+    threshold: float = 1.2
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Refuse a run that needs a decision which nobody can make, before any work.
+
+        Raises:
+            UsageError: no instruments, an unknown rule, or a model or training that leaves nothing to decide on.
+        """
+        if not (self.ahead or algorithm.decides):
+            return
+        name, layers = algorithm.name, algorithm.problem.layers
+        self._decide_by(name)
+        if self.instruments.rules:
+            check_known("rule", self.rule, self.instruments.rules)
+        moving = [layer for layer in layers if layer.used and not layer.is_frozen]
+        choices = [layer for layer in moving if layer.weights]
+        if len(choices) < 2:
+            raise UsageError(f"{name} needs 2 layers to choose between; the model has {len(choices)}")
+        algorithm.adopt(LayerPlan(layers, ()).with_first(1))
+        for layer in moving:
+            if set(layer.weights) <= set(layer.frozen):
+                raise UsageError(
+                    f"layer {layer.name!r} has no weights that train, so that nothing is measured of it: "
+                    "group it with another layer, or give a plan"
+                )
+        if not algorithm.problem.epochs:
+            raise UsageError("a decision is made on what local training shows: epochs must be at least 1")
+
+    def before(self, engine: Engine) -> LayerPlan | None:
+        """The plan of a run whose clients measure ahead of it; None where they do not, or the run knows its plan."""
+        if not self.ahead or engine.algorithm.plan is not None:
+            return None
+        scouting, work = scouted(engine)
+        engine.record_work(work, variant="plan")
+        return self._plan(engine, taken(scouting.server))
+
+    def amid(self, engine: Engine) -> LayerPlan | None:
+        """The plan of an algorithm that decides, when its clients have measured; None before."""
+        if not engine.algorithm.decides or MEASURED not in engine.server.meta:
+            return None
+        return self._plan(engine, taken(engine.server))
+
+    def _plan(self, engine: Engine, measured: Sequence[Measurement]) -> LayerPlan:
+        plan = self._decide_by(engine.algorithm.name)(
+            engine.problem.layers,
+            measured,
+            names=engine.names,
+            rule=self.rule,
+            threshold=self.threshold,
+            seed=engine.problem.seed,
+            data=engine.data.digest,
+        )
+        return plan.with_shared(plan.shared, checkpoint=tree.digest(engine.initial))
+
+    def _decide_by(self, name: str) -> Decide:
+        if self.instruments.decide is None:
+            raise UsageError(f"{name} decides on a plan: pass diagnostics.instruments(), or a plan")
+        return self.instruments.decide
+
+
+def taken(server: State) -> list[Measurement]:
+    """What the clients measured, taken out of the server's state."""
+    measured: list[Measurement] = server.meta.pop(MEASURED)
+    return measured
+
+
+def scouted(engine: Engine, keep: bool = False) -> tuple[Engine, Work]:
+    """The measuring exchange of PLayer-FL by the clients of the first round, beside an engine's run.
+
+    Args:
+        keep: also keep the clients' trained models, and report all that was measured, not just what a decision needs.
+
+    Returns:
+        The engine of that exchange, with what was measured in its server's state, and what it cost.
+    """
+    algorithm = (Scout if keep else PLayerFL)(engine.problem)
+    scouting = engine.beside(algorithm)
+    clients = sampled_clients(engine.problem.seed, 0, len(engine.names), engine.schedule.participation)
+    work: Work = defaultdict(float)
+    scouting.exchange(Round(0, "stats", clients), work, keep_local=clients if keep else ())
+    return scouting, work
+
+
+def first_models(engine: Engine) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
+    """Every client's model after the local training in which PLayer-FL measures, and its measurement, by client."""
+    scouting, _ = scouted(engine, keep=True)
+    measured = taken(scouting.server)
+    return scouting.kept["local"], {engine.names[each["client"]]: each for each in measured}
