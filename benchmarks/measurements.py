@@ -23,13 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, compare, judged
-from fedlayers.diagnostics import gradients
 from fedlayers.diagnostics.capture import activations
-from fedlayers.diagnostics.gradient_statistics import GradVariance
-from fedlayers.diagnostics.hessian import TraceResult, hessian_trace
-from fedlayers.diagnostics.noise import GradNoise
-from fedlayers.diagnostics.sensitivity import Sensitivity
-from fedlayers.diagnostics.similarity import cka
+from fedlayers.diagnostics.curvature.hessian import TraceResult, hessian_trace
+from fedlayers.diagnostics.gradients.passes import one_pass
+from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
+from fedlayers.diagnostics.metrics.cka import Cka, cka
+from fedlayers.diagnostics.metrics.grad_noise import GradNoise
+from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from fedlayers.diagnostics.subject import Measurement, Subject
 from fl_core.data.named import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
@@ -307,14 +308,14 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
     models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
     x, y = held_out()
     layers = layers_of(models[0], x[:2])
-    subjects = [gradients.Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+    subjects = [Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
     names = [layer.output for layer in layers]
     n_pairs = CLIENTS * (CLIENTS - 1) // 2
     rows = []
     for batch in (100, 1000):
 
         def ours(batch: int = batch) -> list[Any]:
-            return cka(subjects, layers, batch=batch, probe=(x, y), estimator="minibatch")
+            return cka(Measurement(subjects, layers, batch=batch), Cka(probe=(x, y), estimator="minibatch"))
 
         def one_pair(batch: int = batch) -> Any:
             loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=batch)
@@ -373,14 +374,14 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
     models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
     x, y = held_out()
     layers = layers_of(models[0], x[:2])
-    subjects = [gradients.Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+    subjects = [Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
 
     def floor() -> None:
         for model in models:
             plain_pass(model, x, y, 250)
 
     def measured(*metrics: Any) -> Callable[[], object]:
-        return lambda: gradients.measure(subjects, layers, list(metrics), loss=LOSS, batch=250)
+        return lambda: one_pass(Measurement(subjects, layers, LOSS, batch=250), list(metrics))
 
     name = "ten forward and backward passes, batches of 250"
     both = (GradVariance(), Sensitivity())

@@ -13,27 +13,35 @@ from fl_core.lazy import attach
 
 if TYPE_CHECKING:
     from .costs import cost_steps, plan_cost
+    from .decide.rules.base import RULES, rule
     from .diagnosis import diagnose
-    from .gradients import Subject
-    from .importance import SensitivityAccumulator
-    from .metrics import METRICS, Metric
+    from .gradients.importance import SensitivityAccumulator
+    from .metrics.base import METRICS, Metric, metric
     from .report import Report
-    from .similarity import linear_cka, probe_set
+    from .representation.gram import linear_cka
+    from .representation.probe import probe_set
+    from .subject import Measurement, Subject
 
 _HOMES = {
-    "METRICS": ".metrics",
-    "Metric": ".metrics",
+    "METRICS": ".metrics.base",
+    "Measurement": ".subject",
+    "Metric": ".metrics.base",
+    "RULES": ".decide.rules.base",
     "Report": ".report",
-    "SensitivityAccumulator": ".importance",
-    "Subject": ".gradients",
+    "SensitivityAccumulator": ".gradients.importance",
+    "Subject": ".subject",
     "cost_steps": ".costs",
     "diagnose": ".diagnosis",
-    "linear_cka": ".similarity",
+    "linear_cka": ".representation.gram",
+    "metric": ".metrics.base",
     "plan_cost": ".costs",
-    "probe_set": ".similarity",
+    "probe_set": ".representation.probe",
+    "rule": ".decide.rules.base",
 }
 __all__ = [
     "METRICS",
+    "RULES",
+    "Measurement",
     "Metric",
     "Report",
     "SensitivityAccumulator",
@@ -41,8 +49,10 @@ __all__ = [
     "cost_steps",
     "diagnose",
     "linear_cka",
+    "metric",
     "plan_cost",
     "probe_set",
+    "rule",
 ]
 __getattr__, __dir__ = attach(__name__, _HOMES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -22,13 +22,13 @@ from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 
-from . import gradients
 from .capture import Data, batches, untouched
 from .decide.budget import layer_bytes
-from .gradients import Subject, Tick, placed
-from .metrics import DEFAULT, METRICS, Metric
+from .gradients import passes
+from .metrics.base import DEFAULT, METRICS, Metric
 from .report import Report
 from .resampling import check_resamples, parted
+from .subject import Measurement, Subject, Tick, placed
 
 CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
@@ -60,7 +60,8 @@ def diagnose(
             client_0, client_1 and so on.
         data: a pair (x, y), an object with such ``x`` and ``y``, or a re-iterable loader; or one of these for each
             client, as a list or {client: data}. One model may be measured on many clients' data, and many on one.
-        metrics: names in :data:`METRICS`. Those that read gradients share one pass over the data.
+        metrics: names in :data:`METRICS`, or ``package.module:function``. Those that read gradients share one pass over
+            the data.
         loss: default cross-entropy.
         layers: exact names of the layers to report; default all of the model's.
         probe: the samples on which clients' representations are compared, unless a metric's options name its own;
@@ -83,8 +84,7 @@ def diagnose(
         UsageError: an unknown name or option, an option out of range, numbers or names of models and data that do not
             agree, models that differ in their tensors, or data that do not fit.
     """
-    request = Request.of(metrics, options, probe, layers, batch, mode)
-    chosen, settings = request.metrics, request.settings
+    request = DiagnosisRequest.of(metrics, options, probe, layers, batch, mode)
     for name in context or {}:
         check_known("column of the context", name, CONTEXT)
     check_resamples(resamples)
@@ -97,11 +97,13 @@ def diagnose(
         LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
         wanted = {layer.name for layer in request.kept(every)}
-        together = {m.name: r for m in chosen if m.shared and (r := m.shared(**settings[m.name]))}
-        common: dict[str, Any] = {"loss": criterion, "batch": batch, "seed": seed, "mode": mode}
-        tasks = (bool(together) + len(chosen) - len(together)) * len(subjects)
-        found: list[Row] = []
-        with tqdm(total=tasks, desc="diagnose", disable=not progress, leave=False) as bar:
+        readers = {m.name: r for m in request.metrics if (r := m.reader(request.settings[m.name])) is not None}
+        alone = [metric for metric in request.metrics if metric.name not in readers]
+        shared = Measurement(subjects, every, criterion, batch, seed, mode)
+        measured: list[Row] = []
+        with tqdm(
+            total=(bool(readers) + len(alone)) * len(subjects), desc="diagnose", disable=not progress, leave=False
+        ) as bar:
 
             def tick(label: str) -> Tick:
                 def done(client: str) -> None:
@@ -110,18 +112,18 @@ def diagnose(
 
                 return done
 
-            if together:
-                readers = list(together.values())
-                label = " + ".join(together)
-                found += gradients.measure(subjects, every, readers, tick=tick(label), resamples=resamples, **common)
-            for metric in chosen:
-                if metric.name not in together:
-                    # a single model has no pair, however many clients it is measured on
-                    whom = subjects[:n_models] if metric.pairs else subjects
-                    which = request.read_by(metric, every)
-                    found += metric.compute(whom, which, tick=tick(metric.name), **common, **settings[metric.name])
-    place = {metric.name: k for k, metric in enumerate(chosen)}
-    found = sorted((r for r in found if r["layer"] in wanted), key=lambda r: place[r["metric"]])
+            if readers:
+                together = replace(shared, tick=tick(" + ".join(readers)))
+                measured += passes.one_pass(together, list(readers.values()), resamples)
+            for metric in alone:
+                # a single model has no pair, however many clients it is measured on
+                whom = subjects[:n_models] if metric.pairs else subjects
+                measurement = replace(
+                    shared, subjects=whom, layers=request.read_by(metric, every), tick=tick(metric.name)
+                )
+                measured += metric.measure(measurement, request.settings[metric.name])
+    place = {metric.name: k for k, metric in enumerate(request.metrics)}
+    measured = sorted((r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]])
     columns = {"seed": seed, **(context or {})}
     header = {
         "schema": rows.SCHEMA,
@@ -133,29 +135,35 @@ def diagnose(
         "bytes": layer_bytes(every, subjects[0].model),
         "data": _digest({s.client: _data_digest(s.data) for s in subjects}),
         "checkpoint": _digest({s.client: tree.digest(tree.live(s.model)) for s in subjects}),
-        "metrics": {name: {key: _plain(value) for key, value in own.items()} for name, own in settings.items()},
+        "metrics": {
+            name: {key: _plain(value) for key, value in measurement.items()}
+            for name, measurement in request.options.items()
+        },
         "loss": criterion.name,
         "mode": mode,
         "by": by,
-        "batch": batch,
+        "measure_batch": batch,
+        "pairs": {m.name: "distance" if m.distance else "similarity" for m in request.metrics if m.pairs},
     }
-    own, again = parted(rows.frame({**r, **columns} for r in found))
-    return Report(own.reset_index(drop=True), json.loads(rows.dumps(header)), again.reset_index(drop=True))
+    frame, redrawn = parted(rows.frame({**r, **columns} for r in measured))
+    return Report(frame.reset_index(drop=True), json.loads(rows.dumps(header)), redrawn.reset_index(drop=True))
 
 
 @dataclass(frozen=True)
-class Request:
+class DiagnosisRequest:
     """What is to be measured, as far as names and numbers go: to be checked before there are models.
 
     Attributes:
         metrics: each once, in the order given.
-        settings: the options of each metric by name, with the probe that is meant for all.
+        options: the options that each metric was given, by name, with the probe that is meant for all.
+        settings: the same as each metric takes them.
         layers: names of the layers to report; None = all.
         batch, mode: as of :func:`diagnose`.
     """
 
     metrics: tuple[Metric, ...]
-    settings: dict[str, dict[str, Any]]
+    options: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
     layers: tuple[str, ...] | None
     batch: int
     mode: str
@@ -169,17 +177,19 @@ class Request:
         layers: str | Sequence[str] | None = None,
         batch: int = 256,
         mode: str = "eval",
-    ) -> Request:
+    ) -> DiagnosisRequest:
         """A request by the arguments of :func:`diagnose`.
 
         Raises:
-            UsageError: an unknown metric, option or mode, or both a probe and its number of samples.
+            UsageError: an unknown metric or mode, an option that is unknown or out of range, or both a probe and its
+                number of samples.
         """
-        metrics = (metrics,) if isinstance(metrics, str) else metrics
-        chosen = tuple(METRICS[check_known("metric", name, METRICS)] for name in dict.fromkeys(metrics))
+        chosen = chosen_metrics(metrics)
         check_known("mode", mode, ("eval", "train"))
         asked = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
-        return cls(chosen, _settings(chosen, options or {}, probe), asked, batch, mode)
+        given = _options(chosen, options or {}, probe)
+        settings = {metric.name: metric.settings(**given[metric.name]) for metric in chosen}
+        return cls(chosen, given, settings, asked, batch, mode)
 
     def kept(self, every: Sequence[Layer]) -> list[Layer]:
         """The layers to report, of all."""
@@ -192,34 +202,45 @@ class Request:
         return every if metric.shared or metric.whole else self.kept(every)
 
     def check(self, every: Sequence[Layer]) -> None:
-        """Refuse unknown layers and options out of range.
+        """Refuse unknown layers, and options that do not fit the layers, batch or mode.
 
         Raises:
             UsageError: names the layer or the option, and what it may be.
         """
         self.kept(every)
         for metric in self.metrics:
-            own = self.settings[metric.name]
-            metric.check(self.read_by(metric, every), batch=self.batch, mode=self.mode, **own)
+            measurement = Measurement((), self.read_by(metric, every), batch=self.batch, mode=self.mode)
+            metric.check(measurement, self.settings[metric.name])
 
 
-def _settings(
+def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
+    """The metrics by name, or by ``package.module:function``, each once in the order given.
+
+    Raises:
+        UsageError: an unknown one, with the nearest name; two of one name.
+    """
+    metrics: dict[str, Metric] = {}
+    for name in dict.fromkeys((names,) if isinstance(names, str) else names):
+        metric = METRICS[name]
+        if metrics.setdefault(metric.name, metric) is not metric:
+            raise UsageError(f"{name!r} is a second metric of the name {metric.name!r}; rename one of them")
+    return tuple(metrics.values())
+
+
+def _options(
     chosen: Sequence[Metric], options: Mapping[str, Mapping[str, Any]], probe: Data | None
 ) -> dict[str, dict[str, Any]]:
-    """The options of each chosen metric by name."""
-    settings: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
-    for name, own in options.items():
-        check_known("metric with options", name, settings)
-        for option in own:
-            check_known(f"option of {name}", option, METRICS[name].options)
-        settings[name].update(own)
+    """The options of each chosen metric by its name."""
+    by_name: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
+    for name, given in options.items():
+        by_name[check_known("metric with options", name, by_name)].update(given)
     for metric in chosen:
-        own = settings[metric.name]
-        if probe is not None and "probe" in metric.options and own.get("probe") is None:
-            own["probe"] = probe
-        if own.get("probe") is not None and "samples" in own:
-            raise UsageError(f"{metric.name}: a probe and samples={own['samples']!r}; give one of the two")
-    return settings
+        given = by_name[metric.name]
+        if probe is not None and "probe" in metric.options and given.get("probe") is None:
+            given["probe"] = probe
+        if given.get("probe") is not None and "samples" in given:
+            raise UsageError(f"{metric.name}: a probe and samples={given['samples']!r}; give one of the two")
+    return by_name
 
 
 def _loss(loss: Loss | str | None) -> Loss:

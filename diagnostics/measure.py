@@ -19,21 +19,23 @@ from fl_core.models import example
 from fl_core.runner import Task
 
 from .decide import select
-from .diagnosis import Request, diagnose
-from .importance import SensitivityAccumulator
-from .metrics import DEFAULT, METRICS
+from .diagnosis import DiagnosisRequest, chosen_metrics, diagnose
+from .gradients.importance import SensitivityAccumulator
+from .gradients.sensitivity import recorded_rows
+from .metrics.base import DEFAULT, known
 from .report import Report
+from .representation.probe import PROBE, probe_set
 from .resampling import check_resamples, parted
-from .sensitivity import recorded_rows
-from .similarity import PROBE, probe_set
 
 DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"
+MEASURE_BATCH = 256
+"""Samples at a time while measuring, unless said otherwise."""
 
 
 def instruments() -> Instruments:
     """What a run needs to measure and decide in its first round: pass it to :func:`fl_core.runner.run`."""
-    rules = tuple(name for name, rule in select.RULES.items() if rule.cut)
+    rules = tuple(name for name, rule in select.RULES.members().items() if rule.decides)
     return Instruments(observers={SENSITIVITY: SensitivityAccumulator}, decide=select.decide, rules=rules)
 
 
@@ -43,6 +45,7 @@ def of_run(
     *,
     round: int | str = "last",
     which: str = "local",
+    measure_batch: int = MEASURE_BATCH,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
     model_code: str | Collection[str] | None = None,
@@ -56,10 +59,11 @@ def of_run(
 
     Args:
         path: a run directory.
-        metrics: registry names.
+        metrics: registry names, or ``package.module:function``.
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. Clients that have no
             such model, because they were not sampled in that round, are named in the header under ``absent``.
+        measure_batch: samples at a time while measuring, whatever the run trained with.
         data, model, model_code: your own, where the run was given them; see :func:`fl_core.runner.resume`.
         options: further arguments of :func:`diagnostics.diagnose`.
 
@@ -67,6 +71,7 @@ def of_run(
         UsageError, CorruptError: as :func:`fl_core.runner.load_models` and :func:`diagnostics.diagnose`.
     """
     check_known("model of a run", which, runner.MODELS)
+    measure_batch = options.pop("batch", measure_batch)  # as it was called before
     models, task = runner.load_models(path, round, which, data=data, model=model, model_code=model_code)
     checkpoint = runner.store.Run(path).rounds[-1] if round == "last" else int(round)
     context = {
@@ -76,26 +81,37 @@ def of_run(
         "round": checkpoint,
         "model": which,
     }
-    return _diagnosed(task, models, metrics, context, command or f"diagnose {path}", options)
+    return _diagnosed(task, models, metrics, context, command or f"diagnose {path}", measure_batch, options)
 
 
-def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: str = "", **options: Any) -> Report:
+def of_task(
+    task: Task,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    *,
+    measure_batch: int = MEASURE_BATCH,
+    command: str = "",
+    **options: Any,
+) -> Report:
     """Diagnose after the first round's local training of every client from the common start: where PLayer-FL looks.
 
     That is one epoch, unless the configuration has more. The rows also hold what the training itself measured in its
     first epoch (federation sensitivity, variant ``training``), which is what PLayer-FL decides on. It was measured in
     the task's own layers: where ``by`` or ``layering`` asks for others, there is no such variant.
 
+    Args:
+        measure_batch: samples at a time while measuring; the task's own ``batch`` is what it trains with.
+        options: further arguments of :func:`diagnostics.diagnose`.
+
     Raises:
         UsageError: as :func:`diagnostics.diagnose`.
     """
-    metrics = (metrics,) if isinstance(metrics, str) else metrics
-    _check(task, metrics, options)
+    measure_batch = options.pop("batch", measure_batch)  # as it was called before
+    _check(task, metrics, measure_batch, options)
     models, measured = runner.first_epoch(task, instruments().observers)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
-    report = _diagnosed(task, models, metrics, context, command or "diagnose", options)
+    report = _diagnosed(task, models, metrics, context, command or "diagnose", measure_batch, options)
     report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
-    if SENSITIVITY not in metrics or report.layers != tuple(task.layers):
+    if SENSITIVITY not in report.header["metrics"] or report.layers != tuple(task.layers):
         return report
     weights = dict(zip(measured, task.data.weights, strict=True))
     sizes = {name: t.numel() for name, t in tree.live(task.model).items()}
@@ -109,19 +125,19 @@ def of_task(task: Task, metrics: Sequence[str] = DEFAULT_METRICS, *, command: st
     return replace(report, frame=own, resamples=again)
 
 
-def _check(task: Task, metrics: Sequence[str], options: Mapping[str, Any]) -> None:
+def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mapping[str, Any]) -> None:
     """Refuse what a diagnosis would, so that nobody trains in vain."""
     layers = _layering(task, options) or layers_of(task.model, example(task.data.shape), by=options["by"])
     settings, _ = _settings(task, metrics, [c.name for c in task.data.clients if len(c.train)], options)
-    how = {name: options[name] for name in ("probe", "layers", "batch", "mode") if name in options}
-    Request.of(metrics, settings, **how).check(layers)
+    how = {name: options[name] for name in ("probe", "layers", "mode") if name in options}
+    DiagnosisRequest.of(metrics, settings, batch=batch, **how).check(layers)
     check_resamples(options.get("resamples", 0))
 
 
 def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
     """The layers that are given or else the task's; None where ``by`` asks for others, which the model then shows."""
-    own = task.layers if options.get("by", task.config.by) == task.config.by else None
-    return options.get("layering") or own
+    task_layers = task.layers if options.get("by", task.config.by) == task.config.by else None
+    return options.get("layering") or task_layers
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
@@ -130,8 +146,9 @@ def shown_variants(report: Report, metric: str) -> list[str]:
     Where options made others than the default, the first of them.
     """
     there = list(report.frame.loc[report.frame["metric"] == metric, "variant"].unique())
-    first = METRICS[metric].variant if METRICS[metric].variant in there else next(iter(there), "")
-    return [name for name in dict.fromkeys((first, "training")) if name in there]
+    kind = known(metric)
+    first = kind.variant if kind.variant in there else next(iter(there), "")
+    return [name for name in dict.fromkeys((first, kind.decides or first)) if name in there]
 
 
 def _diagnosed(
@@ -140,9 +157,9 @@ def _diagnosed(
     metrics: Sequence[str],
     context: Mapping[str, Any],
     command: str,
+    batch: int,
     options: Any,
 ) -> Report:
-    metrics = (metrics,) if isinstance(metrics, str) else metrics
     absent = [client.name for client in task.data.clients if client.name not in models]
     if not models:
         raise UsageError(f"no models to diagnose; clients without one: {listing(absent)}")
@@ -155,34 +172,36 @@ def _diagnosed(
         data,
         metrics,
         loss=options.pop("loss", task.criterion),
+        batch=batch,
         seed=task.config.seed,
         context=context,
         **options,
     )
     kept = {name: report.header[name] for name in ("layers", "checkpoint")}  # what was measured, not what was trained
     header = {**report.header, **task.header(command), **kept, "absent": absent}
-    own, again = (each.assign(split=each["metric"].map(splits)) for each in (report.frame, report.resamples))
-    return Report(own, header, again)
+    frame, redrawn = (table.assign(split=table["metric"].map(splits)) for table in (report.frame, report.resamples))
+    return Report(frame, header, redrawn)
 
 
 def _settings(
-    task: Task, metrics: Sequence[str], clients: Collection[str], options: Mapping[str, Any]
+    task: Task, metrics: str | Sequence[str], clients: Collection[str], options: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Each metric's own options, filled with what the task knows, and the split whose samples it is measured on."""
-    settings = {name: dict(own) for name, own in (options.get("options") or {}).items()}
-    splits = dict.fromkeys(metrics, "train")
+    settings = {name: dict(given) for name, given in (options.get("options") or {}).items()}
+    splits = {}
     held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in clients}
-    for name in splits:
-        known, own = METRICS[check_known("metric", name, METRICS)].options, settings.setdefault(name, {})
-        if "start" in known:
-            own.setdefault("start", task.model)
-        if "probe" in known:
+    for metric in chosen_metrics(metrics):
+        name, given = metric.name, settings.setdefault(metric.name, {})
+        splits[name] = "train"
+        if "start" in metric.options:
+            given.setdefault("start", task.model)
+        if "probe" in metric.options:
             splits[name] = "probe"
-            if own.get("probe") is None and options.get("probe") is None:
-                own["probe"], splits[name] = probe_set(task.data, own.pop("samples", PROBE)), "validation"
-        if "test" in known:  # a probe is judged on what its client did not train on
-            if own.get("test") is not None:
+            if given.get("probe") is None and options.get("probe") is None:
+                given["probe"], splits[name] = probe_set(task.data, given.pop("samples", PROBE)), "validation"
+        if "test" in metric.options:  # a probe is judged on what its client did not train on
+            if given.get("test") is not None:
                 splits[name] = "probe"
-            elif not own.keys() & {"holdout", "folds"} and all(len(y) for _, y in held.values()):
-                own["test"], splits[name] = held, "validation"
+            elif not given.keys() & {"holdout", "folds"} and all(len(y) for _, y in held.values()):
+                given["test"], splits[name] = held, "validation"
     return settings, splits

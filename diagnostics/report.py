@@ -16,7 +16,7 @@ from fl_core.layers import Layer
 from fl_core.plan import layer_from_json
 
 from .decide.curve import both_ways
-from .metrics import METRICS
+from .metrics.base import known
 from .resampling import parted
 
 if TYPE_CHECKING:
@@ -56,18 +56,18 @@ class Report:
         Raises:
             UsageError: a metric or variant that was not measured.
         """
-        found = self._rows(metric)
-        present = list(dict.fromkeys(found["variant"]))
+        selected = self._rows(metric)
+        present = list(dict.fromkeys(selected["variant"]))
         if variant is None:
             variant = _usual(metric, present)
         check_known(f"variant of {metric}", variant, present)
-        found = found[found["variant"] == variant]
-        found = found[found["client"] != ""]
-        others = found["client"] != found["client_b"]
-        found = both_ways(found[others] if others.any() else found)  # one model: of its own layers
-        table = found.groupby(["layer", "client"], sort=False)["value"].mean(skipna=False).unstack()
+        selected = selected[selected["variant"] == variant]
+        selected = selected[selected["client"] != ""]
+        others = selected["client"] != selected["client_b"]
+        selected = both_ways(selected[others] if others.any() else selected)  # one model: of its own layers
+        table = selected.groupby(["layer", "client"], sort=False)["value"].mean(skipna=False).unstack()
         order = [layer.name for layer in self.layers if layer.name in table.index]
-        return table.reindex(index=order, columns=list(dict.fromkeys(found["client"])))
+        return table.reindex(index=order, columns=list(dict.fromkeys(selected["client"])))
 
     def cka(self, layer: str) -> pd.DataFrame:
         """CKA between all clients at one layer, clients x clients, symmetric, with ones on the diagonal.
@@ -75,15 +75,15 @@ class Report:
         Raises:
             UsageError: CKA was not measured, there or at all.
         """
-        found = self._rows("cka")
-        found = found[found["variant"] == _usual("cka", list(found["variant"]))]
-        check_known("layer", layer, dict.fromkeys(found["layer"]))
-        found = found[found["layer"] == layer]
-        names = [name for name in dict.fromkeys([*found["client"], *found["client_b"]]) if name]
+        pairs = self._rows("cka")
+        pairs = pairs[pairs["variant"] == _usual("cka", list(pairs["variant"]))]
+        check_known("layer", layer, dict.fromkeys(pairs["layer"]))
+        pairs = pairs[pairs["layer"] == layer]
+        names = [name for name in dict.fromkeys([*pairs["client"], *pairs["client_b"]]) if name]
         if not names:
-            raise UsageError(f"no CKA at layer {layer!r}: {found['status'].iloc[0]}")
+            raise UsageError(f"no CKA at layer {layer!r}: {pairs['status'].iloc[0]}")
         matrix = pd.DataFrame(np.eye(len(names)), index=names, columns=names)
-        for a, b, value in zip(found["client"], found["client_b"], found["value"], strict=True):
+        for a, b, value in zip(pairs["client"], pairs["client_b"], pairs["value"], strict=True):
             matrix.loc[a, b] = matrix.loc[b, a] = value
         return matrix
 
@@ -136,5 +136,4 @@ class Report:
 
 def _usual(metric: str, present: Sequence[str]) -> str:
     """The variant that is meant where none is named: the metric's first among those that were measured."""
-    preferred = METRICS[metric].variants if metric in METRICS else ()
-    return next((name for name in preferred if name in present), present[0])
+    return next((name for name in known(metric).variants if name in present), present[0])

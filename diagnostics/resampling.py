@@ -67,5 +67,5 @@ def parted(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 def resamples_of(table: pd.DataFrame, variant: str) -> pd.DataFrame:
     """The resamples of a variant, with the resample's number in the column ``resample``."""
     start = f"{variant}{_MARK}"
-    own = table[table["variant"].str.startswith(start)]
-    return own.assign(resample=own["variant"].str.removeprefix(start).astype(int))
+    redrawn = table[table["variant"].str.startswith(start)]
+    return redrawn.assign(resample=redrawn["variant"].str.removeprefix(start).astype(int))

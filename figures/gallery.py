@@ -20,10 +20,10 @@ from tqdm.auto import tqdm
 
 from fedlayers.diagnostics import embedding, measure, plots
 from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.metrics import METRICS
-from fedlayers.diagnostics.mismatch import mismatch
+from fedlayers.diagnostics.metrics.base import METRICS
 from fedlayers.diagnostics.pictures.album import album, figure_of
 from fedlayers.diagnostics.report import Report
+from fedlayers.diagnostics.representation.mismatch import mismatch
 from fedlayers.studies.compare import Comparison, compare
 from fedlayers.studies.regret import regret
 from figures import items

@@ -90,7 +90,7 @@ def _by_root(
 
 
 def _scale_and_shift(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
-    """For normalised * weight + bias."""
+    """The draw for a module that scales and shifts what it has normalised."""
     values, keep = normalised(module, a)
     shape = [size if dim in keep or dim == 0 else 1 for dim, size in enumerate(a.shape)]
 
@@ -102,7 +102,7 @@ def _scale_and_shift(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
 
 
 def _embedding(module: nn.Embedding, a: Tensor) -> Draw:
-    """A sample's equal tokens share a row."""
+    """The draw for an embedding table, in which a sample's equal tokens share a row."""
     index = a.reshape(len(a), -1)
     first = (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)
     kept = torch.ones_like(index) if module.padding_idx is None else (index != module.padding_idx)

@@ -57,7 +57,7 @@ def sign_traces(
     for index, (x, y) in enumerate(batches(data, batch)):
         with tapped(run.model, paths, len(x), passes=probes) as taps:
             logits, _ = run.forward(x, y, index)
-        found = usable(taps, index)
+        usable_taps = usable(taps, index)
         s, signs = factors(run.loss, logits, y)
         a = 2 * (1 - 1 / s.shape[1]) if s.shape[1] else 0.0
         drawn = {layer: torch.zeros(probes, len(y), dtype=torch.float64, device=logits.device) for layer in layers}
@@ -70,7 +70,7 @@ def sign_traces(
                     continue
                 cotangent = (chosen.unsqueeze(1) @ s).squeeze(1).to(logits.dtype)
                 parts: dict[str, Tensor] = {}
-                for name, own in squares(logits, cotangent, found).items():
+                for name, own in squares(logits, cotangent, usable_taps).items():
                     if name in layer_of:
                         parts[layer_of[name]] = parts.get(layer_of[name], 0) + own.double()
                 for layer, part in parts.items():
@@ -81,7 +81,7 @@ def sign_traces(
             within = float(sample.var(0).sum()) / probes if probes > 1 else a / (1 + a) * largest[layer]
             variances[layer] += within
         n += len(y)
-        del taps, found, logits  # this batch's graph, before the next one's is built
+        del taps, usable_taps, logits  # this batch's graph, before the next one's is built
     return {layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers}, n
 
 
@@ -143,8 +143,8 @@ def _sampled(
     """The draws u_n^T H_n u_n of one batch, float64 [probes, n], summed over the layer's modules."""
     with tapped(run.model, paths, len(x), passes=1) as taps:
         _, losses = run.forward(x, y, index)
-    found = usable(taps, index)
-    edges = [found[path].edge for path in paths]
+    usable_taps = usable(taps, index)
+    edges = [usable_taps[path].edge for path in paths]
     deltas = torch.autograd.grad(losses.sum(), edges, create_graph=True)
     if index == 0 and any(map(differentiable_once, deltas)):
         raise _NoSecondDerivative(CUT)
@@ -152,9 +152,9 @@ def _sampled(
     try:
         for path, delta in zip(paths, deltas, strict=True):
             weight, bias = (f"{path}.{local}" in names for local in ("weight", "bias"))
-            draw = draw_of(run.model.get_submodule(path), found[path].a, weight, bias)
+            draw = draw_of(run.model.get_submodule(path), usable_taps[path].a, weight, bias)
             for probe in range(probes):
-                sample[probe] += _curvature_along(draw(generator), delta, found[path])
+                sample[probe] += _curvature_along(draw(generator), delta, usable_taps[path])
     except RuntimeError as error:
         raise _NoSecondDerivative(no_second_derivative(error)) from error
     return sample
@@ -166,8 +166,8 @@ def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch
     for index, (x, y) in enumerate(batches(data, batch)):
         with tapped(run.model, paths, len(x), passes=1) as taps:
             _, losses = run.forward(x, y, index)
-        found = usable(taps, index)
-        deltas = torch.autograd.grad(losses.sum(), [found[path].edge for path in paths])
+        usable_taps = usable(taps, index)
+        deltas = torch.autograd.grad(losses.sum(), [usable_taps[path].edge for path in paths])
         for path, delta in zip(paths, deltas, strict=True):
             parts[path].append(delta.flatten(1).square().sum(1).double())
     return {path: torch.cat(some) for path, some in parts.items()}

@@ -19,7 +19,7 @@ from .norms import Norms, norms_of
 
 @dataclass(frozen=True)
 class Tap:
-    """What one call of a module left.
+    """One call of a module, as far as per-sample gradients need it.
 
     Attributes:
         norms: its formula for squared per-sample gradients.

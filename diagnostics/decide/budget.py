@@ -77,9 +77,9 @@ def bytes_of(
         if gone:
             raise UsageError(f"the model is not that of the rows: it has no {listing(gone, 4)}")
         return Costs("bytes", "tensors of the model", layer_bytes(layers, model))
-    found = _measured(layers, table, ("bytes",))
-    if found:
-        return Costs("bytes", f"measured {COST}", found)
+    measured = _measured(layers, table, ("bytes",))
+    if measured:
+        return Costs("bytes", f"measured {COST}", measured)
     if recorded:
         return Costs("bytes", "tensors of the model", {name: float(size) for name, size in recorded.items()})
     counts = table[table["layer"] != ""].groupby("layer")["n_params"].max().dropna()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +17,9 @@ from fl_core.layers import Layer
 from fl_core.plan import layer_from_json
 from fl_core.rows import read
 
-from ..metrics import METRICS
+from ..gradients.sensitivity import combine
+from ..metrics.base import METRICS, known
 from ..resampling import parted, resamples_of
-from ..sensitivity import combine
 
 SENSITIVITY = "federation_sensitivity"
 
@@ -128,13 +128,23 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
     return tuple(layer_from_json(item) for item in header["layers"])
 
 
-def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant: str | None = None) -> Curve:
+def curve_of(
+    layers: Sequence[Layer],
+    table: pd.DataFrame,
+    metric: str,
+    variant: str | None = None,
+    pairs: Mapping[str, str] | None = None,
+) -> Curve:
     """The curve of a metric over the layers in use that are not frozen, from the single clients' rows.
 
     A metric of pairs gives each client the mean over the pairs it is in, of a distance or of 1 - value of a
     similarity (cka), so that it too grows with the difference; its clients weigh the same. Of several variants the
     default is the metric's own (its first that was measured), but of federation sensitivity what was seen in
     training, which is what PLayer-FL decides on.
+
+    Args:
+        pairs: of metrics whose code is not here, whether their values are a ``distance`` of two clients or a
+            ``similarity``, by name, as a diagnosis's header says; not said: a similarity.
 
     Raises:
         UsageError: no such metric or variant, several variants, rounds, models or seeds, missing rows or sizes, fewer
@@ -147,51 +157,54 @@ def curve_of(layers: Sequence[Layer], table: pd.DataFrame, metric: str, variant:
     table = table[table["metric"] == check_known("metric among the rows", metric, table["metric"].unique())]
     variant = _variant(table, metric, variant)
     table = table[table["variant"] == variant]
-    own = table[(table["client"] != "") & (table["client"] != table["client_b"])]
-    if own.empty:
+    of_clients = table[(table["client"] != "") & (table["client"] != table["client_b"])]
+    if of_clients.empty:
         raise UsageError(f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})")
-    own = _one_measurement(own)
-    pairs = bool((own["client_b"] != "").any())
+    of_clients = _one_measurement(of_clients)
+    paired = bool((of_clients["client_b"] != "").any())
+    apart = _apart(metric, pairs or {})
     used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
         raise UsageError(f"{len(used)} layer in use that trains; a rule needs at least two to decide between")
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
-    for row in both_ways(own).to_dict("records"):
+    for row in both_ways(of_clients).to_dict("records"):
         rows.setdefault((row["client"], row["layer"]), []).append(row)
     names = dict.fromkeys(client for client, _ in rows)
-    values = {c: [_value(rows.get((c, layer.name), []), layer, c, metric) for layer in used] for c in names}
-    weights = dict.fromkeys(names, 1.0) if pairs else {c: _weight(own[own["client"] == c], c) for c in names}
+    values = {c: [_value(rows.get((c, layer.name), []), layer, c, metric, apart) for layer in used] for c in names}
+    weights = (
+        dict.fromkeys(names, 1.0) if paired else {c: _weight(of_clients[of_clients["client"] == c], c) for c in names}
+    )
     combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
-    seeds = own["seed"].dropna()
+    seeds = of_clients["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
     kept = tuple(layer.name for layer in used)
-    measured, errors = _measured(own, kept, _apart(metric))
+    measured, errors = _measured(of_clients, kept, apart)
     redrawn = _redrawn(resamples_of(again[again["metric"] == metric], variant), kept)
     return Curve(metric, variant, kept, values, weights, combined, seed, measured, errors, redrawn)
 
 
 def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
     """The values of every resample of each client, [B, L]; not finite where a resample has no value."""
-    found: dict[tuple[str, ...], list[list[float]]] = {}
+    values_of: dict[tuple[str, ...], list[list[float]]] = {}
     for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby("client", sort=False):
         values = part.pivot(index="resample", columns="layer", values="value")
-        found[(str(client),)] = values.reindex(columns=list(names)).to_numpy(float).tolist()
-    return found
+        values_of[(str(client),)] = values.reindex(columns=list(names)).to_numpy(float).tolist()
+    return values_of
 
 
 def _measured(
-    own: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
+    of_clients: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
 ) -> tuple[dict[tuple[str, ...], list[float]], dict[tuple[str, ...], list[float]]]:
     """The single values behind a curve, how far apart a pair is, and their standard errors."""
     values: dict[tuple[str, ...], list[float]] = {}
     errors: dict[tuple[str, ...], list[float]] = {}
-    for (client, other), part in own.groupby(["client", "client_b"], sort=False):
+    for (client, other), part in of_clients.groupby(["client", "client_b"], sort=False):
         who = (client, other) if other else (client,)
         there = part.set_index("layer")
         if set(names) <= set(there.index):
-            found = there.loc[list(names)]
-            values[who] = [apart(v) if other else v for v in found["value"].astype(float)]
-            errors[who] = found["stderr"].astype(float).fillna(0.0).tolist()
+            chosen = there.loc[list(names)]
+            values[who] = [apart(v) if other else v for v in chosen["value"].astype(float)]
+            errors[who] = chosen["stderr"].astype(float).fillna(0.0).tolist()
     return values, errors
 
 
@@ -199,13 +212,11 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
     there = list(table["variant"].unique())
     if variant is not None:
         return check_known(f"variant of {metric}", variant, there)
-    preferred = METRICS[metric].variants if metric in METRICS else ()
-    if metric == SENSITIVITY:
-        preferred = ("training", *preferred)
-    found = next((name for name in preferred if name in there), there[0])
-    if found not in preferred and len(there) > 1:
+    preferred = known(metric).preferred
+    chosen = next((name for name in preferred if name in there), there[0])
+    if chosen not in preferred and len(there) > 1:
         raise UsageError(f"the rows hold several variants of {metric}: {listing(there)}; name one")
-    return found
+    return chosen
 
 
 def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
@@ -215,8 +226,8 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
         parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
         contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
         if not all(content.equals(contents[0]) for content in contents):
-            found = (f"{name} ({listing(map(str, table[name].unique()), 6)})" for name in varying)
-            raise UsageError(f"the rows hold more than one {', '.join(found)}; keep the rows of one of them")
+            differing = (f"{name} ({listing(map(str, table[name].unique()), 6)})" for name in varying)
+            raise UsageError(f"the rows hold more than one {', '.join(differing)}; keep the rows of one of them")
         table = parts[0]
     table = table.drop_duplicates([*_KEY, *_RESULT])
     twice = table[table.duplicated(_KEY)]
@@ -227,12 +238,13 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _value(rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric: str) -> float:
+def _value(
+    rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric: str, apart: Callable[[float], float]
+) -> float:
     """A client's value of a layer: its row's, or the mean over its pairs of how far they are apart."""
     if not rows:
         raise UsageError(f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}")
     values = []
-    apart = _apart(metric)
     for row in rows:
         if row["status"] != "ok" or not math.isfinite(row["value"]):
             reason = row["status"] if row["status"] != "ok" else "the value is not finite"
@@ -244,9 +256,10 @@ def _value(rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric:
     return math.fsum(values) / len(values)
 
 
-def _apart(metric: str) -> Callable[[float], float]:
+def _apart(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
     """How far apart the two clients of a value are."""
-    return METRICS[metric].apart if metric in METRICS else lambda value: 1 - value
+    kind = known(metric)
+    return kind.apart if metric in METRICS else replace(kind, distance=pairs.get(metric) == "distance").apart
 
 
 def _weight(rows: pd.DataFrame, client: str) -> float:

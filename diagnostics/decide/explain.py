@@ -9,8 +9,7 @@ from typing import Any
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan
 
-from ..metrics import METRICS
-from .curve import SENSITIVITY
+from ..metrics.base import known
 
 
 def explain(plan: LayerPlan, *, full: bool = False) -> str:
@@ -65,19 +64,19 @@ def _budget(detail: Mapping[str, Any]) -> str:
 
 def _table(plan: LayerPlan) -> str:
     values = dict(zip(plan.names, plan.why.values, strict=False))
-    known = [(name, value) for name, value in values.items() if value is not None]
-    steps = {name: after / this for (name, this), (_, after) in pairwise(known) if this != 0}
+    measured = [(name, value) for name, value in values.items() if value is not None]
+    steps = {name: after / this for (name, this), (_, after) in pairwise(measured) if this != 0}
     limit = plan.why.threshold if plan.why.rule == "sensitivity_ratio" else None
     above = next((name for name, step in steps.items() if limit is not None and step > limit), None)
     width = max(len(name) for name in (*plan.names, "layer"))
-    metric = plan.why.metric
-    pairs = metric in METRICS and METRICS[metric].pairs and not METRICS[metric].distance
-    symbol = "S" if metric == SENSITIVITY else f"1 - {metric}" if pairs else "value"
-    lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if known else []
+    metric = known(plan.why.metric)
+    similarity = metric.pairs and not metric.distance
+    symbol = metric.look.symbol or (f"1 - {metric.name}" if similarity else "value")
+    lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if measured else []
     for layer in plan.layers:
         value = "" if values.get(layer.name) is None else f"{values[layer.name]:.4g}"
         step = f"{steps[layer.name]:.3f}" if layer.name in steps else ""
-        numbers = f"  {value:>9}  {step:>9}" if known else ""
+        numbers = f"  {value:>9}  {step:>9}" if measured else ""
         shared = "federated" if layer.name in plan.shared else "local"
         note = "" if layer.used else "not in the forward pass"
         note = "frozen" if layer.used and layer.is_frozen else note
@@ -97,14 +96,14 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
 def _clients(plan: LayerPlan) -> str:
     """Layers down, clients across; where they are many, the lowest, the median and the highest."""
     columns = dict(plan.why.clients)
-    known = [k for k in range(len(plan.names)) if all(values[k] is not None for values in columns.values())]
+    complete = [k for k in range(len(plan.names)) if all(values[k] is not None for values in columns.values())]
     if len(columns) > 8:
         ranked = [sorted(float(values[k] or 0) for values in columns.values()) for k in range(len(plan.names))]
         places = {"lowest": 0, "median": len(columns) // 2, "highest": len(columns) - 1}
         columns = {name: tuple(values[place] for values in ranked) for name, place in places.items()}
-    cells = {name: [name, *(f"{values[k]:.4g}" for k in known)] for name, values in columns.items()}
+    cells = {name: [name, *(f"{values[k]:.4g}" for k in complete)] for name, values in columns.items()}
     wide = {name: max(map(len, column)) for name, column in cells.items()}
-    left = ["layer", *(plan.names[k] for k in known)]
+    left = ["layer", *(plan.names[k] for k in complete)]
     width = max(map(len, left))
     return "\n".join(
         f"  {name:<{width}}" + "".join(f"  {cells[client][row]:>{wide[client]}}" for client in cells)

@@ -20,29 +20,15 @@ from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan, still_in
 from fl_core.rows import frame
 
-from ..metrics import DEFAULT
+from ..gradients.sensitivity import recorded_rows
+from ..metrics.base import DEFAULT, known
 from ..resampling import parted
-from ..sensitivity import recorded_rows
 from .budget import Costs, bytes_of, flops_of
 from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
 from .explain import explain
-from .rules import (
-    RULES,
-    THRESHOLD,
-    VOTER,
-    VOTERS,
-    Cut,
-    Opinion,
-    Rule,
-    agreement,
-    check_asked,
-    largest_jump,
-    longest_prefix,
-    median_cut,
-    ratios,
-    sensitivity_ratio,
-    stability,
-)
+from .rules.base import RULES, THRESHOLD, Rule, deciding
+from .rules.jumps import largest_jump, ratios, sensitivity_ratio
+from .stability import Opinion, agreement, stability
 
 __all__ = [
     "RULES",
@@ -86,12 +72,12 @@ def select(
     either and are shared, for they have the same values everywhere.
 
     The evidence's ``detail`` tells how often the decision stays over resamples of the clients, and of their batches
-    where the rows have such (:func:`~.rules.stability`), what each metric votes, and on request what the
+    where the rows have such (:func:`~.stability.stability`), what each metric votes, and on request what the
     layers cost.
 
     Args:
         rows: a rows file, a report, or (header, frame), which may be filtered.
-        rule: one of :data:`RULES`.
+        rule: one of :data:`RULES`, or ``package.module:function``, which the plan then names.
         metric: whose values make the curve; default federation sensitivity. With the rules ``manual`` and
             ``budget_*`` the curve is only evidence, and there is none unless a metric is named.
         threshold: of the rules that have one, above 0.
@@ -99,8 +85,8 @@ def select(
         variant: which variant of the metric. Default: its first that was measured; of federation sensitivity
             ``"training"`` where the rows hold it, on which PLayer-FL decides.
         metrics: for rule ``vote``: names, each ``"METRIC"`` or ``"METRIC=RULE"``, or {metric: rule}. Default: those of
-            :data:`diagnostics.metrics.DEFAULT` that the rows hold. Without a rule of its own federation sensitivity
-            votes by ``sensitivity_ratio`` and any other metric by ``largest_jump``.
+            :data:`~diagnostics.metrics.base.DEFAULT` that the rows hold. Without a rule federation sensitivity votes by
+            ``sensitivity_ratio`` and any other metric by ``largest_jump``.
         budget: for ``budget_bytes`` what one client may upload a round, for ``budget_flops`` what one training sample
             may cost forward and backward in the shared layers.
         costs: also put into the evidence what a client uploads a round, for what is shared and for all, if known.
@@ -112,7 +98,7 @@ def select(
         RunError: a value could not be computed, or is not above 0 so that its ratio means nothing; of several
             metrics, no one can vote.
     """
-    check_asked(rule, threshold, layers=layers, metrics=metrics, budget=budget, metric=metric, variant=variant)
+    _check_asked(rule, threshold, layers=layers, metrics=metrics, budget=budget, metric=metric, variant=variant)
     chosen = RULES[rule]
     header, table = opened(rows)
     every = layers_in(header)
@@ -124,23 +110,50 @@ def select(
         seed=header.get("seed"),
         version=str(header.get("version") or ""),
     )
+    pairs = header.get("pairs") or {}
     own, _ = parted(table)
     sent = bytes_of(every, own, model, header.get("bytes")) if costs or chosen.reads == "bytes" else None
     if chosen.reads == "curves":
-        return _with_costs(_voted(every, table, metrics, threshold, why), sent)
-    if chosen.cut is not None:
-        curve = curve_of(every, table, metric or SENSITIVITY, variant)
+        return _with_costs(_voted(every, table, chosen, metrics, threshold, why, pairs), sent)
+    if chosen.decides:
+        curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
         return _with_costs(_cut(every, curve, chosen, threshold, why), sent)
     if chosen.reads == "names":
         names = [name.strip() for name in layers.split(",")] if isinstance(layers, str) else list(layers or ())
-        plan = LayerPlan(every, tuple(name for name in names if name), why)
+        plan = LayerPlan(every, chosen.choose([name for name in names if name]), why)
     else:
         sent = sent if chosen.reads == "bytes" else flops_of(every, own)
         assert sent is not None
-        plan = _affordable(every, sent, float(budget or 0), why)
+        plan = _affordable(every, chosen, sent, float(budget or 0), why)
     if metric is not None or variant is not None:
-        plan = replace(plan, why=_evidence(plan.why, every, curve_of(every, table, metric or SENSITIVITY, variant)))
+        curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
+        plan = replace(plan, why=_evidence(plan.why, every, curve))
     return _with_costs(plan, sent)
+
+
+def _check_asked(rule: str, threshold: float, **given: Any) -> None:
+    """Refuse arguments of :func:`select` that are missing, or that the rule does not read.
+
+    Raises:
+        UsageError: names the rule and the argument.
+    """
+    chosen = RULES[rule]
+    if not (math.isfinite(threshold) and threshold > 0):
+        raise UsageError(f"a threshold of {threshold}; it must be above 0")
+    if chosen.reads == "names" and given["layers"] is None:
+        raise UsageError(f"rule {rule!r} needs the names of the layers to share")
+    if chosen.reads != "names" and given["layers"] is not None:
+        raise UsageError(f"rule {rule!r} chooses the layers itself; only rule 'manual' takes their names")
+    if chosen.reads != "curves" and given["metrics"] is not None:
+        raise UsageError(f"rule {rule!r} reads one metric; only rule 'vote' takes several")
+    if chosen.reads == "curves" and (given["metric"] is not None or given["variant"] is not None):
+        raise UsageError(f"rule {rule!r} reads several metrics; name them with metrics")
+    if not chosen.budgeted and given["budget"] is not None:
+        raise UsageError(f"rule {rule!r} has no budget; budget_bytes and budget_flops have")
+    if chosen.budgeted and given["budget"] is None:
+        raise UsageError(f"rule {rule!r} needs a budget, in {chosen.reads}")
+    if chosen.budgeted and not (math.isfinite(given["budget"]) and given["budget"] > 0):
+        raise UsageError(f"a budget of {given['budget']}; it must be above 0")
 
 
 # --- the kinds of rules ----------------------------------------------------------------------------------------
@@ -148,13 +161,12 @@ def select(
 
 def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence) -> LayerPlan:
     """The decision of a rule of one curve."""
-    assert rule.cut is not None
     count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
-    votes, notes = _votes(curve, rule.cut, threshold)
+    votes, notes = _votes(curve, rule, threshold)
     lacking = rule.lacks(curve.combined, threshold) if rule.lacks else ""
     notes = [f"{lacking}: all but the last layer are shared", *notes] if lacking else notes
     why = _evidence(why, every, curve, rule)
-    detail = {"stability": stability([Opinion(curve, rule.cut, threshold)], count, why.seed or 0)}
+    detail = {"stability": stability([Opinion(curve, rule, threshold)], count, why.seed or 0)}
     return LayerPlan(
         tuple(every),
         (*curve.names[:count], *still_in(every)),
@@ -165,24 +177,25 @@ def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why
 def _voted(
     every: Sequence[Layer],
     table: pd.DataFrame,
+    joint: Rule,
     metrics: Sequence[str] | Mapping[str, str] | None,
     threshold: float,
     why: Evidence,
+    pairs: Mapping[str, str],
 ) -> LayerPlan:
-    """The median of the cuts that several metrics' own rules make, of all clients and of each one."""
+    """What a joint rule makes of the cuts by several metrics' own rules, of all clients together and of each one."""
     opinions: dict[str, Opinion] = {}
     voters, notes, said = _voters(metrics, table), [], {}
     for name, by in voters.items():
-        cut = RULES[by].cut
-        assert cut is not None
+        rule = deciding(by)
         try:
-            curve = curve_of(every, table, name)
-            count = cut(_sound(curve.combined, curve, "combined over clients"), threshold)
+            curve = curve_of(every, table, name, pairs=pairs)
+            count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
         except RunError as error:
             notes.append(f"{name} has no vote: {error}")
             continue
-        opinions[name] = Opinion(curve, cut, threshold)
-        limit = threshold if RULES[by].thresholded else None
+        opinions[name] = Opinion(curve, rule, threshold)
+        limit = threshold if rule.thresholded else None
         last, values = curve.names[count - 1], dict(zip(curve.names, curve.combined, strict=True))
         said[name] = {"rule": by, "variant": curve.variant, "threshold": limit, "last": last, "values": values}
         said[name]["stability"] = stability([opinions[name]], count, why.seed or 0)
@@ -190,24 +203,24 @@ def _voted(
         raise RunError("; ".join(notes))
     names = next(iter(opinions.values())).curve.names
     cuts = {name: names.index(each["last"]) + 1 for name, each in said.items()}
-    count = median_cut(list(cuts.values()))
+    count = joint.choose(list(cuts.values()))
     votes: dict[str, list[int]] = {}
     for each in opinions.values():
-        for client, last in _votes(each.curve, each.cut, threshold)[0].items():
+        for client, last in _votes(each.curve, each.rule, threshold)[0].items():
             votes.setdefault(client, []).append(names.index(last) + 1)
     seeds = {each.curve.seed for each in opinions.values()} - {None}
     seed = why.seed if len(seeds) != 1 else seeds.pop()
     detail = {
         "metrics": said,
         "agreement": agreement(cuts, count),
-        "stability": stability(list(opinions.values()), count, seed or 0),
+        "stability": stability(list(opinions.values()), count, seed or 0, joint=joint.choose),
     }
     return LayerPlan(
         tuple(every),
         (*names[:count], *still_in(every)),
         replace(
             why,
-            votes={client: names[median_cut(found) - 1] for client, found in votes.items()},
+            votes={client: names[joint.choose(found) - 1] for client, found in votes.items()},
             detail=detail,
             seed=seed,
             status="; ".join(notes) or "ok",
@@ -226,17 +239,17 @@ def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFra
         check_known("metric among the rows", name, there)
         if name in voters:
             raise UsageError(f"the metric {name!r} votes twice")
-        known = [rule for rule, each in RULES.items() if each.cut]
-        voters[name] = check_known("rule of a voting metric", by or VOTERS.get(name, VOTER), known)
+        voters[name] = by or known(name).rule
+        deciding(voters[name])
     if not voters:
         raise UsageError(f"no metric to vote; the rows hold {listing(there) or 'no values of layers'}")
     return voters
 
 
-def _affordable(every: Sequence[Layer], costs: Costs, budget: float, why: Evidence) -> LayerPlan:
+def _affordable(every: Sequence[Layer], rule: Rule, costs: Costs, budget: float, why: Evidence) -> LayerPlan:
     """The longest prefix of the layers in use whose costs fit the budget."""
     used = [layer for layer in every if layer.used]
-    count = longest_prefix(costs.of(used), budget)
+    count = rule.choose(costs.of(used), budget)
     status = "ok" if count else f"not even the first layer fits into {budget:g} {costs.unit}: nothing is shared"
     shared = tuple(layer.name for layer in used[:count])
     return LayerPlan(tuple(every), shared, replace(why, detail={"budget": budget}, status=status))
@@ -247,8 +260,8 @@ def _with_costs(plan: LayerPlan, costs: Costs | None) -> LayerPlan:
     if costs is None:
         return plan
     used = [layer for layer in plan.layers if layer.used or layer.name in plan.shared]
-    found = costs.detail(used, plan.shared)
-    return plan if not found else replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": found}))
+    detail = costs.detail(used, plan.shared)
+    return plan if not detail else replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": detail}))
 
 
 # --- in mid-run ------------------------------------------------------------------------------------------------
@@ -271,7 +284,7 @@ def decide(
     Args:
         layers: all layers of the model, in order.
         measured: for each client ``{"client": index, "weight": training samples}`` with the ``layers``,
-            ``importance`` and ``steps`` of :meth:`~diagnostics.sensitivity.SensitivityAccumulator.result`.
+            ``importance`` and ``steps`` of :meth:`~diagnostics.gradients.importance.SensitivityAccumulator.result`.
         names: client names by index.
         rule: a rule that decides by itself, with its ``threshold``.
         seed, data: the run's seed and the data's digest, for the evidence.
@@ -279,7 +292,7 @@ def decide(
     Raises:
         UsageError, RunError: as :func:`select`; also measurements of no client, an unknown client, or another model.
     """
-    check_known("rule that decides by itself", rule, [name for name, each in RULES.items() if each.cut])
+    deciding(rule)
     results: dict[str, Mapping[str, Any]] = {}
     weights: dict[str, int] = {}
     for item in measured:
@@ -312,12 +325,12 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
     return values
 
 
-def _votes(curve: Curve, cut: Cut, threshold: float) -> tuple[dict[str, str], list[str]]:
+def _votes(curve: Curve, rule: Rule, threshold: float) -> tuple[dict[str, str], list[str]]:
     """The last shared layer each client alone would choose, and why the others have no vote."""
     votes, notes = {}, []
     for client, values in curve.clients.items():
         try:
-            votes[client] = curve.names[cut(_sound(values, curve, "its own"), threshold) - 1]
+            votes[client] = curve.names[rule.cut(_sound(values, curve, "its own"), threshold) - 1]
         except RunError as error:
             notes.append(f"client {client!r} has no vote: {error}")
     return votes, notes
@@ -325,7 +338,7 @@ def _votes(curve: Curve, cut: Cut, threshold: float) -> tuple[dict[str, str], li
 
 def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None) -> Evidence:
     """The evidence with the curve in it, and with what other thresholds and the largest jump would decide."""
-    cut = rule.cut if rule is not None and rule.cut is not None and rule.thresholded else sensitivity_ratio
+    cut = rule.cut if rule is not None and rule.thresholded else sensitivity_ratio
 
     def placed(values: Sequence[float]) -> tuple[float | None, ...]:
         at = dict(zip(curve.names, values, strict=True))

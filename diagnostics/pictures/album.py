@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,29 +13,53 @@ from matplotlib.figure import Figure
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.training.evaluate import SCORES
 
-from .. import plots
-from ..metrics import METRICS
+from ..metrics.base import known
+from .costs import costs
+from .insides import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
+from .layers import cka_matrices, metric
+from .runs import clients, learning
+from .spectrum import has_density, spectral_density
 
 Drawn = Axes | list[Axes]
 Draw = Callable[[pd.DataFrame], Drawn]
 
+
+@dataclass(frozen=True)
+class Further:
+    """A picture beside a metric's curve.
+
+    Attributes:
+        title: its name in the album, in which ``{metric}`` is the metric's.
+        there: whether the metric's rows hold what it needs.
+        draw: (frame, metric's name) -> the picture.
+    """
+
+    title: str
+    there: Callable[[pd.DataFrame], bool]
+    draw: Callable[..., Drawn]
+
+
 OWN: dict[str, dict[str, Draw]] = {
     "aggregation_weight": {
-        "aggregation_weights": plots.aggregation_weights,
-        "aggregation_history": plots.aggregation_history,
+        "aggregation_weights": aggregation_weights,
+        "aggregation_history": aggregation_history,
     },
-    "prompt_attention": {"prompt_attention": plots.prompt_attention},
-    "trained": {"unfreezing": plots.unfreezing},
-    "retained": {"retained": partial(plots.unfreezing, metric="retained")},
-    "held": {"allocation": plots.allocation},
+    "prompt_attention": {"prompt_attention": prompt_attention},
+    "trained": {"unfreezing": unfreezing},
+    "retained": {"retained": partial(unfreezing, metric="retained")},
+    "held": {"allocation": allocation},
 }
 """The pictures of metrics that are no curve over the layers."""
-BESIDES: dict[str, dict[str, tuple[Callable[[pd.DataFrame], bool], Draw]]] = {
-    "cka": {"cka_matrices": (lambda rows: bool(rows["value"].notna().any()), plots.cka_matrices)},
-    "hessian_spectrum": {"spectral_density": (plots.has_density, plots.spectral_density)},
-    "layer_cost": {"costs": (lambda rows: bool((rows["value"] > 0).any()), plots.costs)},
+FURTHER: dict[str, Further] = {
+    "matrices": Further(
+        "{metric}_matrices",
+        lambda rows: bool(rows["value"].notna().any()),
+        lambda frame, metric: cka_matrices(frame, metric=metric),
+    ),
+    "spectral_density": Further("spectral_density", has_density, lambda frame, metric: spectral_density(frame)),
+    "costs": Further("costs", lambda rows: bool((rows["value"] > 0).any()), lambda frame, metric: costs(frame)),
 }
-"""Pictures beside a metric's curve, and which rows they need."""
+"""Pictures beside a metric's curve, by the name under which its look asks for them."""
 
 
 def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callable[[], Figure]]:
@@ -52,13 +76,13 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
     present = list(frame["metric"].unique())
     if not present:
         raise UsageError("there are no rows to draw")
-    found: dict[str, Callable[[], Figure]] = {}
+    pictures: dict[str, Callable[[], Figure]] = {}
     for name in dict.fromkeys(check_known("metric among the rows", name, present) for name in metrics or present):
         for title, draw in _pictures(frame[frame["metric"] == name], name).items():
-            found[title] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
-    if not found:
+            pictures[title] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
+    if not pictures:
         raise UsageError(f"there is no picture of {listing(metrics or present)}")
-    return found
+    return pictures
 
 
 def figure_of(drawn: Drawn) -> Figure:
@@ -74,20 +98,22 @@ def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
         first, layers = rows["client"].iloc[0], list(rows["layer"].unique())  # of one client, for each set of prompts
         titles = [name if len(layers) == 1 else f"{name}_{layer}" for layer in layers]
         return {
-            title: partial(plots.prompt_attention, client=first, layer=layer)
+            title: partial(prompt_attention, client=first, layer=layer)
             for title, layer in zip(titles, layers, strict=True)
         }
     if name in OWN:
         return OWN[name]
     pictures: dict[str, Draw] = {}
     if name in SCORES and (rows["layer"] == "").any():
-        pictures[name] = lambda frame: plots.learning(frame, name)
-        pictures[f"{name}_clients"] = lambda frame: plots.clients(frame, name)
+        pictures[name] = lambda frame: learning(frame, name)
+        pictures[f"{name}_clients"] = lambda frame: clients(frame, name)
     elif (rows["layer"] != "").any():
         variants = set(rows["variant"])
-        usual: Any = METRICS[name].variant if name in METRICS else None
-        variant = "training" if "training" in variants else usual if usual in variants else None
+        kind = known(name)
+        variant = next((usual for usual in (kind.decides, kind.variant) if usual and usual in variants), None)
         last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
-        pictures[name] = lambda frame: plots.metric(last, name, variant=variant)
-        pictures |= {title: draw for title, (there, draw) in BESIDES.get(name, {}).items() if there(rows)}
+        pictures[name] = lambda frame: metric(last, name, variant=variant)
+        for further in (FURTHER[beside] for beside in kind.look.beside):
+            if further.there(rows):
+                pictures[further.title.format(metric=name)] = partial(further.draw, metric=name)
     return pictures

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from fl_core.errors import UsageError, check_known
 
-from ..embedding import COLUMNS, centroids
+from ..representation.embedding import COLUMNS, centroids
 from .drawing import COLOURS, MARKERS, MOST, canvas, missing, panels, with_notes
 
 SHOWN = 20
@@ -26,7 +26,7 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -
     """Samples in a plane: colour = class, marker = client, a large marker at each client's centre of a class.
 
     Args:
-        frame: from :func:`diagnostics.embedding.tsne`.
+        frame: from :func:`diagnostics.representation.embedding.tsne`.
         centres: draw the centres.
 
     Raises:
@@ -54,13 +54,13 @@ def tsne_panels(
     """
     colours, markers = _looks(list(frames.values()))
     with panels(axes, len(frames), 3.1, 2.7, columns=len(frames)) as drawn:
-        found = [panel.ax for panel in drawn]
-        for ax, (title, frame) in zip(found, frames.items(), strict=True):
+        panel_axes = [panel.ax for panel in drawn]
+        for ax, (title, frame) in zip(panel_axes, frames.items(), strict=True):
             _cloud(ax, frame, colours, markers, centres)
             ax.set_title(title)
             ax.set_xlabel(_said(frame))
-        _keys(found[-1], colours, markers, centres)
-    return found
+        _keys(panel_axes[-1], colours, markers, centres)
+    return panel_axes
 
 
 def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -146,7 +146,7 @@ def mismatch(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Origin, Probe and Match accuracy of each client, and their means: the way from the first is the mismatch.
 
     Args:
-        frame: from :func:`diagnostics.mismatch.mismatch`.
+        frame: from :func:`diagnostics.representation.mismatch.mismatch`.
 
     Raises:
         UsageError: an accuracy that the frame does not have.
@@ -160,12 +160,12 @@ def mismatch(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     notes = ["× " + note for note in missing(rows, "metric")]
     with canvas(ax, float(np.clip(4.2 + 0.3 * len(names), 5, 10)), 3.0) as axes:
         for k, (kind, label) in enumerate(kinds.items()):
-            own = rows[rows["metric"] == kind].set_index("client").reindex(names)
+            of_kind = rows[rows["metric"] == kind].set_index("client").reindex(names)
             at = np.arange(len(names)) + 0.18 * (k - 1)
             axes.errorbar(
-                at, own["value"], own["stderr"], fmt=MARKERS[k], color=COLOURS[k], elinewidth=1.0, label=label
+                at, of_kind["value"], of_kind["stderr"], fmt=MARKERS[k], color=COLOURS[k], elinewidth=1.0, label=label
             )
-            mean = own["value"].mean(skipna=False)
+            mean = of_kind["value"].mean(skipna=False)
             axes.errorbar([len(names) + 0.18 * (k - 1)], [mean], fmt=MARKERS[k], color=COLOURS[k], markersize=7)
         axes.axvline(len(names) - 0.5, color="0.7", linewidth=0.8)
         shown = [*names, "mean"]

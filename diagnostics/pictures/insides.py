@@ -82,13 +82,13 @@ def aggregation_weights(
             colours = heat(panel, matrix.reindex(index=names, columns=names), square=True)
             panel.ax.set_title(layer or "whole model", fontsize=8)
             panel.ax.set(xlabel="sender" if panel.below else "", ylabel="receiver" if panel.beside else "")
-        found = [panel.ax for panel in drawn]
-        figure = found[0].figure
-        figure.colorbar(colours, ax=found, shrink=0.8, label=f"aggregation weight{at}, a row sums to 1")
+        panel_axes = [panel.ax for panel in drawn]
+        figure = panel_axes[0].figure
+        figure.colorbar(colours, ax=panel_axes, shrink=0.8, label=f"aggregation weight{at}, a row sums to 1")
         notes = missing(rows, "layer")
         if notes or len(rows) < len(layers) * len(names) ** 2:
             figure.supxlabel(with_notes(NO_VALUE, notes), fontsize=8)
-    return found
+    return panel_axes
 
 
 def aggregation_history(
@@ -140,9 +140,9 @@ def aggregation_history(
             ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
             notes = missing(part, "layer")
             ax.set_xlabel(with_notes("round", notes))
-        found = [panel.ax for panel in drawn]
-        legend(found[min(2, len(found) - 1)], title="layer")
-    return found
+        panel_axes = [panel.ax for panel in drawn]
+        legend(panel_axes[min(2, len(panel_axes) - 1)], title="layer")
+    return panel_axes
 
 
 def _layer_look(k: int, layers: Sequence[str], points: int) -> dict[str, Any]:
@@ -263,9 +263,9 @@ def allocation(
         right.ax.set_xlabel(with_notes("round" if not notes else f"round ({NO_VALUE})", notes))
         for panel in (left, right):
             _framed(panel.ax)
-        found = [left.ax, right.ax]
-        found[0].figure.colorbar(colours, ax=found, label="1 = held; right: share of clients")
-    return found
+        panel_axes = [left.ax, right.ax]
+        panel_axes[0].figure.colorbar(colours, ax=panel_axes, label="1 = held; right: share of clients")
+    return panel_axes
 
 
 def _over_rounds(rows: pd.DataFrame) -> pd.DataFrame:

@@ -35,13 +35,13 @@ def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1
     values = scores.pivot(index="cut", columns="seed", values="validation").sort_index()
     if values.isna().to_numpy().any() or values.empty:
         raise UsageError("every seed needs a score of every cut")
-    made = decisions.dropna(subset=["cut"])
-    for line in made.itertuples():
+    decided = decisions.dropna(subset=["cut"])
+    for line in decided.itertuples():
         if line.cut not in values.index or line.seed not in values.columns:
             raise UsageError(f"{line.rule} cuts at {line.cut:g} with seed {line.seed}, which has no score")
     last = scores.drop_duplicates("cut").set_index("cut")["last"]
     rules = list(decisions["rule"].unique())
-    undecided = len(decisions) - len(made)
+    undecided = len(decisions) - len(decided)
     notes = [f"{undecided} of {len(decisions)} decisions could not be made"] if undecided else []
     x = values.index.to_numpy(dtype=np.float64)
     with canvas(ax, width=float(np.clip(3.5 + 0.35 * len(x), 5.6, 10)), height=3.6) as axes:
@@ -56,11 +56,11 @@ def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1
         star = {"marker": "*", "markersize": 13, "color": "white", "markeredgecolor": MEAN, "linestyle": "none"}
         axes.plot(x[best], mean[best], label="best mean", zorder=3, **star)  # type: ignore[arg-type]
         for k, rule in enumerate(rules):
-            own = made[made["rule"] == rule]
+            of_rule = decided[decided["rule"] == rule]
             beside = (k - (len(rules) - 1) / 2) * min(0.12, 0.6 / len(rules))
-            y = [values.loc[line.cut, line.seed] for line in own.itertuples()]
+            y = [values.loc[line.cut, line.seed] for line in of_rule.itertuples()]
             axes.plot(
-                own["cut"].to_numpy(dtype=np.float64) + beside,
+                of_rule["cut"].to_numpy(dtype=np.float64) + beside,
                 y,
                 linestyle="none",
                 marker=MARKERS[k % len(MARKERS)],

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from fl_core.errors import UsageError, check_known
 
-from ..spectrum import AT, smoothed
+from ..curvature.spectrum import AT, smoothed
 from .drawing import COLOURS, DASHES, canvas, check_single, legend, missing, of_metric, with_notes
 
 METRIC = "hessian_spectrum"
@@ -54,16 +54,18 @@ def spectral_density(
     with canvas(ax, 6.2, 3.6) as axes:
         lowest, highest = math.inf, 0.0
         for k, layer in enumerate(layers):
-            own = shares[(shares["layer"] == layer) & shares["value"].notna()]
-            if own.empty:
+            of_layer = shares[(shares["layer"] == layer) & shares["value"].notna()]
+            if of_layer.empty:
                 continue
-            nodes = own["variant"].str.removeprefix(AT).astype(float).to_numpy()
+            nodes = of_layer["variant"].str.removeprefix(AT).astype(float).to_numpy()
             low, high = nodes.min(), nodes.max()
             spread = width * max(high - low, abs(high), np.finfo(np.float64).tiny)
             grid = np.unique(np.concatenate([np.linspace(low - 5 * spread, high + 5 * spread, 400), nodes]))
-            density = smoothed(grid, nodes, own["value"].to_numpy(dtype=float) / own["client"].nunique(), spread)
+            density = smoothed(
+                grid, nodes, of_layer["value"].to_numpy(dtype=float) / of_layer["client"].nunique(), spread
+            )
             colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
-            floor = 0.05 / float(own["n_params"].max()) / (spread * math.sqrt(2 * math.pi))
+            floor = 0.05 / float(of_layer["n_params"].max()) / (spread * math.sqrt(2 * math.pi))
             highest, lowest = max(highest, 2 * float(density.max())), min(lowest, floor)
             axes.plot(
                 grid, np.where(density >= floor, density, np.nan), color=colour, linestyle=dash, marker="", label=layer

@@ -106,7 +106,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the model before."""
+        """Make ready for the next model."""
         self._taken: set[int] = set()
         self._grams: dict[int, Tensor] = {}
         self._reference = torch.empty(0)
@@ -146,7 +146,7 @@ class Recorder:
         self._taken.add(start)
 
     def kept(self) -> Summary | str:
-        """What is kept, or why there is nothing to compare."""
+        """What the comparison needs of the model, or why there is nothing to compare."""
         try:
             return self._summary()
         except NoValue as reason:

@@ -158,7 +158,7 @@ class Kept:
         self._parts.setdefault(side, {})[place[0]] = x.clone()
 
     def done(self, side: int) -> None:
-        """The model has given all that it gives."""
+        """Close a model's features: its last batch is in."""
         if side in self.bases or side in self.faults:
             return
         parts = self._parts.pop(side, {})
@@ -194,7 +194,7 @@ class Kept:
         return vectors * values.clamp(min=0).sqrt()
 
     def flush(self) -> None:
-        """Every model has given the batch: features stay until the model is done."""
+        """After a batch has passed every model: nothing, features stay until the model is done."""
 
     def prepare(self, measure: Measure) -> None:
         """Map every model's features as the measure wants; a model that it refuses joins the faults."""
@@ -243,7 +243,7 @@ class Moments:
             self._now[side] = x.flatten(0, 1).clone()
 
     def flush(self) -> None:
-        """Every model has given the batch: add its cross-products."""
+        """Add the cross-products of a batch that has passed every model."""
         now, self._now = self._now, {}
         rows = max((len(x) for x in now.values()), default=0)
         for side, x in now.items():
@@ -259,7 +259,7 @@ class Moments:
                         self._products[a, b] = self._products.get((a, b), 0) + x.T @ y
 
     def done(self, side: int) -> None:
-        """The model has given all that it gives; nothing of it alone is left to do."""
+        """Close a model's features: nothing of it alone is left to do."""
 
     def prepare(self, measure: Measure) -> None:
         """Centre the products and find every model's map; a model that has none joins the faults."""

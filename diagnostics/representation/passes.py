@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..gradients import Subject
+from ..subject import Subject
+from .comparison import Faults, LayerComparison, Spot, Value
 from .gram import Recorder, Summary, hsic
 from .moments import PROCRUSTES, Kept, Measure, Moments
-from .probe import NoValue, Place, along_one, arranged, by_position, watch
-from .rows import Faults, Request, Spot, Value
+from .probe import NoValue, Place, along_one, arranged, by_position
 from .shifts import least_angle, unit_maps
 from .torch_cka import compared
 
@@ -18,41 +18,45 @@ def _none(a: Spot, b: Spot) -> float | str:
     return "nothing to compare"
 
 
-def _unseen(request: Request) -> tuple[Faults, Value]:
-    for subject in request.subjects:
-        request.tick(subject.client)
+def _unseen(comparison: LayerComparison) -> tuple[Faults, Value]:
+    for subject in comparison.subjects:
+        comparison.measurement.tick(subject.client)
     return {}, _none
 
 
-def by_grams(request: Request, estimator: str, bandwidth: float | None = None) -> tuple[Faults, Value]:
+def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | None = None) -> tuple[Faults, Value]:
     """One client after the other; its features become Gram matrices as they come."""
-    if request.empty:
-        return _unseen(request)
-    models = None if request.across else len(request.subjects)
-    recorders = {path: Recorder(request.where, estimator, models, bandwidth) for path in request.paths}
-    found: dict[Spot, Summary] = {}
+    if comparison.empty:
+        return _unseen(comparison)
+    models = None if comparison.across else len(comparison.subjects)
+    recorders = {path: Recorder(comparison.where, estimator, models, bandwidth) for path in comparison.paths}
+    summaries: dict[Spot, Summary] = {}
     faults: dict[Spot, str] = {}
 
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
         try:
-            recorders[path].take(*place, arranged(module, output, place, request.positions))
+            recorders[path].take(*place, arranged(module, output, place, comparison.options.positions))
         except NoValue as reason:
             recorders[path].fault = str(reason)
 
-    for client, subject in enumerate(request.subjects):
+    for client, subject in enumerate(comparison.subjects):
         for recorder in recorders.values():
             recorder.begin()
-        watch(subject, request.x, request.where, request.paths, take, request.seed, request.mode)
+        comparison.watch(subject, take)
         for path, recorder in recorders.items():
             kept = recorder.kept()
             if isinstance(kept, str):
                 faults[path, client] = kept
             else:
-                found[path, client] = kept
-        request.tick(subject.client)
-    together = [list(found)] if request.across else [[s for s in found if s[0] == path] for path in request.paths]
+                summaries[path, client] = kept
+        comparison.measurement.tick(subject.client)
+    together = (
+        [list(summaries)]
+        if comparison.across
+        else [[s for s in summaries if s[0] == path] for path in comparison.paths]
+    )
     place = {spot: (group, k) for group, spots in enumerate(together) for k, spot in enumerate(spots)}
-    products = [hsic([found[spot] for spot in spots]).cpu() if spots else torch.empty(0, 0) for spots in together]
+    products = [hsic([summaries[spot] for spot in spots]).cpu() if spots else torch.empty(0, 0) for spots in together]
 
     def value(a: Spot, b: Spot) -> float:
         (group, i), (_, j) = place[a], place[b]
@@ -62,23 +66,25 @@ def by_grams(request: Request, estimator: str, bandwidth: float | None = None) -
     return faults, value
 
 
-def by_package(request: Request) -> tuple[Faults, Value]:
-    """torch-cka, for what has a value by our own pass."""
-    faults, _ = by_grams(request, "minibatch")
+def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
+    """CKA as the package torch-cka computes it, of the features that our own pass finds sound."""
+    faults, _ = by_grams(comparison, "minibatch")
 
     def value(a: Spot, b: Spot) -> float | str:
         (path_a, left), (path_b, right) = a, b
-        models = request.subjects
-        return compared(models[left], path_a, models[right], path_b, request.x, request.where, request.seed)
+        models = comparison.subjects
+        return compared(
+            models[left], path_a, models[right], path_b, comparison.x, comparison.where, comparison.measurement.seed
+        )
 
     return faults, value
 
 
-def by_products(request: Request, measure: Measure) -> tuple[Faults, Value]:
+def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, Value]:
     """Cross-products of centred features: of kept ones, or batch by batch over all models where positions are rows."""
-    if request.empty:
-        return _unseen(request)
-    clients, n, rows = len(request.subjects), len(request.x), request.positions == "samples"
+    if comparison.empty:
+        return _unseen(comparison)
+    clients, n, rows = len(comparison.subjects), len(comparison.x), comparison.options.positions == "samples"
     collected: dict[str, Kept | Moments] = {}
     faults: dict[Spot, str] = {}
     client = 0
@@ -86,7 +92,7 @@ def by_products(request: Request, measure: Measure) -> tuple[Faults, Value]:
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
         collector = collected.get(path)
         try:
-            x = arranged(module, output, place, request.positions)
+            x = arranged(module, output, place, comparison.options.positions)
             if collector is None:
                 collector = collected[path] = Moments(clients, n) if x.ndim == 3 else Kept(clients, n)
             if (x.ndim == 3) != isinstance(collector, Moments):
@@ -95,17 +101,17 @@ def by_products(request: Request, measure: Measure) -> tuple[Faults, Value]:
         except NoValue as reason:
             faults.setdefault((path, client), str(reason))
 
-    for places in [[place] for place in request.where] if rows else [request.where]:
-        for client, subject in enumerate(request.subjects):
-            watch(subject, request.x, places, request.paths, take, request.seed, request.mode)
+    for places in [[place] for place in comparison.where] if rows else [comparison.where]:
+        for client, subject in enumerate(comparison.subjects):
+            comparison.watch(subject, take, places)
             if not rows:
                 for collector in collected.values():
                     collector.done(client)
-                request.tick(subject.client)
+                comparison.measurement.tick(subject.client)
         if rows:
             for collector in collected.values():
                 collector.flush()
-    for path in request.paths:
+    for path in comparison.paths:
         collector = collected.setdefault(path, Kept(clients, n))
         for k in range(clients):
             collector.done(k)
@@ -113,8 +119,8 @@ def by_products(request: Request, measure: Measure) -> tuple[Faults, Value]:
         for k, reason in collector.faults.items():
             faults.setdefault((path, k), reason)
     if rows:
-        for subject in request.subjects:
-            request.tick(subject.client)
+        for subject in comparison.subjects:
+            comparison.measurement.tick(subject.client)
 
     def value(a: Spot, b: Spot) -> float:
         (path_a, left), (path_b, right) = a, b
@@ -128,18 +134,18 @@ def by_products(request: Request, measure: Measure) -> tuple[Faults, Value]:
     return faults, value
 
 
-def by_shifts(request: Request) -> tuple[Faults, Value]:
+def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
     """Procrustes angles the way PLayer-FL's authors measured them, one layer after the other."""
-    if request.empty:
-        return _unseen(request)
+    if comparison.empty:
+        return _unseen(comparison)
     faults: dict[Spot, str] = {}
     values: dict[tuple[Spot, Spot], float | str] = {}
-    for path in request.paths:
-        spots = [(path, client) for client in range(len(request.subjects))]
-        maps, plain = {}, Kept(len(spots), len(request.x))
-        for spot, subject in zip(spots, request.subjects, strict=True):
+    for path in comparison.paths:
+        spots = [(path, client) for client in range(len(comparison.subjects))]
+        maps, plain = {}, Kept(len(spots), len(comparison.x))
+        for spot, subject in zip(spots, comparison.subjects, strict=True):
             try:
-                seen = _seen(request, subject, path)
+                seen = _seen(comparison, subject, path)
                 if seen.ndim > 3 or (seen.ndim == 3 and along_one(subject.model.get_submodule(path))):
                     maps[spot] = unit_maps(seen)
                 else:
@@ -148,8 +154,8 @@ def by_shifts(request: Request) -> tuple[Faults, Value]:
                     plain.done(spot[1])
             except NoValue as reason:
                 faults[spot] = str(reason)
-            if path == request.paths[-1]:
-                request.tick(subject.client)
+            if path == comparison.paths[-1]:
+                comparison.measurement.tick(subject.client)
         plain.prepare(PROCRUSTES)
         faults |= {(path, client): reason for client, reason in plain.faults.items()}
         sound = [spot for spot in spots if spot not in faults]
@@ -164,7 +170,7 @@ def by_shifts(request: Request) -> tuple[Faults, Value]:
     return faults, lambda a, b: values[a, b]
 
 
-def _seen(request: Request, subject: Subject, path: str) -> Tensor:
+def _seen(comparison: LayerComparison, subject: Subject, path: str) -> Tensor:
     """What a module puts out for the whole probe, [n, *positions, d]."""
     parts: dict[Place, Tensor] = {}
     faults: list[NoValue] = []
@@ -178,10 +184,10 @@ def _seen(request: Request, subject: Subject, path: str) -> Tensor:
             x = by_position(module, output).clone()
             parts[place] = x if x.dtype in (torch.float32, torch.float64) else x.float()
 
-    watch(subject, request.x, request.where, [path], take, request.seed, request.mode)
+    comparison.watch(subject, take, paths=[path])
     if faults:
         raise faults[0]
-    if list(parts) != request.where:
+    if list(parts) != comparison.where:
         raise NoValue("not computed in every forward pass")
     shapes = list(dict.fromkeys(part.shape[1:] for part in parts.values()))
     if len(shapes) > 1:

@@ -13,7 +13,7 @@ from fl_core.execution.workspace import takes_channels_last
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import Batch, Data, Hook, batches, first_tensor, hooked, set_mode
-from ..gradients import Subject, placed
+from ..subject import Subject, placed
 
 if TYPE_CHECKING:
     from fl_core.data import FederatedData

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..gradients import Subject
+from ..subject import Subject
 from .probe import Place, watch
 
 

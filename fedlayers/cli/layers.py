@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from tyro.conf import Positional
 
@@ -19,7 +19,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
-    from fedlayers.diagnostics.metrics import Metric
+    from fedlayers.diagnostics.metrics.base import Metric
 
 _LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 _DTYPES = ("float32", "float64")
@@ -45,6 +45,9 @@ class Diagnose(Command):
     metrics: Annotated[
         tuple[str, ...], option("Names, or package.module:function; default the four that decide.", "NAME [NAME ...]")
     ] = ()
+    measure_batch: Annotated[
+        int, option("Samples at a time while measuring; --batch is what clients train with.", "N")
+    ] = 256
     round: Annotated[str, option("Of a run: a round with a checkpoint, or last.", "N|last")] = "last"
     model: Annotated[
         str | None, option("Of a run: local, personal or global (default local). Of a dataset: a model's name.")
@@ -84,17 +87,22 @@ class Diagnose(Command):
             catalogue.check_names(config)
 
         from fedlayers.diagnostics import measure
-        from fedlayers.diagnostics.metrics import DEFAULT, METRICS
+        from fedlayers.diagnostics.diagnosis import chosen_metrics
+        from fedlayers.diagnostics.metrics.base import DEFAULT
         from fedlayers.diagnostics.resampling import check_resamples
         from fl_core import runner
 
         arguments.check_output(self.out, "rows")
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
+        chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         own = {
-            name: {key: _option(METRICS[name], key, value) for key, value in given.items()}
-            for name, given in arguments.by_name(self.set, "metric", metrics, "that is measured").items()
+            name: {key: _option(chosen[name], key, value) for key, value in given.items()}
+            for name, given in arguments.by_name(self.set, "metric", tuple(chosen), "that is measured").items()
         }
+        if self.measure_batch < 1:
+            raise UsageError(f"--measure-batch {self.measure_batch}; at least 1 sample is needed")
         how: dict[str, Any] = {"command": line, "options": own, "resamples": check_resamples(self.resamples)}
+        how["measure_batch"] = self.measure_batch
         if self.dir is not None:
             round = self.round if self.round == "last" else int(self.round)
             which, code = self.model or "local", self.model_code
@@ -107,10 +115,11 @@ class Diagnose(Command):
         arguments.note_replaced(self.out)
         report.write(self.out)
         print(report)
-        for metric in metrics:
-            for variant in measure.shown_variants(report, metric):
-                table = report.values(metric, variant).to_string(float_format="{:.4g}".format)
-                print(f"\n{metric}, {variant} ({METRICS[metric].direction})\n{table}")
+        for name, metric in chosen.items():
+            for variant in measure.shown_variants(report, name):
+                table = report.values(name, variant).to_string(float_format="{:.4g}".format)
+                about = [", ".join(filter(None, [name, variant])), *[f"({metric.direction})"] * bool(metric.direction)]
+                print(f"\n{' '.join(about)}\n{table}")
         if report.header["absent"]:
             print(f"\nwithout a model in this round: {', '.join(report.header['absent'])}")
         print(f"\nrows: {self.out}")
@@ -134,7 +143,7 @@ def _option(metric: Metric, key: str, value: Any) -> Any:
     import torch
 
     default = metric.options[check_known(f"option of {metric.name}", key, metric.options)]
-    hint = get_type_hints(metric.compute)[key]
+    hint = metric.option_types[key]
     kinds = get_args(hint) or (hint,)
     if value is None and NoneType in kinds:
         return None

@@ -13,8 +13,8 @@ from tqdm.auto import tqdm
 
 from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.decide.rules import RULES
-from fedlayers.diagnostics.metrics import DEFAULT
+from fedlayers.diagnostics.decide.rules.base import RULES, deciding
+from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.studies.compare import compare, headline
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
@@ -190,11 +190,12 @@ def regret(
 def _parsed(text: str) -> tuple[str, str | None]:
     """A rule and the metric that it reads."""
     metric, equals, rule = text.rpartition("=")
-    known = [name for name, each in RULES.items() if each.cut or each.reads == "curves"]
-    check_known("rule that decides by itself", rule, known)
-    if equals and RULES[rule].reads == "curves":
+    joint = RULES[rule].reads == "curves"
+    if not joint:
+        deciding(rule)
+    if equals and joint:
         raise UsageError(f"rule {rule!r} reads several metrics; it is named alone")
-    return rule, (check_known("metric", metric, measure.METRICS) if equals else None)
+    return rule, (METRICS[metric].name if equals else None)
 
 
 def _decisions(

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from fedlayers.diagnostics.embedding import Pool, embed, pool, scores
+from fedlayers.diagnostics.representation.embedding import Pool, embed, pool, scores
 from figures import items
 from figures.pieces import Pieces, ran
 from fl_core import rows, runner, tree
@@ -215,7 +215,7 @@ def weights(attention: pd.DataFrame) -> pd.DataFrame:
 
 
 def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
-    """Samples in the plane of a run, as :func:`fedlayers.diagnostics.embedding.embed` gives them.
+    """Samples in the plane of a run, as :func:`fedlayers.diagnostics.representation.embedding.embed` gives them.
 
     A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, the
     prompts that the feature passed in ``layer`` (empty: none), and in ``variant`` its place among the client's test

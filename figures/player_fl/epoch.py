@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.pictures.drawing import COLOURS, name_ticks, set_scale, style
-from fedlayers.diagnostics.similarity import probe_set
+from fedlayers.diagnostics.representation.probe import probe_set
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import (

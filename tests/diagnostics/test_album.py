@@ -17,9 +17,9 @@ from torch import nn
 
 from fedlayers.cli.main import main
 from fedlayers.diagnostics import diagnose, plots
-from fedlayers.diagnostics.metrics import METRICS
+from fedlayers.diagnostics.curvature.spectrum import AT, smoothed
+from fedlayers.diagnostics.metrics.base import METRICS
 from fedlayers.diagnostics.pictures.album import album
-from fedlayers.diagnostics.spectrum import AT, smoothed
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

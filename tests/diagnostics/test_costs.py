@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlayers.diagnostics import diagnose, plots
-from fedlayers.diagnostics.costs import cost_steps, layer_cost, plan_cost, step_work
-from fedlayers.diagnostics.gradients import Subject
+from fedlayers.diagnostics.costs import cost_steps, plan_cost
+from fedlayers.diagnostics.subject import Subject
+from fedlayers.diagnostics.work import step_work
 from fl_core import models, runner, tree
 from fl_core.costs import training_cost
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from tests.conftest import CONFIG, TOY, network
+from tests.diagnostics.calls import layer_cost
 
 N = 3
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import json
 import math
 import os
@@ -24,17 +23,24 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from fedlayers.diagnostics import METRICS, Report, diagnose, gradients
-from fedlayers.diagnostics.gradients import Subject
-from fedlayers.diagnostics.hessian import hessian_trace
+from fedlayers.diagnostics import METRICS, Report, diagnose
+from fedlayers.diagnostics.curvature.hessian import hessian_trace
+from fedlayers.diagnostics.gradients import passes
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.training import losses
+from tests.diagnostics.calls import call
 
 mpl.use("agg")
 C = 3
 CE = losses.build("cross_entropy")
+CHEAP: dict[str, dict[str, Any]] = {
+    "linear_probe": {"folds": 2, "samples": 12},
+    "knn_probe": {"folds": 2},
+    "hessian_spectrum": {"k": 1, "tol": 0.1},
+}
 OF_CLASSES = ("linear_probe", "knn_probe", "separability")
 
 
@@ -74,7 +80,7 @@ def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
     missing = frame[frame["status"] != "ok"]
     assert set(zip(missing["metric"], missing["layer"], strict=True)) == {("bn_scale", "4"), ("bn_scale", "6")}
     assert list(dict.fromkeys(frame["metric"])) == list(METRICS)
-    for name, metric in METRICS.items():
+    for name, metric in METRICS.members().items():
         rows = frame[(frame["metric"] == name) & (frame["variant"] == metric.variant)]
         who = [("a", "b"), ("a", "c"), ("b", "c")] if metric.pairs else [("a", ""), ("b", ""), ("c", "")]
         who += [("", "")] if name == "federation_sensitivity" else []
@@ -250,7 +256,7 @@ def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_i
 
 def test_some_layers_have_the_values_they_have_among_all() -> None:
     every, some = run(), run(layers=["6", "4"])
-    for name, metric in METRICS.items():
+    for name, metric in METRICS.members().items():
         for variant in (metric.variant, every.frame.loc[every.frame["metric"] == name, "variant"].iloc[-1]):
             pd.testing.assert_frame_equal(some.values(name, variant), every.values(name, variant).loc[["4", "6"]])
     assert some.layers == every.layers
@@ -308,9 +314,7 @@ def test_layers_by_module() -> None:
 
 @pytest.mark.parametrize("metric", list(METRICS))
 def test_every_metric_says_what_it_keeps_in_memory(metric: str) -> None:
-    compute = METRICS[metric].compute
-    assert "\n    Memory: " in (compute.__doc__ or "")
-    assert "batch" in inspect.signature(compute).parameters
+    assert "\n    Memory: " in (METRICS[metric].compute.__doc__ or "")
 
 
 class Wider(nn.Sequential):
@@ -354,7 +358,7 @@ def test_bad_requests_are_named(change: dict[str, Any], words: str) -> None:
 UNLIKELY: dict[type, Any] = {str: "nonsense", int: -1, float: -1.0}
 OUT_OF_RANGE = [
     (name, option, UNLIKELY[type(default)])
-    for name, metric in METRICS.items()
+    for name, metric in METRICS.members().items()
     for option, default in metric.options.items()
     if type(default) in UNLIKELY
 ] + [
@@ -374,13 +378,13 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
     metric: str, option: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[str] = []
-    monkeypatch.setattr(gradients, "measure", lambda *_, **__: measured.append("gradients"))
+    monkeypatch.setattr(passes, "one_pass", lambda *_, **__: measured.append("gradients"))
     with pytest.raises(UsageError, match=metric):
         run(metrics=["grad_norm", metric], options={metric: {option: value}}, batch=3 if value == "minibatch" else 256)
     assert not measured
     if option != "against" and value != "minibatch":  # which hang on layers and batches
         with pytest.raises(UsageError):
-            METRICS[metric].check((), **{option: value})
+            METRICS[metric].settings(**{option: value})
 
 
 # --- no trace --------------------------------------------------------------------------------------------------
@@ -443,19 +447,17 @@ def used(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("metric", [*METRICS, "all"])
-@pytest.mark.parametrize("direct", [False, True])
-def test_nothing_is_left_on_the_models(metric: str, mode: str, direct: bool) -> None:
+def test_nothing_is_left_on_the_models(metric: str, mode: str) -> None:
+    """By each metric alone, and by one diagnosis of all."""
     models = [used(net(k)) for k in range(2)]
-    before = [state(model) for model in models]
-    chosen = list(METRICS) if metric == "all" else [metric]
-    if direct:
+    if metric == "all":
+        before = [state(model) for model in models]
+        run(models, loader(), tuple(METRICS), mode=mode)
+    else:
         layers = layers_of(models[0], pair()[0])
         subjects = [Subject(str(k), model, loader(), 12) for k, model in enumerate(models)]
         before = [state(model) for model in models]
-        for name in chosen:
-            METRICS[name].compute(subjects, layers, loss=CE, batch=5, seed=0, mode=mode)
-    else:
-        run(models, loader(), chosen, mode=mode)
+        call(metric, subjects, layers, batch=5, mode=mode, **CHEAP.get(metric, {}))
     assert_same(before, [state(model) for model in models])
 
 
@@ -489,13 +491,6 @@ def growth(call: Callable[[], Any], times: int = 20, series: int = 4) -> float:
     return least
 
 
-CHEAP = {
-    "linear_probe": {"folds": 2, "samples": 12},
-    "knn_probe": {"folds": 2},
-    "hessian_spectrum": {"k": 1, "tol": 0.1},
-}
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("metric", list(METRICS))
 def test_twenty_calls_keep_no_memory_and_change_nothing(metric: str) -> None:
@@ -509,15 +504,15 @@ def test_twenty_calls_keep_no_memory_and_change_nothing(metric: str) -> None:
     if metric == "update_magnitude":
         options["start"] = models[0]
 
-    def call() -> None:
-        METRICS[metric].compute(whom, which, loss=CE, batch=24, seed=0, mode="eval", **options)
+    def measured() -> None:
+        call(metric, whom, which, batch=24, **options)
 
     before = [state(model) for model in models]
     for _ in range(3):
-        call()
+        measured()
     gc.collect()
     tensors = sum(isinstance(each, Tensor) for each in gc.get_objects())
-    assert growth(call) < 1
+    assert growth(measured) < 1
     assert sum(isinstance(each, Tensor) for each in gc.get_objects()) == tensors
     assert_same(before, [state(model) for model in models])
 
@@ -552,7 +547,7 @@ def test_nothing_is_left_after_a_bad_argument(metric: str) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-@pytest.mark.parametrize("metric", [name for name, metric in METRICS.items() if metric.reads != "weights"])
+@pytest.mark.parametrize("metric", [name for name, metric in METRICS.members().items() if metric.reads != "weights"])
 def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int) -> None:
     model = used(Raising(0 if metric == "layer_cost" else after))  # costs take one pass
     models = [model, copy.deepcopy(model)]
@@ -564,7 +559,7 @@ def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int
         for layer in layers
     )
     with pytest.raises(RuntimeError, match="on purpose"):
-        METRICS[metric].compute(subjects, layers, loss=CE, batch=5, seed=0, mode="train")
+        call(metric, subjects, layers, batch=5, mode="train")
     assert_same(before, [state(model) for model in models])
     with pytest.raises(RuntimeError, match="on purpose"):
         run(models, loader(), [metric])
@@ -587,7 +582,7 @@ def test_few_samples_and_one_class(n: int, one_class: bool) -> None:
     assert all(f"layer {layer!r}" in status for layer, status in told.loc[said.index, ["layer", "status"]].values)
     rest = ~report.frame["metric"].isin(["bn_scale", *OF_CLASSES])
     missing = report.frame[(report.frame["status"] != "ok") & rest]
-    on_a_probe = {name for name, metric in METRICS.items() if "probe" in metric.options}
+    on_a_probe = {name for name, metric in METRICS.members().items() if "probe" in metric.options}
     assert set(missing["metric"]) <= ({*on_a_probe, "grad_noise"} if n == 1 else {"cca", "svcca"})
     few = ("1 samples, at least 2 are needed", "needs at least two samples") if n == 1 else ("rows fill their space",)
     assert all(any(words in status for words in few) for status in missing["status"])

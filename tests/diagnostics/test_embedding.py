@@ -14,8 +14,8 @@ from matplotlib.colors import to_hex
 from torch import Tensor, nn
 
 from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS
+from fedlayers.diagnostics.representation.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
 from fl_core.errors import UsageError
 
 mpl.use("agg")

@@ -13,11 +13,20 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.features import NoValue, collect, constant, folds_of, holdout_of, reduced, standardised
-from fedlayers.diagnostics.gradients import Subject
-from fedlayers.diagnostics.scatter import scatter_ratio, separability
+from fedlayers.diagnostics.representation.features import (
+    NoValue,
+    collect,
+    constant,
+    folds_of,
+    holdout_of,
+    reduced,
+    standardised,
+)
+from fedlayers.diagnostics.representation.scatter import scatter_ratio
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
+from tests.diagnostics.calls import separability
 
 
 def cnn(seed: int = 0) -> nn.Sequential:

@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.gradient_similarity import GradSimilarity, cosine, grad_similarity
-from fedlayers.diagnostics.gradient_statistics import NORM_VARIANTS, GradNorm, GradVariance, grad_norm, grad_variance
-from fedlayers.diagnostics.gradients import Subject, measure
+from fedlayers.diagnostics import METRICS, diagnose
+from fedlayers.diagnostics.gradients.vectors import cosine
+from fedlayers.diagnostics.metrics.grad_norm import GradNorm
+from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
+from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
+from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance
+from tests.diagnostics.calls import one_pass as measure
 
 CE = losses.build("cross_entropy")
 N, C = 13, 3
@@ -47,7 +51,7 @@ def test_norm_and_means_of_the_whole_gradient(tensors: str, batch: int) -> None:
     assert len(found) == 3 * len(layers)
     for layer in layers:
         g = gradient(model, layer, pair(), tensors)
-        for variant, expected in zip(NORM_VARIANTS, (g.norm(), g.mean(), g.abs().mean()), strict=False):
+        for variant, expected in zip(METRICS["grad_norm"].variants, (g.norm(), g.mean(), g.abs().mean()), strict=False):
             assert of[layer.name, variant]["value"] == pytest.approx(float(expected), rel=1e-10, abs=1e-15)
             assert of[layer.name, variant]["n_params"] == len(g)
             assert of[layer.name, variant]["stderr"] == 0
@@ -64,7 +68,7 @@ def test_by_batches_the_mean_of_their_norms_with_its_error() -> None:
         assert made["value"] == pytest.approx(float(parts.mean()), rel=1e-10)
         assert made["stderr"] == pytest.approx(float(parts.std() / 3**0.5), rel=1e-10)
         assert made["value"] > float(gradient(model, layer, pair()).norm())
-    assert {variant for _, variant in of} == set(NORM_VARIANTS[3:])
+    assert {variant for _, variant in of} == set(METRICS["grad_norm"].variants[3:])
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.gradient_statistics import GradVariance, grad_variance, variance
-from fedlayers.diagnostics.gradients import Subject, measure
-from fedlayers.diagnostics.sensitivity import Sensitivity, federation_sensitivity
+from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
+from fedlayers.diagnostics.gradients.vectors import variance
+from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
 from fl_core.training import losses
+from tests.diagnostics.calls import federation_sensitivity, grad_variance
+from tests.diagnostics.calls import one_pass as measure
 
 CE = losses.build("cross_entropy")
 N, C = 23, 3

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedlayers.diagnostics.curvature import exact as curvature_exact
 from fedlayers.diagnostics.curvature import linear as curvature_linear
+from fedlayers.diagnostics.curvature.hessian import TraceResult, hessian_trace
 from fedlayers.diagnostics.curvature.norms import grams_of_patches, norms_of, patches_of
-from fedlayers.diagnostics.hessian import TraceResult, hessian_trace
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import Loss, build

@@ -8,7 +8,7 @@ import torch
 
 from fedlayers.diagnostics import diagnose, measure
 from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.similarity import probe_set
+from fedlayers.diagnostics.representation.probe import probe_set
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

@@ -11,9 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlayers.diagnostics import mismatch, plots
-from fedlayers.diagnostics.mismatch import classifier_input, match_accuracy, origin_accuracy, probe_accuracy
-from fedlayers.diagnostics.probes import logistic
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.representation import mismatch
+from fedlayers.diagnostics.representation.classifiers import logistic
+from fedlayers.diagnostics.representation.mismatch import (
+    classifier_input,
+    match_accuracy,
+    origin_accuracy,
+    probe_accuracy,
+)
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 

@@ -15,6 +15,7 @@ from matplotlib.colors import to_rgb
 
 from fedlayers.diagnostics import plots
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, MOST, weighted_mean
+from fedlayers.diagnostics.pictures.plan import FEDERATED, LOCAL
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
@@ -348,7 +349,7 @@ def test_plan_shows_boxes_values_ratios_and_votes() -> None:
             values=(1.0, 1.5, 3.0, 9.0), votes={"Cleveland": "fc2", "VA": "fc3"}, status="the cut was clipped",
         )
     )  # fmt: skip
-    federated, local = to_rgb(plots.FEDERATED), to_rgb(plots.LOCAL)
+    federated, local = to_rgb(FEDERATED), to_rgb(LOCAL)
     assert boxes(ax) == [federated, federated, local, local]
     assert [tick.get_text() for tick in ax.get_xticklabels()] == LAYERS
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["S", "ratio", "vote of Cleveland", "vote of VA"]
@@ -369,7 +370,7 @@ def test_plan_shows_boxes_values_ratios_and_votes() -> None:
 def test_plan_without_evidence_or_prefix() -> None:
     layers = tuple(Layer(name, (f"{name}.weight",)) for name in LAYERS)
     ax: Any = plots.plan(LayerPlan(layers, ("fc1", "fc3")))
-    assert [colour == to_rgb(plots.FEDERATED) for colour in boxes(ax)] == [True, False, True, False]
+    assert [colour == to_rgb(FEDERATED) for colour in boxes(ax)] == [True, False, True, False]
     assert entries(ax) == ["federated", "local"]
     assert not texts(ax)
 

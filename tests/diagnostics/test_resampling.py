@@ -15,19 +15,22 @@ from torch import Tensor, nn
 from fedlayers.cli import main as cli
 from fedlayers.diagnostics import Report, diagnose
 from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.decide.rules import Opinion, change_point, sensitivity_ratio, stability
+from fedlayers.diagnostics.decide.rules.base import RULES
 from fedlayers.diagnostics.decide.select import explain, select
-from fedlayers.diagnostics.gradient_similarity import GradSimilarity
-from fedlayers.diagnostics.gradient_statistics import GradNorm, GradVariance
-from fedlayers.diagnostics.gradients import Subject, measure
-from fedlayers.diagnostics.importance import SensitivityAccumulator
+from fedlayers.diagnostics.decide.stability import Opinion, stability
+from fedlayers.diagnostics.gradients.importance import SensitivityAccumulator
+from fedlayers.diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
+from fedlayers.diagnostics.metrics.grad_norm import GradNorm
+from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
+from fedlayers.diagnostics.metrics.grad_variance import GradVariance
 from fedlayers.diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
-from fedlayers.diagnostics.sensitivity import Sensitivity, recorded_rows
+from fedlayers.diagnostics.subject import Subject
 from fl_core import rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import frame, row
 from fl_core.training import losses
+from tests.diagnostics.calls import one_pass as measure
 
 CE = losses.build("cross_entropy")
 C = 3
@@ -178,7 +181,7 @@ def test_a_decision_over_the_resamples_of_one_client() -> None:
     curve = curve_of(LAYERS, table({"a": [late, late, early, late, late]}, stderr=5.0), "m", "x")
     assert curve.redrawn == {("a",): [late, early, late, late]}
     assert not curve.noisy
-    for rule in (change_point, sensitivity_ratio):
+    for rule in (RULES["change_point"], RULES["sensitivity_ratio"]):
         found = stability([Opinion(curve, rule, 1.3)], 2, seed=0, resamples=N)
         assert found["of"] == "batches"
         assert likely(found["agreement"], 3 / 4)
@@ -189,16 +192,16 @@ def test_clients_and_batches_are_resampled_in_two_stages() -> None:
     """S_2 is 1 + (what a's resample adds) with a alone, 1 with b alone, half of it with both; the cut is at 1.3."""
     a, b = [[1.0, 1.0, 3.0], [1.0, 1.5, 3.0], [1.0, 1.7, 3.0]], [[1.0, 1.0, 3.0]] * 3
     curve = curve_of(LAYERS, table({"a": a, "b": b}), "m", "x")
-    found = stability([Opinion(curve, sensitivity_ratio, 1.3)], 2, seed=0, resamples=N)
+    found = stability([Opinion(curve, RULES["sensitivity_ratio"], 1.3)], 2, seed=0, resamples=N)
     assert found["of"] == "clients and batches"
     assert likely(found["cuts"]["l1"], 1 / 4 + 1 / 2 * 1 / 2)  # a alone, or both with a's second resample
 
 
 def test_curves_share_a_resample_and_the_text_says_which_have_one() -> None:
     clients = {"a": [[1.0, 1.0, 2.0], [1.0, 1.0, 2.0], [1.0, 2.0, 2.0]]}
-    one = Opinion(curve_of(LAYERS, table(clients), "m", "x"), change_point, 1.3)
+    one = Opinion(curve_of(LAYERS, table(clients), "m", "x"), RULES["change_point"], 1.3)
     assert stability([one] * 3, 2, 3) == {**stability([one], 2, 3)}
-    plain = Opinion(curve_of(LAYERS, table({"a": clients["a"][:1]}), "m", "x"), change_point, 1.3)
+    plain = Opinion(curve_of(LAYERS, table({"a": clients["a"][:1]}), "m", "x"), RULES["change_point"], 1.3)
     assert stability([one, plain], 2, 0)["of"] == "batches (m)"
     assert stability([plain], 2, 0)["status"].endswith("nothing to resample")
 
@@ -208,7 +211,7 @@ def test_a_resample_without_a_value_decides_nothing() -> None:
     broken = (found["variant"] == "x, resample 2") & (found["layer"] == "l2")
     found.loc[broken, ["value", "status"]] = [np.nan, "not finite"]
     curve = curve_of(LAYERS, found, "m", "x")
-    said = stability([Opinion(curve, change_point, 1.3)], 2, 0, resamples=N)
+    said = stability([Opinion(curve, RULES["change_point"], 1.3)], 2, 0, resamples=N)
     assert likely(said["undecided"], 1 / 2)
     assert resamples_of(found, "x")["resample"].tolist() == [1, 1, 1, 2, 2, 2]
 

@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.decide.rules import (
-    RULES,
-    Opinion,
-    agreement,
-    change_gains,
-    change_point,
-    largest_jump,
-    longest_prefix,
-    median_cut,
-    sensitivity_ratio,
-    stability,
-)
+from fedlayers.diagnostics.decide.rules.base import RULES
+from fedlayers.diagnostics.decide.rules.change import change_gains, change_point
+from fedlayers.diagnostics.decide.rules.jumps import largest_jump, sensitivity_ratio
+from fedlayers.diagnostics.decide.rules.several import longest_prefix, vote
+from fedlayers.diagnostics.decide.stability import Opinion, agreement, stability
 from fl_core.layers import Layer
 from fl_core.rows import frame, row
 
@@ -114,7 +107,7 @@ def test_a_ratio_that_is_lacking_is_said(values, threshold):
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=9))
 def test_median_is_the_majority_where_there_is_one(cuts):
-    chosen = median_cut(cuts)
+    chosen = vote(cuts)
     assert chosen in cuts
     name, count = Counter(cuts).most_common(1)[0]
     assert chosen == name or 2 * count <= len(cuts)
@@ -174,7 +167,9 @@ def test_resamples_of_clients_against_all_draws():
 
     expected = shares(clients, decide)
     assert len(expected) == 3
-    found = stability([Opinion(curve(clients, weights=weights), sensitivity_ratio, 1.3)], 1, seed=5, resamples=N)
+    found = stability(
+        [Opinion(curve(clients, weights=weights), RULES["sensitivity_ratio"], 1.3)], 1, seed=5, resamples=N
+    )
     assert (found["status"], found["of"], found["undecided"]) == ("ok", "clients", 0)
     assert set(found["cuts"]) == {LAYERS[cut - 1].name for cut in expected}
     for cut, probability in expected.items():
@@ -191,7 +186,7 @@ def test_resamples_of_pairs_against_all_draws():
 
     expected = shares("abc", decide)
     assert expected[None] == 1 / 9
-    found = stability([Opinion(pair_curve(pairs), largest_jump, 1.2)], 1, seed=0, resamples=N)
+    found = stability([Opinion(pair_curve(pairs), RULES["largest_jump"], 1.2)], 1, seed=0, resamples=N)
     assert likely(found["undecided"], 1 / 9)
     for cut, probability in expected.items():
         assert cut is None or likely(found["cuts"][LAYERS[cut - 1].name], probability)
@@ -199,19 +194,19 @@ def test_resamples_of_pairs_against_all_draws():
 
 def test_resamples_of_measurement_errors():
     one = curve({"a": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
-    found = stability([Opinion(one, sensitivity_ratio, 1.25)], 2, seed=0, resamples=N)
+    found = stability([Opinion(one, RULES["sensitivity_ratio"], 1.25)], 2, seed=0, resamples=N)
     # S2 > 1.25 S1, both with a standard error of 0.05
     probability = norm.sf((1.25 - 1.2) / (0.05 * math.hypot(1, 1.25)))
     assert found["of"] == "measurement errors"
     assert likely(found["cuts"]["l1"], probability)
     assert found["agreement"] == found["cuts"]["l2"]
     both = curve({"a": [1.0, 1.2, 5.0, 25.0], "b": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
-    assert stability([Opinion(both, sensitivity_ratio, 1.25)], 2, 0)["of"] == "clients and measurement errors"
+    assert stability([Opinion(both, RULES["sensitivity_ratio"], 1.25)], 2, 0)["of"] == "clients and measurement errors"
 
 
 def test_resamples_below_zero_have_no_decision():
     one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 1.0})
-    found = stability([Opinion(one, largest_jump, 1.2)], 1, seed=0, resamples=N)
+    found = stability([Opinion(one, RULES["largest_jump"], 1.2)], 1, seed=0, resamples=N)
     positive = math.prod(norm.cdf(v) for v in (1, 2, 3, 4))
     assert likely(found["undecided"], 1 - positive)
     assert sum(found["cuts"].values()) + found["undecided"] == pytest.approx(1)
@@ -219,15 +214,15 @@ def test_resamples_below_zero_have_no_decision():
 
 def test_nothing_to_resample_and_the_same_again():
     one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 0.0})
-    assert stability([Opinion(one, largest_jump, 1.2)], 1, 0) == {
+    assert stability([Opinion(one, RULES["largest_jump"], 1.2)], 1, 0) == {
         "status": "one client and no measurement errors or resampled batches: nothing to resample"
     }
-    two = [Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), sensitivity_ratio, 1.2)]
+    two = [Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), RULES["sensitivity_ratio"], 1.2)]
     assert stability(two, 1, 7) == stability(two, 1, 7)
     assert stability(two, 1, 7)["cuts"] != stability(two, 1, 8)["cuts"]
 
 
 def test_several_curves_are_resampled_by_the_same_clients():
     """Two copies of a curve vote as one does: drawn apart, the lower median would cut earlier more often."""
-    single = Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), sensitivity_ratio, 1.2)
+    single = Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), RULES["sensitivity_ratio"], 1.2)
     assert stability([single] * 3, 1, 3) == stability([single], 1, 3)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlayers.diagnostics import Report, SensitivityAccumulator, diagnose
-from fedlayers.diagnostics.decide.rules import change_point
+from fedlayers.diagnostics.decide.rules.change import change_point
 from fedlayers.diagnostics.decide.select import (
     RULES,
     THRESHOLDS,
@@ -27,7 +27,7 @@ from fedlayers.diagnostics.decide.select import (
     select,
     sensitivity_ratio,
 )
-from fedlayers.diagnostics.sensitivity import recorded_rows
+from fedlayers.diagnostics.gradients.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer, layers_of
@@ -141,9 +141,9 @@ def test_a_ratio_equal_to_the_threshold_does_not_exceed_it():
     assert ratios([2.0, 3.0, 1.5]) == [1.5, 0.5]
 
 
-@given(curves, st.sampled_from([name for name, rule in RULES.items() if rule.cut]))
+@given(curves, st.sampled_from([name for name, rule in RULES.members().items() if rule.decides]))
 def test_every_rule_keeps_something_on_both_sides(values, name):
-    assert 1 <= RULES[name].cut(values, 1.2) <= len(values) - 1
+    assert 1 <= RULES[name].cut(values, 1.2) <= len(values)
 
 
 # --- from rows to a plan ---------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_a_file_a_report_and_a_pair_decide_alike(tmp_path):
     assert LayerPlan.load(tmp_path / "plan.json") == plan
 
 
-@pytest.mark.parametrize("rule", [name for name, each in RULES.items() if each.cut])
+@pytest.mark.parametrize("rule", [name for name, each in RULES.members().items() if each.decides])
 def test_votes_are_the_rule_on_one_client(rule):
     plan = select(measured(rows_of()), rule)
     for client, (n_train, values) in SENSITIVITIES.items():
@@ -299,7 +299,7 @@ def test_change_point_decides_with_its_own_thresholds():
     assert flat.why.status == "no rise of level is worth a step by 1.2: all but the last layer are shared"
 
 
-@pytest.mark.parametrize("rule", [name for name, each in RULES.items() if each.cut])
+@pytest.mark.parametrize("rule", [name for name, each in RULES.members().items() if each.decides])
 def test_stability_stands_in_the_evidence(rule):
     """Of two clients a resample holds one, the other, or both: three decisions with probability 1/4, 1/4, 1/2."""
     plan = select(measured(rows_of(seed=9)), rule, threshold=1.7)
@@ -578,7 +578,7 @@ def test_mid_run_needs_a_rule_that_decides(rule, message):
         ({"rule": "vote", "metric": "cka"}, "name them with metrics"),
         ({"rule": "vote", "variant": "training"}, "name them with metrics"),
         ({"rule": "vote", "metrics": ["cka"]}, "unknown metric among the rows 'cka'"),
-        ({"rule": "vote", "metrics": ["federation_sensitivity=manual"]}, "rule of a voting metric 'manual'"),
+        ({"rule": "vote", "metrics": ["federation_sensitivity=manual"]}, "rule that decides by itself 'manual'"),
         ({"rule": "vote", "metrics": ["federation_sensitivity"] * 2}, "votes twice"),
         ({"rule": "vote", "metrics": []}, "no metric to vote; the rows hold federation_sensitivity"),
         ({"rule": "vote", "layers": "conv1"}, "only rule 'manual'"),

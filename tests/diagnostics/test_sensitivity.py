@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.gradients import Subject
-from fedlayers.diagnostics.importance import SensitivityAccumulator, importance
-from fedlayers.diagnostics.sensitivity import combine, cumulative, federation_sensitivity, recorded_rows
+from fedlayers.diagnostics.gradients.importance import SensitivityAccumulator, importance
+from fedlayers.diagnostics.gradients.sensitivity import combine, cumulative, recorded_rows
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.rows import Row
 from fl_core.training import losses
+from tests.diagnostics.calls import federation_sensitivity
 
 CE = losses.build("cross_entropy")
 C = 3

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.gradients import Subject
-from fedlayers.diagnostics.similarity import cka, linear_cka, probe_set, shared_probe
+from fedlayers.diagnostics.representation.gram import linear_cka
+from fedlayers.diagnostics.representation.probe import probe_set, shared_probe
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
+from tests.diagnostics.calls import cka
 
 C = 3
 

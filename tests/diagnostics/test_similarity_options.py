@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlayers.diagnostics import METRICS, Report, diagnose, plots
-from fedlayers.diagnostics import similarity as metrics
 from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.gradients import Subject
 from fedlayers.diagnostics.representation.gram import rbf_cka
 from fedlayers.diagnostics.representation.moments import mean_cca, procrustes_distance, svcca
 from fedlayers.diagnostics.representation.probe import by_position
 from fedlayers.diagnostics.representation.shifts import shifted_procrustes
+from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
+from tests.diagnostics.calls import call, procrustes
 from tests.diagnostics.test_similarity import Odd, by_layer, clients, dense, net, outputs, pair
 
 N = 48
@@ -38,7 +38,7 @@ REFERENCES: dict[str, Callable[[Tensor, Tensor], float]] = {
 def measured(metric: str, models: Sequence[nn.Module], data: Any = None, **how: Any) -> list[Row]:
     data = pair() if data is None else data
     layers = layers_of(models[0], (data if isinstance(data, tuple) else pair())[0][:2])
-    return METRICS[metric].compute(clients(models, data), layers, **how)
+    return call(metric, clients(models, data), layers, **how)
 
 
 def maps(model: nn.Module) -> Tensor:
@@ -265,7 +265,7 @@ def test_outputs_that_change_between_batches(positions: str) -> None:
     models = [Sometimes(), Sometimes()]
     layers = [Layer(n, (f"{n}.weight",), output=n) for n in ("first", "skipped", "growing", "head")]
     data = (torch.randn(20, 1, 9), torch.zeros(20))
-    found = by_layer(metrics.procrustes(clients(models, data), layers, batch=10, positions=positions))
+    found = by_layer(procrustes(clients(models, data), layers, batch=10, positions=positions))
     assert isinstance(found["first"], float)
     assert "not computed in every forward pass" in found["skipped"]
     if positions == "mean":
@@ -341,7 +341,7 @@ def test_a_metric_s_own_probe_is_its_own() -> None:
 def test_a_single_model_has_no_similarity() -> None:
     subject = Subject("only", net(), pair(), N)
     for metric in REFERENCES:
-        rows = METRICS[metric].compute([subject], layers_of(net(), pair()[0]))
+        rows = call(metric, [subject], layers_of(net(), pair()[0]))
         assert {(r["value"], r["status"], r["n_samples"]) for r in rows} == {(None, "needs at least two models", 0)}
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics import METRICS
 from fl_core.layers import layers_of
+from tests.diagnostics.calls import cka
 from tests.diagnostics.test_similarity import by_layer, clients, net, pair
 from tests.diagnostics.test_similarity_options import measured
 
@@ -55,7 +55,7 @@ def test_torch_cka_with_a_shuffling_loader_and_great_scales() -> None:
         twins[1][6].bias += 1e14
     hooks = [len(m._forward_hooks) for m in model.modules()]
     model.train()
-    rows = METRICS["cka"].compute(clients(twins, loader), layers_of(model, pair()[0]), batch=10, backend="torch_cka")
+    rows = cka(clients(twins, loader), layers_of(model, pair()[0]), batch=10, backend="torch_cka")
     assert list(by_layer(rows).values()) == pytest.approx([1, 1, 1], abs=1e-4)
     assert by_layer(rows, "c0", "c2")["6"] < 0.95
     assert all(m.training for m in model.modules())

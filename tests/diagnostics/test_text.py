@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.metrics import METRICS
+from fedlayers.diagnostics.metrics.base import METRICS
 from fl_core import models
 from fl_core.tokens import PAD, TokenShape
 

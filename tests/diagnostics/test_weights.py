@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fedlayers.diagnostics import diagnose, measure
-from fedlayers.diagnostics.gradients import Subject
-from fedlayers.diagnostics.weights import bn_scale, update_magnitude, weight_divergence, weight_magnitude
+from fedlayers.diagnostics.subject import Subject
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
+from tests.diagnostics.calls import bn_scale, update_magnitude, weight_divergence, weight_magnitude
 
 
 def net(seed: int = 0) -> nn.Module:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fedlayers.cli.main import COMMANDS, parsed
-from fedlayers.diagnostics.metrics import METRICS
+from fedlayers.diagnostics.metrics.base import METRICS
 from figures import gallery, items
 from figures.__main__ import main
 from fl_core import rows, runner

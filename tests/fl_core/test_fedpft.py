@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlayers.diagnostics.mismatch import mismatch, summary
+from fedlayers.diagnostics.representation.mismatch import mismatch, summary
 from fl_core import data, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.algorithms.contrast import Seen

@@ -8,26 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
-from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.training.losses import Loss
 
-from .capture import Data, batches
-from .gradients import TENSORS, Meter, Reading, Subject, Tick, measure, quiet, tensors_of, unread
+from ..resampling import draws, marked
+from ..subject import TENSORS, tensors_of
 from .importance import EMBEDDINGS, REDUCE, ReleasedTables, Result, SensitivityAccumulator, moving, resampled
-from .resampling import draws, marked
+from .passes import Meter, Reading, unread
 
 WHEN = ("after", "training", "figure")
 ROWS = {"touched": "touched rows", "released": "mean rows, released code"}
 """What the estimator says of a layer's embedding tables."""
 FROZEN = "frozen: its weights do not train"
-FIGURE_BATCH = 64
-"""Samples of the one batch behind the published figures."""
 
 
 def cumulative(importance: ArrayLike) -> NDArray[np.float64]:
@@ -87,10 +82,10 @@ class Sensitivity:
     embeddings: str = "touched"
 
     def __post_init__(self) -> None:
-        check_known("moment of federation sensitivity", self.when, WHEN)
+        check_known("when", self.when, WHEN)
         check_known("choice of tensors", self.tensors, TENSORS)
-        check_known("reduction of a layer", self.reduce, REDUCE)
-        check_known("treatment of embeddings", self.embeddings, EMBEDDINGS)
+        check_known("reduce", self.reduce, REDUCE)
+        check_known("embeddings", self.embeddings, EMBEDDINGS)
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
         if self.embeddings == "released":
@@ -181,92 +176,6 @@ class Sensitivity:
         )
 
 
-def federation_sensitivity(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    when: str = "after",
-    single_batch: int | None = None,
-    tensors: str = "weights",
-    reduce: str | None = None,
-    embeddings: str = "touched",
-    recorded: Mapping[str, Result] | None = None,
-) -> list[Row]:
-    """Rows of S_l for each client and combined (client ""), and of I_l (variant ``"importance"``) for each client.
-
-    S_l = F_l / F_1, F_l = sum_{k <= l} (1 / n_k) sum (w g)^2 (PLayer-FL, Eq. 2): 1 at the first layer, never falling.
-
-    Memory: one batch's activations and gradients; of each tensor one number a part of the batches.
-
-    Args:
-        layers: all layers of the network in order: the sums start at the first.
-        when: the row's variant. ``"after"``: the weights stand still and (w g)^2 is averaged over the data's batches.
-            ``"training"``: what :class:`SensitivityAccumulator` saw while the client trained, given as ``recorded``.
-            ``"figure"``: as the published figures, one batch of 64 and the mean over a layer's tensors.
-        single_batch: draw one batch of so many samples, with replacement as the authors' released code does.
-        tensors, reduce: as in :class:`~diagnostics.importance.SensitivityAccumulator`.
-        embeddings: of embedding tables: ``"touched"`` or ``"whole"``, explained there, or ``"released"``, what the
-            authors' released code does, see :class:`~diagnostics.importance.ReleasedTables`; the estimator says which.
-        batch: samples per forward and backward pass.
-        recorded: client name -> the accumulator's ``result()``.
-
-    Raises:
-        UsageError: an unknown choice, ``recorded`` missing or without one of the clients; as in ``measure``.
-    """
-    check_known("moment of federation sensitivity", when, WHEN)
-    if (when == "training") != (recorded is not None):
-        raise UsageError(
-            "federation sensitivity when='training' is what was recorded while training: "
-            "give recorded={client: result} with when='training', and only then"
-        )
-    if single_batch is not None and single_batch < 1:
-        raise UsageError(f"a single batch of {single_batch} samples; at least 1 is needed")
-    if when == "figure":
-        single_batch, reduce = single_batch or FIGURE_BATCH, reduce or "mean_of_tensors"
-    metric = Sensitivity(
-        when, tensors, reduce or "pooled", "single_batch" if single_batch else "batch_mean", embeddings
-    )
-    if recorded is not None:
-        if single_batch is not None:
-            raise UsageError("single_batch does not apply to what was recorded while training")
-        sizes = {name: p.numel() for s in subjects[:1] for name, p in s.model.named_parameters()}
-        rows = recorded_rows(
-            {s.client: recorded[check_known("recorded client", s.client, recorded)] for s in subjects},
-            layers,
-            n_train={s.client: s.n_train for s in subjects},
-            sizes=sizes,
-            tensors=tensors,
-            reduce=reduce or "pooled",
-            embeddings=embeddings,
-        )
-        for subject in subjects:
-            tick(subject.client)
-        return rows
-    if single_batch is not None:
-        subjects = [replace(s, data=_draw(s, single_batch, seed)) for s in subjects]
-        batch = None
-    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)
-
-
-def sharing(
-    when: str = "after",
-    single_batch: int | None = None,
-    tensors: str = "weights",
-    reduce: str | None = None,
-    embeddings: str = "touched",
-    recorded: Mapping[str, Result] | None = None,
-) -> Sensitivity | None:
-    """The metric with these options if it can share its pass with others, None where it needs one of its own."""
-    if when != "after" or single_batch is not None or recorded is not None:
-        return None
-    return Sensitivity(when, tensors, reduce or "pooled", embeddings=embeddings)
-
-
 def recorded_rows(
     results: Mapping[str, Result],
     layers: Sequence[Layer],
@@ -279,7 +188,7 @@ def recorded_rows(
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Row]:
-    """The rows of :func:`federation_sensitivity` from what the clients' accumulators recorded in training.
+    """The rows of federation sensitivity from what the clients' accumulators recorded in training.
 
     Args:
         results: client name -> ``SensitivityAccumulator.result()``, made with the same three choices as given here.
@@ -302,12 +211,3 @@ def recorded_rows(
             again = replace(client, result=resampled(client.result, times))
             rows += marked(metric.table(layers, [again], sizes or {}), number, parts)
     return rows
-
-
-def _draw(subject: Subject, size: int, seed: int) -> Data:
-    """``size`` samples of the subject's data, drawn with replacement."""
-    with torch_seeded(seed_of(seed, "diagnose", subject.client)):  # a shuffling loader draws its order
-        parts = list(batches(subject.data, None))
-    x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
-    index = torch.randint(len(x), (size,), generator=torch_generator(seed, "sensitivity batch", subject.client))
-    return x[index.to(x.device)], y[index.to(y.device)]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fl_core.errors import check_known
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
-from .capture import Data, batches, first_tensor, set_mode
-from .gradients import logits, placed
+from ..capture import Data, batches, first_tensor, set_mode
+from ..subject import logits, placed
 
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")

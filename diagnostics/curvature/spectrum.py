@@ -18,9 +18,9 @@ from fl_core.layers import Layer
 from fl_core.seeds import numpy_generator
 from fl_core.training.losses import Loss
 
-from .capture import Data, batches, set_mode
-from .curvature.linear import verdicts
-from .curvature.model import (
+from ..capture import Data, batches, set_mode
+from .linear import verdicts
+from .model import (
     Differentiable,
     LossNotFinite,
     curvature,
@@ -28,7 +28,7 @@ from .curvature.model import (
     no_second_derivative,
     twice_differentiable,
 )
-from .curvature.sampled import CUT
+from .sampled import CUT
 
 DENSE = 40
 """Parameters up to which a block is written out whole."""
@@ -112,7 +112,7 @@ class BlockHessian:
             yield list(gradients)
 
     def __call__(self, vector: Vector) -> Vector:
-        """H v.
+        """The product H v of the block with a vector v.
 
         Raises:
             NoProduct: an operation cannot be differentiated twice, or an entry of H v is not finite.
@@ -141,9 +141,9 @@ class BlockHessian:
 def check_wanted(k: int, tol: float) -> None:
     """Refuse a number of eigenvalues or a tolerance out of range, as :func:`hessian_spectrum` says."""
     if k < 1:
-        raise UsageError(f"{k} eigenvalues; at least 1 is needed")
+        raise UsageError(f"k={k} eigenvalues; at least 1 is needed")
     if not tol > 0:
-        raise UsageError(f"a tolerance of {tol}; it must be above 0")
+        raise UsageError(f"tol={tol}; a tolerance must be above 0")
 
 
 def hessian_spectrum(
@@ -166,11 +166,12 @@ def hessian_spectrum(
 
     Args:
         tol: relative accuracy at which the Lanczos method stops.
-        batch, seed, mode, dtype, layers, loss: as of :func:`diagnostics.hessian.hessian_trace`; the seed is that of the
-            first Lanczos vector and of dropout. A single batch is faster than several: its graph is kept.
+        batch, seed, mode, dtype, layers, loss: as of :func:`~diagnostics.curvature.hessian.hessian_trace`; the seed
+            is that of the first Lanczos vector and of dropout. A single batch is faster than several: its graph is
+            kept.
 
     Raises:
-        UsageError: k below 1, a tolerance that is not above 0, and as in :func:`diagnostics.hessian.hessian_trace`.
+        UsageError: k below 1, a tolerance that is not above 0, and as in :func:`~.hessian.hessian_trace`.
     """
     check_wanted(k, tol)
     run = _run(model, layers, loss, dtype, seed)
@@ -243,7 +244,7 @@ def spectral_density(
 
     Raises:
         UsageError: fewer than 2 steps or points, no repeats, a layer that does not reach the logits, and as in
-            :func:`diagnostics.hessian.hessian_trace`.
+            :func:`diagnostics.curvature.hessian.hessian_trace`.
         RunError: the loss is not finite, or the block has no Hessian-vector product.
     """
     for name, number, least in (("steps", steps, 2), ("repeats", repeats, 1), ("points", points, 2)):

@@ -17,10 +17,10 @@ from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
-from .capture import Batch, Data, batches
+from ..capture import Batch, Data, batches
+from ..subject import placed
+from .classifiers import accuracy_error, logistic
 from .features import NoValue, collect
-from .gradients import placed
-from .probes import accuracy_error, logistic
 
 SOLVERS = ("sgd", "lbfgs")
 KINDS = ("origin_accuracy", "probe_accuracy", "match_accuracy")
@@ -69,7 +69,7 @@ def probe_accuracy(
     Args:
         train, test: features [n, d] and labels [n].
         solver: ``"sgd"``, or ``"lbfgs"`` for the regularised optimum on standardised features
-            (:func:`diagnostics.probes.logistic`, C = 1), to which the other options do not apply.
+            (:func:`diagnostics.representation.classifiers.logistic`, C = 1), to which the other options do not apply.
 
     Raises:
         UsageError: features or labels that do not fit; NonFiniteError: the training diverged.
@@ -142,7 +142,7 @@ def mismatch(
     Raises:
         UsageError: a client without data, an unknown path, or a classifier whose input is not [n, d].
     """
-    found = []
+    table = []
     for client, model in models.items():
         for name, data in (("train", train), ("test", test)):
             check_known(f"client with {name} data", client, data)
@@ -172,13 +172,13 @@ def mismatch(
                 value, stderr = float(right.double().mean()), accuracy_error(right.numpy())
             except NonFiniteError as error:
                 status = f"client {client!r}: {error}"
-            found.append(
+            table.append(
                 rows.row(
                     kind, value, status=status, client=client, layer=path, split="test", stderr=stderr,
                     estimator=estimator, n_samples=len(tested[1]), n_train=len(fitted[1]), seed=seed,
                 )
             )  # fmt: skip
-    return rows.frame(found)
+    return rows.frame(table)
 
 
 def classifier_input(
@@ -189,13 +189,13 @@ def classifier_input(
     Raises:
         UsageError: an unknown path, a module that is not called or not given finite tensors.
     """
-    found = collect(model, [head], data, at="input", batch=batch, seed=seed, mode=mode)
+    features = collect(model, [head], data, at="input", batch=batch, seed=seed, mode=mode)
     try:
-        x = torch.from_numpy(found.of(head))
+        x = torch.from_numpy(features.of(head))
     except NoValue as reason:
         raise UsageError(f"input of the classifier {head!r}: {reason}") from reason
     x = placed(model, x)
-    return x, torch.from_numpy(found.y).to(x.device)
+    return x, torch.from_numpy(features.y).to(x.device)
 
 
 # --- training --------------------------------------------------------------------------------------------------

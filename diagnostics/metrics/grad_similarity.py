@@ -1,4 +1,4 @@
-"""How alike the directions of the clients' gradients are, layer by layer."""
+"""Gradient similarity: how alike the directions of the clients' gradients are, layer by layer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
-from fl_core.training.losses import Loss
 
-from .gradients import TENSORS, EpochMeter, Meter, Reading, Subject, Tick, entries, measure, quiet, unread
+from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, unread
+from ..gradients.vectors import cosine, entries
+from ..subject import TENSORS
+from .base import Measurement, metric
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,19 @@ class GradSimilarity:
 
     In [-1, 1]: 1 = the clients pull the layer the same way, 0 = at right angles, -1 = against each other. Every
     client's gradient is held until all are there: 8 bytes a weight and client.
+
+    Raises:
+        UsageError: an unknown choice of tensors.
     """
 
     tensors: str = "weights"
 
     def __post_init__(self) -> None:
         check_known("choice of tensors", self.tensors, TENSORS)
+
+    def reader(self) -> GradSimilarity:
+        """What reads the shared pass: the options themselves."""
+        return self
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
         return EpochMeter()
@@ -69,23 +77,15 @@ class GradSimilarity:
         )
 
 
-def cosine(a: Tensor, b: Tensor) -> float:
-    """<a, b> / (||a|| ||b||) in [-1, 1] for two rows of entries; NaN where one is zero."""
-    x, y = (v / torch.linalg.vector_norm(v) for v in (a.double(), b.double()))
-    return float(torch.clamp(x @ y.to(x.device), -1.0, 1.0))
-
-
-def grad_similarity(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    tensors: str = "weights",
-) -> list[Row]:
+@metric(
+    description="cosine between the clients' gradients of a layer",
+    direction="higher = more alike; 1 = same direction, -1 = opposite",
+    variants=("cosine",),
+    look={"label": "mean 1 − cosine of gradients to the others", "meaning": "0 = same direction"},
+    pairs=True,
+    shared=True,
+)
+def grad_similarity(measurement: Measurement, options: GradSimilarity) -> list[Row]:
     """One row a pair of clients and layer: the cosine of their gradients (see :class:`GradSimilarity`).
 
     One model measured on several clients' data has pairs too: how the clients disagree at one point.
@@ -94,7 +94,6 @@ def grad_similarity(
     all metrics of the pass).
 
     Raises:
-        UsageError: an unknown choice of tensors, and as in :func:`measure`.
+        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
     """
-    metric = GradSimilarity(tensors)
-    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)
+    return one_pass(measurement, [options])

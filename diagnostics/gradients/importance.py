@@ -16,9 +16,10 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.training.losses import Loss
 
-from .capture import Hook, hooked
-from .gradients import TENSORS, Meter, tensors_of
-from .resampling import PARTS
+from ..capture import Hook, hooked
+from ..resampling import PARTS
+from ..subject import TENSORS, tensors_of
+from .passes import Meter
 
 REDUCE = ("pooled", "mean_of_tensors")
 EMBEDDINGS = ("touched", "whole", "released")
@@ -116,16 +117,16 @@ class SensitivityAccumulator:
         return [(self._steps - part - 1) // PARTS + 1 for part in range(min(self._steps, PARTS))]
 
     def _layer(self, names: Sequence[str]) -> Tensor:
-        own = self._part_steps()
+        part_steps = self._part_steps()
         reached = [name for name in names if name in self._sums]
         if not reached:
-            return torch.full((1 + len(own),), torch.nan, dtype=torch.float64)
+            return torch.full((1 + len(part_steps),), torch.nan, dtype=torch.float64)
 
         def totals(each: Tensor) -> Tensor:
-            return torch.cat([each.sum(0, keepdim=True), each[: len(own)]])
+            return torch.cat([each.sum(0, keepdim=True), each[: len(part_steps)]])
 
         sums = torch.stack([totals(self._sums[name]) for name in reached])
-        steps = torch.tensor([self._steps, *own], dtype=torch.float64, device=sums.device)
+        steps = torch.tensor([self._steps, *part_steps], dtype=torch.float64, device=sums.device)
         sizes = torch.tensor([self._sizes[name] for name in reached], dtype=torch.float64, device=sums.device)
         sizes = sizes[:, None].expand_as(sums).clone()
         for k, name in enumerate(reached):
@@ -142,17 +143,19 @@ class SensitivityAccumulator:
         reached = [any(name in self._sums for name in names) for names in self._names.values()]
         values = [v for v, r in zip(self._values().tolist(), reached, strict=True) if r]
         finite = [[value if math.isfinite(value) else None for value in each] for each in values]
-        own = self._part_steps()
+        part_steps = self._part_steps()
         return {
             "layers": [layer for layer, r in zip(self._names, reached, strict=True) if r],
             "importance": [each[0] for each in finite],
             "steps": self._steps,
-            "parts": [{"steps": steps, "importance": [each[1 + k] for each in finite]} for k, steps in enumerate(own)],
+            "parts": [
+                {"steps": steps, "importance": [each[1 + k] for each in finite]} for k, steps in enumerate(part_steps)
+            ],
         }
 
     @property
     def parts(self) -> int:
-        """Into how many parts the steps are dealt."""
+        """How many parts the steps are dealt into."""
         return len(self._part_steps())
 
     def drawn(self, times: Sequence[int]) -> Meter:

@@ -29,13 +29,13 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.training.losses import Loss
 
-from .capture import Data, batches, set_mode
-from .curvature import backends
-from .curvature.backends import BACKENDS
-from .curvature.exact import Verdict, decide, exact_traces
-from .curvature.model import Differentiable, LossNotFinite, twice_differentiable
-from .curvature.released import released
-from .curvature.sampled import output_traces, sign_traces, weight_traces
+from ..capture import Data, batches, set_mode
+from . import backends
+from .backends import BACKENDS
+from .exact import Verdict, decide, exact_traces
+from .model import Differentiable, LossNotFinite, twice_differentiable
+from .released import released
+from .sampled import output_traces, sign_traces, weight_traces
 
 ESTIMATORS = ("auto", "exact", "fast", "activation", "hutchinson")
 PROBES = {"fast": 1, "activation": 8, "hutchinson": 32, "released": 1}
@@ -137,7 +137,7 @@ def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> No
 def check_probes(probes: int | None, least: int) -> None:
     """Refuse fewer probes than the least; None is the estimator's default."""
     if probes is not None and probes < least:
-        raise UsageError(f"{probes} probes; at least {least} needed{'' if least == 1 else ' for a standard error'}")
+        raise UsageError(f"probes={probes}; at least {least} needed{'' if least == 1 else ' for a standard error'}")
 
 
 def released_norm(
@@ -181,7 +181,7 @@ class _Way:
 
     @property
     def estimator(self) -> str:
-        """In words, for the results."""
+        """How the layer is measured, in words."""
         if self.how == "exact":
             return "exact"
         if self.how == "fast":

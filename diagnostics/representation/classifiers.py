@@ -1,4 +1,4 @@
-"""How well the classes can be told from a layer's features: linear and nearest-neighbour probes, class scatter."""
+"""How well a classifier tells the classes by a layer's features, on samples that it was not trained on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
-from fl_core.training.losses import Loss
 
-from .capture import Data
-from .features import Array, Features, NoValue, collect, constant, folds_of, holdout_of, reduced, standardised
-from .gradients import Subject, Tick, quiet
+from ..capture import Data
+from ..subject import Measurement, Subject
+from .features import Array, Features, NoValue, collect, folds_of, holdout_of, reduced, standardised
 
-VARIANTS = ("own", "pooled")
-DISTANCES = ("cosine", "euclidean")
 SAMPLES = 2000
 """Samples that a probe reads at most: of a client, and of all clients together for the pooled one."""
 
@@ -82,108 +79,24 @@ def nearest(x: Array, y: Array, test: Array, neighbours: int = 5, distance: str 
     return np.asarray(model.fit(x.astype(np.float64), y).predict(test.astype(np.float64)))
 
 
-def linear_probe(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss | None = None,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    test: Mapping[str, Data] | None = None,
-    holdout: float | None = None,
-    folds: int = 5,
-    C: float = 1.0,
-    samples: int = SAMPLES,
-) -> list[Row]:
-    """Accuracy, from 0 to 1, of a logistic regression on each layer's flattened output (Alain and Bengio 2017).
+@dataclass(frozen=True, eq=False)
+class ProbeOptions:
+    """Which samples a probe trains on, and which ones it is judged by.
 
-    Higher = a linear classifier tells the classes apart better. Every sample that counts is one the probe was not
-    trained on: of ``test`` if given, else a held-out fraction, else each sample once in cross-validation over folds
-    that are stratified by class; the estimator says which. Variant ``"own"``: each client's probe on its own data.
-    ``"pooled"``: one probe for the features of all clients (each from its own model), its accuracy on each client's
-    samples and, client "", on all of them. The error is the standard deviation of an accuracy of k right in n,
-    sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2); it does not count what the training samples vary.
-
-    Memory: a forward pass of ``batch`` samples; of one client the outputs of all layers for at most ``samples``
-    samples, of all clients together for as many again; at one layer at a time their float64 copy, or n x n numbers
-    where a sample has more than n features.
-
-    Args:
+    Attributes:
         test: {client: data} that the probe is tested on; the subjects' data then only train.
         holdout: fraction of each client's samples to hold out.
         folds: of the cross-validation; as many as samples where these are fewer.
-        C: inverse strength of the regularisation, see :func:`logistic`.
         samples: at most so many, drawn with the seed, of each client; equally many of each in the pooled set.
-        loss: not used.
 
     Raises:
-        UsageError: an option out of its range, a client without test data, data that do not fit.
+        UsageError: a number out of its range, or both test data and a fraction to hold out.
     """
-    if not C > 0:
-        raise UsageError(f"C={C}; it must be above 0")
 
-    def classify(x: Array, y: Array, others: Array) -> Array:
-        return logistic(x, y, others, C)
-
-    held = _Held(test, holdout, folds, seed)
-    return _probed("linear_probe", classify, f"logistic regression, C={C:g}", held, subjects, layers, batch, seed,
-                   mode, tick, samples)  # fmt: skip
-
-
-def knn_probe(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss | None = None,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    test: Mapping[str, Data] | None = None,
-    holdout: float | None = None,
-    folds: int = 5,
-    neighbours: int = 5,
-    distance: str = "cosine",
-    samples: int = SAMPLES,
-) -> list[Row]:
-    """Accuracy, from 0 to 1, of the vote of the nearest neighbours by a layer's flattened output, as it is.
-
-    Higher = neighbours are of one class more often. Variants, samples and error as in :func:`linear_probe`; the
-    estimator names the number of neighbours and the distance.
-
-    Memory: as of :func:`linear_probe`, with n x m distances in place of the n x n numbers.
-
-    Args:
-        neighbours: how many vote; all where there are fewer.
-        distance: ``"cosine"`` or ``"euclidean"``.
-
-    Raises:
-        UsageError: as :func:`linear_probe`.
-    """
-    check_known("distance", distance, DISTANCES)
-    if neighbours < 1:
-        raise UsageError(f"{neighbours} neighbours; at least 1 is needed")
-
-    def classify(x: Array, y: Array, others: Array) -> Array:
-        if constant(np.concatenate([x, others])):
-            raise NoValue("constant over the samples")
-        return nearest(x, y, others, neighbours, distance)
-
-    held = _Held(test, holdout, folds, seed)
-    return _probed("knn_probe", classify, f"{neighbours} nearest, {distance}", held, subjects, layers, batch, seed,
-                   mode, tick, samples)  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class _Held:
-    """Which samples are held out."""
-
-    test: Mapping[str, Data] | None
-    holdout: float | None
-    folds: int
-    seed: int
+    test: Mapping[str, Data] | None = None
+    holdout: float | None = None
+    folds: int = 5
+    samples: int = SAMPLES
 
     def __post_init__(self) -> None:
         if self.test is not None and self.holdout is not None:
@@ -191,68 +104,71 @@ class _Held:
         if self.holdout is not None and not 0 < self.holdout < 1:
             raise UsageError(f"holdout={self.holdout}; it is a fraction between 0 and 1")
         if self.folds < 2:
-            raise UsageError(f"{self.folds} folds; at least 2 are needed")
+            raise UsageError(f"folds={self.folds}; at least 2 are needed")
+        if self.samples < 2:
+            raise UsageError(f"samples={self.samples}; a probe needs at least 2")
 
-    def __str__(self) -> str:
+    @property
+    def judged_by(self) -> str:
+        """Which samples count, as the estimator says it."""
         if self.test is not None:
             return "given test data"
         return f"{self.folds} folds" if self.holdout is None else f"holdout {self.holdout:g}"
 
-    def of(self, y: Array) -> Array:
-        """Fold of each sample, see :class:`_Part`."""
+    def folds_of(self, y: Array, seed: int) -> Array:
+        """Fold of each sample with labels y [n], see :class:`_Part`."""
         if self.test is not None:
             return np.full(len(y), -1)
-        return folds_of(y, self.folds, self.seed) if self.holdout is None else holdout_of(y, self.holdout, self.seed)
+        return folds_of(y, self.folds, seed) if self.holdout is None else holdout_of(y, self.holdout, seed)
 
 
-def _probed(
-    metric: str,
-    classify: Classify,
-    estimator: str,
-    held: _Held,
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    batch: int | None,
-    seed: int,
-    mode: str,
-    tick: Tick,
-    samples: int,
+def probed(
+    metric: str, classify: Classify, estimator: str, measurement: Measurement, options: ProbeOptions
 ) -> list[Row]:
-    """The rows of a probe: each client's own and then the pooled ones, layer by layer."""
-    _check_samples(samples)
+    """The rows of a probe: each client's own and then the pooled ones, layer by layer.
+
+    Variant ``"own"``: each client's probe on its own data. ``"pooled"``: one probe for the features of all clients
+    (each from its own model), its accuracy on each client's samples and, client "", on all of them. The error is that
+    of :func:`accuracy_error`.
+
+    Raises:
+        UsageError: a client without test data, data that do not fit.
+    """
+    subjects, layers, seed = measurement.subjects, measurement.layers, measurement.seed
     if not subjects:
         return []
-    for subject in subjects if held.test is not None else ():
-        check_known("client with test data", subject.client, held.test or {})
+    for subject in subjects if options.test is not None else ():
+        check_known("client with test data", subject.client, options.test or {})
     paths = sorted({layer.output for layer in layers if layer.used})
-    share = max(samples // len(subjects), 1)
-    own: list[dict[str, str | _Hits]] = []
+    share = max(options.samples // len(subjects), 1)
+    how: dict[str, Any] = {"samples": options.samples, "batch": measurement.batch, "seed": seed}
+    how["mode"] = measurement.mode
+    hits_of: list[dict[str, str | _Hits]] = []
     kept: dict[str, list[_Part | str]] = {path: [] for path in paths}
     for subject in subjects:
-        train = collect(subject.model, paths, subject.data, samples=samples, batch=batch, seed=seed, mode=mode)
+        train = collect(subject.model, paths, subject.data, **how)
         tested = None
-        if held.test is not None:
-            data = held.test[subject.client]
-            tested = collect(subject.model, paths, data, samples=samples, batch=batch, seed=seed, mode=mode)
-        folds, found = held.of(train.y), {}
+        if options.test is not None:
+            tested = collect(subject.model, paths, options.test[subject.client], **how)
+        folds, hits_at = options.folds_of(train.y, seed), {}
         for path in paths:
             part = _part(subject.client, path, train, tested, folds)
-            found[path] = part if isinstance(part, str) else _hits([part], classify)
-            kept[path].append(part if isinstance(part, str) else _first(part, share, held))
-        own.append({path: value if isinstance(value, str) else value[0] for path, value in found.items()})
-        tick(subject.client)
+            hits_at[path] = part if isinstance(part, str) else _hits([part], classify)
+            kept[path].append(part if isinstance(part, str) else _first(part, share, options, seed))
+        hits_of.append({path: value if isinstance(value, str) else value[0] for path, value in hits_at.items()})
+        measurement.tick(subject.client)
     pooled: dict[str, str | list[_Hits]] = {}
     for path in paths:
         faults = [part for part in kept[path] if isinstance(part, str)]
         pooled[path] = faults[0] if faults else _hits([p for p in kept[path] if isinstance(p, _Part)], classify)
-    common = {"metric": metric, "estimator": f"{estimator}, {held}"}
+    common = {"metric": metric, "estimator": f"{estimator}, {options.judged_by}"}
     rows = []
     for layer in layers:
         together = pooled.get(layer.output, "") if layer.used else ""
-        hits = [_of(own[k].get(layer.output, "") if layer.used else "", layer) for k in range(len(subjects))]
+        hits = [_of(hits_of[k].get(layer.output, "") if layer.used else "", layer) for k in range(len(subjects))]
         rows += [_row(s, layer, "own", h, common) for s, h in zip(subjects, hits, strict=True)]
-        each = [together if isinstance(together, str) else together[k] for k in range(len(subjects))]
-        rows += [_row(s, layer, "pooled", _of(h, layer), common) for s, h in zip(subjects, each, strict=True)]
+        pooled_hits = [together if isinstance(together, str) else together[k] for k in range(len(subjects))]
+        rows += [_row(s, layer, "pooled", _of(h, layer), common) for s, h in zip(subjects, pooled_hits, strict=True)]
         whole = (
             together
             if isinstance(together, str)
@@ -260,11 +176,6 @@ def _probed(
         )
         rows.append(_row(None, layer, "pooled", _of(whole, layer), common))
     return rows
-
-
-def _check_samples(samples: int) -> None:
-    if samples < 2:
-        raise UsageError(f"samples={samples}; a probe needs at least 2")
 
 
 def _part(client: str, path: str, train: Features, tested: Features | None, folds: Array) -> _Part | str:
@@ -275,11 +186,11 @@ def _part(client: str, path: str, train: Features, tested: Features | None, fold
         return f"at client {client!r}: {reason}"
 
 
-def _first(part: _Part, count: int, held: _Held) -> _Part:
+def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
     """At most so many of a client's samples, each class in its share, in folds of their own, and as many to test on."""
 
     def few(y: Array) -> Array:
-        fold = folds_of(y, -(-len(y) // count), held.seed)  # one of so many alike parts
+        fold = folds_of(y, -(-len(y) // count), seed)  # one of so many alike parts
         return np.flatnonzero(fold == 0)[:count]
 
     if len(part.y) <= count and (part.test is None or len(part.test[1]) <= count):
@@ -289,7 +200,7 @@ def _first(part: _Part, count: int, held: _Held) -> _Part:
     if test is not None:
         others = few(test[1])
         test = test[0][others], test[1][others]
-    return replace(part, x=part.x[rows], y=part.y[rows], fold=held.of(part.y[rows]), test=test)
+    return replace(part, x=part.x[rows], y=part.y[rows], fold=options.folds_of(part.y[rows], seed), test=test)
 
 
 def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
@@ -303,7 +214,7 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
     if len(np.unique(labels)) < 2:
         return client + "samples of one class"
     folds = 1 + max(int(part.fold.max()) for part in parts)
-    found: list[list[Array]] = [[] for _ in parts]
+    right_of: list[list[Array]] = [[] for _ in parts]
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always", ConvergenceWarning)
@@ -313,13 +224,13 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
                     raise NoValue("no samples to train on beside those held out")
                 right = classify(x, y, test) == wanted
                 ends = np.cumsum([len(own[3]) for own in rounds])[:-1]
-                for hits, some in zip(found, np.split(right, ends), strict=True):
+                for hits, some in zip(right_of, np.split(right, ends), strict=True):
                     hits.append(some)
     except NoValue as reason:
         return client + str(reason)
     late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
-    note = f", {late} of {len(found[0])} fits not converged" if late else ""
-    return [_Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note) for hits in found]
+    note = f", {late} of {len(right_of[0])} fits not converged" if late else ""
+    return [_Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note) for hits in right_of]
 
 
 def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
@@ -333,17 +244,17 @@ def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
 
 def _row(subject: Subject | None, layer: Layer, variant: str, hits: str | _Hits, common: Mapping[str, str]) -> Row:
     where = {"client": subject.client, "n_train": subject.n_train} if subject is not None else {}
-    given: dict[str, Any] = {"layer": layer.name, "variant": variant, **where}
+    columns: dict[str, Any] = {"layer": layer.name, "variant": variant, **where}
     if isinstance(hits, str):
-        return row(common["metric"], None, status=hits, n_samples=0, estimator=common["estimator"], **given)
+        return row(common["metric"], None, status=hits, n_samples=0, estimator=common["estimator"], **columns)
     numbers: dict[str, Any] = {"stderr": accuracy_error(hits.right), "n_samples": len(hits.right)}
     return row(
-        common["metric"], float(hits.right.mean()), estimator=common["estimator"] + hits.note, **numbers, **given
+        common["metric"], float(hits.right.mean()), estimator=common["estimator"] + hits.note, **numbers, **columns
     )
 
 
 def accuracy_error(hits: Array) -> float:
-    """Standard deviation of an accuracy, given which of n samples were right; see :func:`linear_probe`."""
+    """Standard deviation of an accuracy of k right in n: sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2)."""
     n = len(hits)
     p = (float(hits.sum()) + 1) / (n + 2)
     return float(np.sqrt(p * (1 - p) / (n + 3)))

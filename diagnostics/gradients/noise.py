@@ -1,4 +1,4 @@
-"""Per-sample gradient noise: how much a layer's gradient varies from one sample to the next."""
+"""The squared norms of single samples' gradients, summed during a pass without forming the gradients where it can."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
-from fl_core.errors import check_known
-from fl_core.layers import Layer
-from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
 
-from .capture import Hook, hooked
-from .curvature.norms import norms_of, supported
-from .gradients import TENSORS, Reading, Subject, Tick, logits, measure, quiet, tensors_of, unread
+from ..capture import Hook, hooked
+from ..curvature.norms import norms_of, supported
+from ..subject import logits
 
 ESTIMATORS = ("auto", "ghost", "vmap", "single")
 CHUNK = 32
@@ -31,70 +28,6 @@ CHECKED = 4
 CACHED = 1 << 19
 """Elements of a convolution's patches at a time on a CPU: three times as fast as 250 samples of a 32-channel 5x5."""
 COUPLED = "the samples of a batch are coupled, so that none has a gradient of its own"
-
-
-@dataclass(frozen=True)
-class GradNoise:
-    """tr S, the trace of the covariance of the per-sample gradients g_n of a layer. At least 0.
-
-    S = (1 / (N - 1)) sum_n (g_n - g)(g_n - g)^T with g their mean, so tr S = (sum_n ||g_n||^2 - N ||g||^2) / (N - 1).
-    The expected squared error of the gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants:
-    ``trace``, and ``per_parameter`` = trace / n_params. Sums are float64, single norms in the model's type.
-
-    Estimators, tensor by tensor, all exact for the samples given:
-
-    * ``"ghost"``: norms from the layers' inputs and output gradients of the common pass, without the gradients
-      themselves (Goodfellow 2015). It holds where a module has a formula, is called once, and does not mix samples;
-      that is checked on a few samples against their own gradients.
-    * ``"vmap"``: the gradients of 32 samples at a time; ``"single"``: one backward pass a sample, for any model.
-    * ``"auto"``: ghost where it holds, else single on a CPU (measured faster there), vmap elsewhere.
-    """
-
-    tensors: str = "weights"
-    estimator: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_known("choice of tensors", self.tensors, TENSORS)
-        check_known("estimator of gradient noise", self.estimator, ESTIMATORS)
-
-    def meter(self, layers: Sequence[Layer]) -> _Meter:
-        names = {name for layer in layers if layer.used for name in tensors_of(layer, self.tensors)}
-        return _Meter(names, self.estimator)
-
-    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
-        return [made for reading in readings for layer in layers for made in self._rows(layer, reading)]
-
-    def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
-        meter, n = reading.meter, reading.n_samples
-        names = [name for name in tensors_of(layer, self.tensors) if name in meter.reached]
-        status = unread(layer, self.tensors, reached=bool(names))
-        status = status or ("a covariance needs at least two samples" if n < 2 else "")
-        status = status or reading.fault or next((meter.faults[name] for name in names if name in meter.faults), "")
-        value, size = math.nan, sum(meter.reached[name] for name in names)
-        if not status:
-            squares = math.fsum(float(meter.squares[name]) for name in names)
-            mean = math.fsum(float((meter.sums[name] / n).square().sum()) for name in names)
-            value = max(0.0, squares - n * mean) / (n - 1) if math.isfinite(squares + mean) else math.nan
-        if not status and not math.isfinite(value):
-            status = f"the gradient of layer {layer.name!r} is not finite"
-        ways = [] if status else sorted({meter.ways[name] for name in names})
-        return [
-            row(
-                "grad_noise",
-                None if status else value / share,
-                status=status or "ok",
-                client=reading.subject.client,
-                layer=layer.name,
-                variant=variant,
-                stderr=None if status else 0.0,
-                estimator=" + ".join(ways or [self.estimator]) + (", all tensors" if self.tensors == "all" else ""),
-                unit="(loss/weight)^2",
-                n_params=size,
-                n_samples=n,
-                n_train=reading.subject.n_train,
-            )
-            for variant, share in (("trace", 1), ("per_parameter", size or 1))
-        ]
 
 
 @dataclass(frozen=True)
@@ -119,8 +52,13 @@ class _Tap:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-class _Meter:
-    """Sums over samples: of the gradient of each tensor, and of its squared norm."""
+class NoiseMeter:
+    """Sums over samples: of the gradient of each tensor, and of its squared norm.
+
+    Args:
+        names: the tensors.
+        estimator: how the norms are found, one of :data:`ESTIMATORS`.
+    """
 
     def __init__(self, names: set[str], estimator: str) -> None:
         self._names, self._estimator = names, estimator
@@ -220,17 +158,20 @@ class _Meter:
             *([] if leaf is None else [leaf]),
         ]
         for sample in range(min(2, len(x)) if losses.requires_grad else 0):
-            found = torch.autograd.grad(losses[sample], targets, retain_graph=True, allow_unused=True)
-            at = dict(zip(taps, found[len(names) :], strict=False))
+            gradients = torch.autograd.grad(losses[sample], targets, retain_graph=True, allow_unused=True)
+            at = dict(zip(taps, gradients[len(names) :], strict=False))
             squares = self._squares({path: delta for path, delta in at.items() if delta is not None})
-            for name, gradient in zip(names, found[: len(names)], strict=True):
+            for name, gradient in zip(names, gradients[: len(names)], strict=True):
                 if gradient is None:
                     continue
-                own = torch.zeros(len(x), dtype=torch.float64, device=losses.device)
-                own[sample] = gradient.double().square().sum()
-                given = squares[name].double() if name in squares else own * torch.nan
-                sound[name] = sound.get(name, True) and bool(((given - own).abs() <= tolerance * own.sum()).all())
-            reach = [*at.values()] if leaf is None else [found[-1]]  # indices (tokens) have no gradient of their own
+                exact = torch.zeros(len(x), dtype=torch.float64, device=losses.device)
+                exact[sample] = gradient.double().square().sum()
+                by_formula = squares[name].double() if name in squares else exact * torch.nan
+                sound[name] = sound.get(name, True) and bool(
+                    ((by_formula - exact).abs() <= tolerance * exact.sum()).all()
+                )
+            # indices (tokens) have no gradient of their own
+            reach = [*at.values()] if leaf is None else [gradients[-1]]
             coupled = coupled or any(
                 bool(delta[k].any()) for delta in reach if delta is not None for k in range(len(x)) if k != sample
             )
@@ -246,7 +187,7 @@ class _Meter:
         self._taps.clear()
 
     def _slow(self, x: Tensor, y: Tensor, names: Sequence[str]) -> str:
-        """How gradients are formed where there is no formula."""
+        """The estimator of tensors without a formula: ``vmap``, or ``single`` where that cannot be."""
         single = self._estimator == "single" or (self._estimator != "vmap" and x.device.type == "cpu")
         if single or not names:
             return "single"
@@ -264,8 +205,8 @@ class _Meter:
             for start in range(0, len(y), CHUNK):
                 rows = slice(start, start + CHUNK)
                 for name, gradients in self._together(x[rows], y[rows], names).items():
-                    own = gradients.double()
-                    self._add(name, own.square().sum(), own.sum(0))
+                    exact = gradients.double()
+                    self._add(name, exact.square().sum(), exact.sum(0))
             return
         params = [self._params[name] for name in names]
         for k in range(len(y)):
@@ -273,8 +214,8 @@ class _Meter:
             found = torch.autograd.grad(value, params, allow_unused=True)
             for name, gradient in zip(names, found, strict=True):
                 if gradient is not None:
-                    own = gradient.double()
-                    self._add(name, own.square().sum(), own)
+                    exact = gradient.double()
+                    self._add(name, exact.square().sum(), exact)
 
     def _together(self, x: Tensor, y: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """The gradients of every sample, [n, *shape] by name."""
@@ -298,28 +239,3 @@ def _tap(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> _Tap | None
     # the edge, not the tensor: an in-place operation may take the output further; none can have changed the input,
     # which the weights' gradient needs
     return _Tap(module, a.detach(), get_gradient_edge(output))
-
-
-def grad_noise(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    tensors: str = "weights",
-    estimator: str = "auto",
-) -> list[Row]:
-    """Two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
-
-    Memory: one batch's activations and layer inputs and, of each client until all are read, the gradient in float64.
-    The patches of a convolution are formed for :data:`CACHED` elements at a time on a CPU, for a batch elsewhere; the
-    gradients of single samples for :data:`CHUNK` samples at a time, or one.
-
-    Raises:
-        UsageError: an unknown estimator or choice of tensors, and as in :func:`diagnostics.gradients.measure`.
-    """
-    metric = GradNoise(tensors, estimator)
-    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)

@@ -18,9 +18,9 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_seeded
 
-from .capture import Data, batches
+from ..capture import Data, batches
+from ..subject import placed
 from .features import Array, NoValue, collect, constant, reduced
-from .gradients import placed
 
 COLUMNS = ("client", "class", "x", "y", "sample")
 
@@ -67,14 +67,14 @@ def pool(
         raise UsageError("no models given")
     parts, labels, who, places = [], [], [], []
     for client, model in models.items():
-        own = data[check_known("client with data", client, data)]
+        client_data = data[check_known("client with data", client, data)]
         with torch_seeded(seed_of(seed, "diagnose", "example")):
-            x, _ = next(batches(own, 2))
-        known = {found.name: found for found in layers_of(model, placed(model, x[:2]), by=by) if found.used}
-        name, side = (layer, at) if layer is not None else ([*known][-1], "input")
-        path = known[check_known("layer", name, known)].output
+            x, _ = next(batches(client_data, 2))
+        used_layers = {found.name: found for found in layers_of(model, placed(model, x[:2]), by=by) if found.used}
+        name, side = (layer, at) if layer is not None else ([*used_layers][-1], "input")
+        path = used_layers[check_known("layer", name, used_layers)].output
         share = max(samples // len(models), 1)
-        found = collect(model, [path], own, at=side, samples=share, batch=batch, seed=seed, mode=mode)
+        found = collect(model, [path], client_data, at=side, samples=share, batch=batch, seed=seed, mode=mode)
         try:
             parts.append(found.of(path))
         except NoValue as reason:
@@ -172,10 +172,10 @@ def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
     if k < 1:
         raise UsageError(f"{len(x)} samples; at least 2 are needed")
     near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(x).kneighbors(return_distance=False)
-    found = {}
+    numbers = {}
     for name, groups in (("class", pooled.classes), ("client", pooled.clients)):
         many = len(set(groups))
         sound = 2 <= many < len(x)
-        found[f"silhouette_{name}"] = float(silhouette_score(x, groups)) if sound else float("nan")
-        found[f"purity_{name}"] = float((groups[near] == groups[:, None]).mean()) if many > 1 else float("nan")
-    return found
+        numbers[f"silhouette_{name}"] = float(silhouette_score(x, groups)) if sound else float("nan")
+        numbers[f"purity_{name}"] = float((groups[near] == groups[:, None]).mean()) if many > 1 else float("nan")
+    return numbers

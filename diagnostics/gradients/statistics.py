@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,13 +14,12 @@ from torch import Tensor
 from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
-from fl_core.training.losses import Loss
 
-from .gradients import TENSORS, EpochMeter, Meter, Reading, Subject, Tick, entries, measure, quiet, tensors_of, unread
-from .resampling import PARTS
+from ..resampling import PARTS
+from ..subject import TENSORS, tensors_of
+from .passes import EpochMeter, Meter, Reading, unread
 
 REDUCTIONS = ("epoch", "batch")
-NORM_VARIANTS = ("norm", "mean", "mean_abs", "norm_batch", "mean_batch", "mean_abs_batch")
 
 
 class _BatchMeter:
@@ -57,15 +57,11 @@ class _BatchMeter:
         return again
 
 
-def variance(grads: Sequence[Tensor]) -> Tensor:
-    """Unbiased variance over all entries of some tensors together (float64; NaN for fewer than two entries)."""
-    values = entries(grads)
-    return values.var() if len(values) > 1 else values.new_tensor(torch.nan)
-
-
 @dataclass(frozen=True)
 class Statistic:
-    """Statistics of the entries of a layer's gradient, one row variant each; subclasses say which.
+    """Options and rows of a metric that is a statistic of the entries of a layer's gradient; subclasses say which.
+
+    One row variant a statistic.
 
     * ``reduction="epoch"``: of the gradient of the mean loss over all the data; does not depend on the batch size.
     * ``reduction="batch"``: the mean over batches of each batch's own, with its standard error.
@@ -83,7 +79,7 @@ class Statistic:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Of the rows, one a statistic."""
+        """Names of the rows' variants, one a statistic."""
         raise NotImplementedError
 
     def of(self, grads: Sequence[Tensor]) -> Tensor:
@@ -94,10 +90,20 @@ class Statistic:
         """Why there are no statistics of ``n`` entries, or ""."""
         return ""
 
+    def reader(self) -> Statistic:
+        """What reads the shared pass: the options themselves."""
+        return self
+
     def meter(self, layers: Sequence[Layer]) -> Meter:
         return EpochMeter() if self.reduction == "epoch" else _BatchMeter(layers, self.tensors, self.of)
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+        if self.reduction == "batch" and readings and all(reading.n_batches == 1 for reading in readings):
+            warnings.warn(
+                f"{self.name} with reduction='batch' saw one batch of each client: measure in smaller batches "
+                "(measure_batch of a run or a dataset, batch of diagnose)",
+                stacklevel=2,
+            )
         return [made for reading in readings for layer in layers for made in self._rows(layer, reading)]
 
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
@@ -136,93 +142,3 @@ class Statistic:
         values = torch.stack(meter.values[layer.name])
         stderr = values.std(0) / len(values) ** 0.5 if len(values) > 1 else None
         return values.mean(0), stderr, meter.sizes[layer.name]
-
-
-@dataclass(frozen=True)
-class GradVariance(Statistic):
-    """Var(g_l), the spread of the entries of a layer's weight gradient (PLayer-FL, Eq. A.1). At least 0.
-
-    (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors together, as in the authors'
-    released code. Row variants are the reductions, which differ by an order of magnitude (see :class:`Statistic`).
-    """
-
-    name: ClassVar[str] = "grad_variance"
-    unit: ClassVar[str] = "(loss/weight)^2"
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        return (self.reduction,)
-
-    def of(self, grads: Sequence[Tensor]) -> Tensor:
-        return variance(grads).reshape(1)
-
-    def lacking(self, n: int) -> str:
-        return "a variance needs at least two weights" if n == 1 else ""
-
-
-def grad_variance(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    reduction: str = "epoch",
-    tensors: str = "weights",
-) -> list[Row]:
-    """One row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).
-
-    Memory: one batch's activations and, of each client until all are read, the gradient in float64, 8 bytes a weight
-    (once for all metrics of the pass); with ``reduction="batch"`` one number a batch and layer instead.
-
-    Raises:
-        UsageError: an unknown reduction or choice of tensors, and as in :func:`measure`.
-    """
-    metric = GradVariance(reduction, tensors)
-    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)
-
-
-@dataclass(frozen=True)
-class GradNorm(Statistic):
-    """Length and mean of a layer's gradient g with n entries, in loss per weight.
-
-    Row variants: ``norm`` = ||g||_2, at least 0; ``mean`` = (1/n) sum_j g_j, signed; ``mean_abs`` = (1/n) sum_j |g_j|.
-    With ``reduction="batch"`` their names end in ``_batch``: the mean length of the batches' own gradients is larger
-    than the length of the whole data's, in which the batches' noise has averaged out.
-    """
-
-    name: ClassVar[str] = "grad_norm"
-    unit: ClassVar[str] = "loss/weight"
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        return NORM_VARIANTS[:3] if self.reduction == "epoch" else NORM_VARIANTS[3:]
-
-    def of(self, grads: Sequence[Tensor]) -> Tensor:
-        g = entries(grads)
-        return torch.stack([torch.linalg.vector_norm(g), g.mean(), g.abs().mean()])
-
-
-def grad_norm(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    reduction: str = "epoch",
-    tensors: str = "weights",
-) -> list[Row]:
-    """Three rows a client and layer: length and mean of the layer's gradient (see :class:`GradNorm`).
-
-    Memory: as of :func:`grad_variance`.
-
-    Raises:
-        UsageError: an unknown reduction or choice of tensors, and as in :func:`measure`.
-    """
-    metric = GradNorm(reduction, tensors)
-    return measure(subjects, layers, [metric], loss=loss, batch=batch, seed=seed, mode=mode, tick=tick)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -11,46 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
 
-from .capture import Data, batches, set_mode
-from .resampling import PARTS, check_resamples, draws, marked
-
-TENSORS = ("weights", "all")
-"""A layer's tensors that a metric reads: parameters without biases, or all parameters."""
-
-Tick = Callable[[str], None]
-"""Called with a client's name when that client is done."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One client as a metric sees it.
-
-    Attributes:
-        client: the name that stands in the rows.
-        model: the client's model.
-        data: a pair (x [n, ...], y [n]), an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
-        n_train: training samples of the client, its weight where clients are combined.
-    """
-
-    client: str
-    model: nn.Module
-    data: Data
-    n_train: int
-
-
-def quiet(client: str) -> None:
-    """The tick of a caller who does not want to know."""
-
-
-def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
-    """Names of the layer's parameters that are read: its weights, or all of them."""
-    return layer.weights if tensors == "weights" else layer.parameters
+from ..capture import batches, set_mode
+from ..resampling import PARTS, check_resamples, draws, marked
+from ..subject import Measurement, Subject, logits, placed, tensors_of
 
 
 class Meter(Protocol):
@@ -99,39 +68,27 @@ class Reading:
     fault: str
 
 
-class GradientMetric(Protocol):
-    """A metric that is computed from the batches' gradients and can share its pass with others."""
+class GradientReader(Protocol):
+    """What a metric reads of the batches' gradients, so that it can share the pass over the data with others."""
 
     @property
-    def tensors(self) -> str: ...
+    def tensors(self) -> str:
+        """Which of a layer's tensors it needs: one of :data:`diagnostics.subject.TENSORS`."""
 
-    def meter(self, layers: Sequence[Layer]) -> Meter: ...
+    def meter(self, layers: Sequence[Layer]) -> Meter:
+        """A new meter, for one client."""
 
-    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]: ...
+    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+        """The metric's rows from all clients' readings."""
 
 
-def measure(
-    subjects: Sequence[Subject],
-    layers: Sequence[Layer],
-    metrics: Sequence[GradientMetric],
-    *,
-    loss: Loss,
-    batch: int | None = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    tick: Tick = quiet,
-    resamples: int = 0,
-) -> list[Row]:
-    """Rows of all ``metrics`` from one forward and backward pass over each client's data.
+def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamples: int = 0) -> list[Row]:
+    """Rows of all ``readers`` from one forward and backward pass over each client's data.
 
-    Kept of a client until all are read: what the metrics' meters hold, at most the gradient in float64 (once for all
-    of them), and the sums of single numbers.
+    Kept of a client until all are read: what the meters hold, at most the gradient in float64 (once for all of them),
+    and the sums of single numbers.
 
     Args:
-        layers: layers of every subject's model.
-        batch: samples per batch of a pair; a loader's own batches are left as they are.
-        seed: of what a pass draws (dropout in train mode, a loader's order).
-        mode: ``"eval"`` or ``"train"``; the model is put back as it was.
         resamples: so many resamples of each client's batches to add to the rows, from the same pass, of each metric
             of single clients whose meter is a :class:`PartedMeter`; see :mod:`diagnostics.resampling`. While a client
             is read, the gradient is then kept for each part.
@@ -140,20 +97,21 @@ def measure(
         UsageError: data, labels or model output that do not fit, layers of another model, or resamples below 0.
     """
     parts = PARTS if check_resamples(resamples) else 1
+    layers = measurement.layers
     readings, redrawn = [], []
-    for subject in subjects:
-        read = _read(subject, layers, metrics, loss=loss, batch=batch, seed=seed, mode=mode, parts=parts)
+    for subject in measurement.subjects:
+        read = _read(subject, measurement, readers, parts)
         if resamples:
-            redrawn += _redrawn(layers, metrics, read, resamples, seed)
+            redrawn += _redrawn(layers, readers, read, resamples, measurement.seed)
             read = _joined(read)
         readings.append(read)
-        tick(subject.client)
-    rows = [row for k, metric in enumerate(metrics) for row in metric.rows(layers, [pass_[k] for pass_ in readings])]
+        measurement.tick(subject.client)
+    rows = [row for k, reader in enumerate(readers) for row in reader.rows(layers, [pass_[k] for pass_ in readings])]
     return rows + redrawn
 
 
 def _redrawn(
-    layers: Sequence[Layer], metrics: Sequence[GradientMetric], read: Sequence[Reading], resamples: int, seed: int
+    layers: Sequence[Layer], readers: Sequence[GradientReader], read: Sequence[Reading], resamples: int, seed: int
 ) -> list[Row]:
     """The rows of one client's resamples."""
     rows: list[Row] = []
@@ -161,10 +119,10 @@ def _redrawn(
     parts = max((meter.parts for meter in meters.values()), default=0)
     for number, times in enumerate(draws(parts, resamples, seed, read[0].subject.client) if read else [], 1):
         again = {key: meter.drawn(times) for key, meter in meters.items()}
-        for metric, reading in zip(metrics, read, strict=True):
+        for reader, reading in zip(readers, read, strict=True):
             if id(reading.meter) in again:
                 one = replace(reading, meter=again[id(reading.meter)])
-                rows += marked(metric.rows(layers, [one]), number, parts)
+                rows += marked(reader.rows(layers, [one]), number, parts)
     return rows
 
 
@@ -175,26 +133,18 @@ def _joined(read: Sequence[Reading]) -> list[Reading]:
     return [replace(reading, meter=whole.get(id(reading.meter), reading.meter)) for reading in read]
 
 
-def _read(
-    subject: Subject,
-    layers: Sequence[Layer],
-    metrics: Sequence[GradientMetric],
-    *,
-    loss: Loss,
-    batch: int | None,
-    seed: int,
-    mode: str,
-    parts: int,
-) -> list[Reading]:
-    model, meters = subject.model, _meters(layers, metrics, parts)
+def _read(subject: Subject, measurement: Measurement, readers: Sequence[GradientReader], parts: int) -> list[Reading]:
+    """What one pass over one client's data gives each of the readers."""
+    layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
+    model, meters = subject.model, _meters(layers, readers, parts)
     samplers = [meter for meter in meters if isinstance(meter, SampleMeter)]
-    wanted = {name for metric in metrics for layer in layers for name in tensors_of(layer, metric.tensors)}
+    wanted = {name for reader in readers for layer in layers for name in tensors_of(layer, reader.tensors)}
     n_samples = n_batches = 0
     seeded = torch_seeded(seed_of(seed, "diagnose", subject.client))
-    with set_mode(model, mode), seeded, torch.enable_grad(), ExitStack() as stack:
+    with set_mode(model, measurement.mode), seeded, torch.enable_grad(), ExitStack() as stack:
         params = _parameters(model, wanted)
         total = torch.zeros((), dtype=torch.float64, device=next(iter(model.parameters())).device)
-        for x, y in batches(subject.data, batch):
+        for x, y in batches(subject.data, measurement.batch):
             x, y = placed(model, x), y.to(total.device)
             for sampler in samplers if n_batches == 0 else ():
                 stack.enter_context(sampler.watching(model, params, loss, x, y, seed))
@@ -211,43 +161,19 @@ def _read(
     return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
 
 
-def _meters(layers: Sequence[Layer], metrics: Sequence[GradientMetric], parts: int) -> list[Meter]:
-    """A meter for each metric; those that only need the gradient of the whole data share one."""
+def _meters(layers: Sequence[Layer], readers: Sequence[GradientReader], parts: int) -> list[Meter]:
+    """A meter for each reader; those that only need the gradient of the whole data share one."""
     whole = EpochMeter(parts)
-    meters = [metric.meter(layers) for metric in metrics]
+    meters = [reader.meter(layers) for reader in readers]
     return [whole if isinstance(meter, EpochMeter) else meter for meter in meters]
-
-
-def placed(model: nn.Module, x: Tensor) -> Tensor:
-    """Samples on the model's device, in the model's type if they are floating."""
-    like = next((p for p in model.parameters() if p.is_floating_point()), x)
-    return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
-
-
-def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The model's output for ``x``, checked to be logits [n, C] that the labels ``y`` [n] fit.
-
-    Raises:
-        UsageError: another output, or labels that are not class indices from 0 to C - 1.
-    """
-    z = model(x)
-    if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
-        found = f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-        raise UsageError(f"{type(model).__name__} gives {found} for {len(x)} samples; logits [n, C] are needed")
-    if y.ndim != 1 or y.is_floating_point():
-        raise UsageError(f"labels must be class indices [n]; these are {y.dtype} {tuple(y.shape)}")
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= z.shape[1]:
-        raise UsageError(f"label {low if low < 0 else high} does not fit a model of {z.shape[1]} classes")
-    return z
 
 
 def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
     """The named floating parameters, all asking for a gradient: a frozen layer is measured like any other."""
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     for name in sorted(names):
-        check_known(f"parameter of {type(model).__name__}", name, own)
-    params: dict[str, Tensor] = {name: p for name, p in own.items() if name in names and p.is_floating_point()}
+        check_known(f"parameter of {type(model).__name__}", name, parameters)
+    params: dict[str, Tensor] = {name: p for name, p in parameters.items() if name in names and p.is_floating_point()}
     for p in params.values():
         p.requires_grad_(True)
     return params
@@ -260,9 +186,9 @@ def _gradients(
     if not params or not value.requires_grad:
         return {}, {}
     targets: list[Any] = [*params.values(), *edges.values()]
-    found = torch.autograd.grad(value, targets, allow_unused=True)
-    grads = {name: grad for name, grad in zip(params, found[: len(params)], strict=True) if grad is not None}
-    return grads, {key: grad for key, grad in zip(edges, found[len(params) :], strict=True) if grad is not None}
+    gradients = torch.autograd.grad(value, targets, allow_unused=True)
+    grads = {name: grad for name, grad in zip(params, gradients[: len(params)], strict=True) if grad is not None}
+    return grads, {key: grad for key, grad in zip(edges, gradients[len(params) :], strict=True) if grad is not None}
 
 
 def unread(layer: Layer, tensors: str, reached: bool) -> str:
@@ -313,12 +239,7 @@ class EpochMeter:
         return joined
 
     def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
-        """Of the layer's tensors that a gradient reached."""
+        """The gradients of the layer's tensors, of those that one reached."""
         whole = self if len(self._sums) == 1 else self.drawn([1] * len(self._sums))
         sums, n = whole._sums[0], whole._n[0]
         return [sums[name] / n for name in tensors_of(layer, tensors) if name in sums]
-
-
-def entries(grads: Sequence[Tensor]) -> Tensor:
-    """All entries of some tensors in one row, float64."""
-    return torch.cat([grad.detach().reshape(-1).double() for grad in grads])

@@ -1,0 +1,128 @@
+"""What a rule is: a function that says how many layers, counted from the input, are federated; and its decorator.
+
+A rule of one curve takes the layers' values from input to output, all above 0, and looks for the place where they
+rise: the layers before it serve everyone, those after it each client's own task. Only ratios of values matter to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fl_core.errors import RunError, UsageError, check_known
+from fl_core.registry import Registry
+
+THRESHOLD = 1.2
+READS = ("curve", "curves", "bytes", "flops", "names")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a decision is made.
+
+    Attributes:
+        name: the function's name.
+        choose: the function. Of one curve: (values [L]) or (values [L], threshold) -> number of layers shared, from 1
+            to L. Of several: (cuts) -> their joint cut. Of costs: (costs [L], budget) -> number of layers shared.
+        summary: one line.
+        reads: ``curve`` (of one metric), ``curves`` (of several), ``names`` (the user's) or what has a budget:
+            ``bytes`` or ``flops``.
+        lacks: (values, threshold) -> what the curve lacks where the rule shares all but the last layer for want of it.
+
+    >>> from fedlayers.diagnostics.decide.rules.base import RULES
+    >>> RULES["sensitivity_ratio"].cut([1.0, 1.1, 2.0, 2.1], 1.2)
+    2
+    """
+
+    name: str
+    choose: Callable[..., Any]
+    summary: str
+    reads: str = "curve"
+    lacks: Callable[[Sequence[float], float], str] | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether the rule decides by itself, on one curve."""
+        return self.reads == "curve"
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether the rule has a budget."""
+        return self.reads in ("bytes", "flops")
+
+    @property
+    def thresholded(self) -> bool:
+        """Whether the rule has a threshold."""
+        return self.decides and len(inspect.signature(self.choose).parameters) > 1
+
+    def cut(self, values: Sequence[float], threshold: float = THRESHOLD) -> int:
+        """The number of layers shared, of a rule that decides by itself.
+
+        Raises:
+            RunError: the rule gives no number from 1 to that of the layers.
+        """
+        count = self.choose(values, threshold) if self.thresholded else self.choose(values)
+        if count not in range(1, len(values) + 1):
+            raise RunError(f"rule {self.name!r} shares {count!r} layers; a number from 1 to {len(values)} is needed")
+        return int(count)
+
+
+def _undecorated(function: Any, path: str) -> Rule:
+    """Somebody's own function without the decorator: it reads one curve."""
+    if isinstance(function, Rule):
+        return function
+    if not inspect.isfunction(function):
+        raise UsageError(f"rule {path!r} is no function but {type(function).__name__}")
+    return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
+
+
+RULES: Registry[Rule] = Registry("rule", "fedlayers.diagnostics.decide.rules", "rule", _undecorated)
+
+
+def rule(
+    *, summary: str, reads: str = "curve", lacks: Callable[[Sequence[float], float], str] | None = None
+) -> Callable[[Function], Function]:
+    """Make a function a rule under its own name; the keywords are the attributes of :class:`Rule`.
+
+    Raises:
+        UsageError: another rule has the name; something unknown to read; a function that takes too little or too much.
+
+    >>> from fedlayers.diagnostics.decide.rules.base import RULES, rule
+    >>> @rule(summary="share all but the last layer")
+    ... def all_but_last(values):
+    ...     return len(values) - 1
+    >>> RULES["all_but_last"].cut([1.0, 2.0, 3.0])
+    2
+    """
+    check_known("what a rule reads", reads, READS)
+
+    def add(function: Function) -> Function:
+        RULES.add(function.__name__, _made(function, summary, reads=reads, lacks=lacks), function)
+        return function
+
+    return add
+
+
+def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
+    """The rule of a function."""
+    takes = len(inspect.signature(function).parameters)
+    if takes not in (1, 2):
+        raise UsageError(f"rule {function.__name__!r} takes {takes} arguments; the values and a threshold are given")
+    return Rule(function.__name__, function, summary, **facts)
+
+
+def deciding(name: str) -> Rule:
+    """The rule of that name, which decides by itself on one curve.
+
+    Raises:
+        UsageError: unknown, or it reads something else.
+    """
+    chosen = RULES[name]
+    if not chosen.decides:
+        known = [name for name, each in RULES.members().items() if each.decides]
+        check_known("rule that decides by itself", name, known)
+    return chosen

@@ -1,0 +1,85 @@
+"""How sure a decision is: how often it stays when the clients and their batches are drawn anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fl_core.errors import listing
+from fl_core.seeds import numpy_generator
+
+from .curve import Curve
+from .rules.base import Rule
+from .rules.several import vote
+
+RESAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """A curve with the rule that reads it."""
+
+    curve: Curve
+    rule: Rule
+    threshold: float
+
+
+def stability(
+    opinions: Sequence[Opinion],
+    chosen: int,
+    seed: int,
+    resamples: int = RESAMPLES,
+    joint: Callable[[Sequence[int]], int] = vote,
+) -> dict[str, Any]:
+    """How often the decision stays when the clients and their batches are drawn anew.
+
+    Bootstrap in two stages: each resample draws as many clients as there are, with replacement, and one of the
+    resamples of their batches where the rows have some (:mod:`diagnostics.resampling`), the same for all curves;
+    elsewhere it adds independent normal errors of the rows' standard errors where they are known. It combines, and
+    decides (by ``joint`` of the cuts, of several curves). A pair of clients counts as often as both were drawn; a
+    client has no pair with itself.
+
+    Returns:
+        ``status``; ``resamples``; ``of``, what was resampled; ``cuts``, layer -> share of the resamples in which it
+        is the last one shared; ``agreement``, the share that decides as all clients do, 0 to 1; ``undecided``, the
+        share without a decision because a value was not above 0 or no pair of clients was drawn.
+    """
+    clients = list(dict.fromkeys(client for each in opinions for client in each.curve.clients))
+    noisy = any(each.curve.noisy for each in opinions)
+    redrawn = [each.curve.metric for each in opinions if each.curve.redrawn]
+    of = ["clients"] * (len(clients) > 1)
+    of += ["batches" if len(redrawn) == len(opinions) else f"batches ({listing(redrawn)})"] * bool(redrawn)
+    of += ["measurement errors"] * noisy
+    if not of:
+        return {"status": "one client and no measurement errors or resampled batches: nothing to resample"}
+    random = numpy_generator(seed, "stability")
+    counts = random.multinomial(len(clients), [1 / len(clients)] * len(clients), size=resamples)
+    tally: Counter[int] = Counter()
+    for drawn in counts.tolist():
+        times = dict(zip(clients, drawn, strict=True))
+        at = random.random() if redrawn else 0.0
+        cuts = []
+        for each in opinions:
+            values = each.curve.resampled(times, random, at)
+            if values is not None and np.isfinite(values).all() and (values > 0).all():
+                cuts.append(each.rule.cut(values.tolist(), each.threshold))
+        if cuts:
+            tally[joint(cuts)] += 1
+    names = opinions[0].curve.names
+    return {
+        "status": "ok",
+        "resamples": resamples,
+        "of": " and ".join([", ".join(of[:-1]), of[-1]] if of[:-1] else of),
+        "cuts": {names[count - 1]: tally[count] / resamples for count in sorted(tally)},
+        "agreement": tally[chosen] / resamples,
+        "undecided": 1 - sum(tally.values()) / resamples,
+    }
+
+
+def agreement(cuts: Mapping[str, int], chosen: int) -> float:
+    """The share of the cuts that are the chosen one, 0 to 1."""
+    return sum(cut == chosen for cut in cuts.values()) / len(cuts)

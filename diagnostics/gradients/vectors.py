@@ -1,0 +1,25 @@
+"""Gradients and weights as rows of numbers: their entries, their spread, and the angle between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def entries(tensors: Sequence[Tensor]) -> Tensor:
+    """All entries of some tensors in one row, float64."""
+    return torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
+
+
+def variance(grads: Sequence[Tensor]) -> Tensor:
+    """Unbiased variance over all entries of some tensors together (float64; NaN for fewer than two entries)."""
+    values = entries(grads)
+    return values.var() if len(values) > 1 else values.new_tensor(torch.nan)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """<a, b> / (||a|| ||b||) in [-1, 1] for two rows of entries; NaN where one is zero."""
+    x, y = (v / torch.linalg.vector_norm(v) for v in (a.double(), b.double()))
+    return float(torch.clamp(x @ y.to(x.device), -1.0, 1.0))

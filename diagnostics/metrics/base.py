@@ -1,0 +1,298 @@
+"""What a metric is: a function from a measurement to rows, and the decorator that makes it known by its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.registry import Registry
+from fl_core.rows import Row
+
+from ..gradients.passes import GradientReader
+from ..subject import Measurement
+
+DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
+"""What is measured where no metric is named."""
+READS = ("losses", "samples", "weights")
+_SIMPLE: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (Integral,), float: (Real,), str: (str,)}
+
+Compute = TypeVar("Compute", bound=Callable[..., list[Row]])
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a metric that has none."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a metric is drawn over the layers.
+
+    Attributes:
+        label: what stands beside the axis; empty: the metric's name.
+        meaning: a few words beneath it, such as ``"higher = sharper"``.
+        log: whether the axis is logarithmic.
+        short: a short name for a colour bar; empty: the metric's name.
+        symbol: what stands above its column where a plan is printed; empty: ``value``.
+        beside: further pictures of its rows, by their name in :data:`diagnostics.pictures.album.FURTHER`.
+        variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
+    """
+
+    label: str = ""
+    meaning: str = ""
+    log: bool = False
+    short: str = ""
+    symbol: str = ""
+    beside: tuple[str, ...] = ()
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, variant: str | None) -> Look:
+        """The look of a variant."""
+        return Look(**self.variants[variant]) if variant is not None and variant in self.variants else self
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric by name; call it with a measurement and its options, by name, and it gives rows.
+
+    Attributes:
+        name: the function's name, which stands in the rows.
+        compute: (:class:`~diagnostics.subject.Measurement`) -> rows, or (measurement, options) -> rows.
+        options_type: a frozen dataclass, the type of ``options``, whose ``__post_init__`` refuses what is out of range.
+            Where a value depends on the layers, batch or mode, its method ``check(measurement)`` does.
+        description, direction: one line each; the direction says what a higher value means.
+        unit: of its values, or of each variant; empty for a pure number.
+        variants: of its rows, the default first.
+        look: how it is drawn.
+        pairs: whether a value belongs to two clients.
+        distance: of pairs: whether a value is a distance, 0 = same, and not a similarity, 1 = same.
+        reads: what of a client: the ``losses`` of its samples, ``samples`` without labels, or only the ``weights``.
+        whole: whether it needs all layers of the network to give the value of one.
+        shared: whether it reads the pass over the gradients that all such metrics share: the method ``reader()`` of
+            its options then gives a :class:`~diagnostics.gradients.passes.GradientReader`, or None for a pass alone.
+        decides: the variant that rules read where the rows hold it; empty: the default.
+        rule: by which the metric votes.
+
+    >>> from fedlayers.diagnostics.metrics.base import METRICS
+    >>> METRICS["cka"].direction
+    'higher = more similar; 1 = same'
+    >>> METRICS["grad_variance"].options
+    {'reduction': 'epoch', 'tensors': 'weights'}
+    """
+
+    name: str
+    compute: Callable[..., list[Row]]
+    description: str
+    direction: str = ""
+    options_type: type = NoOptions
+    unit: str | Mapping[str, str] = ""
+    variants: tuple[str, ...] = ()
+    look: Look = Look()
+    pairs: bool = False
+    distance: bool = False
+    reads: str = "losses"
+    whole: bool = False
+    shared: bool = False
+    decides: str = ""
+    rule: str = "largest_jump"
+
+    @property
+    def variant(self) -> str:
+        """The default variant."""
+        return self.variants[0] if self.variants else ""
+
+    @property
+    def preferred(self) -> tuple[str, ...]:
+        """The variants in the order in which a decision would rather read them."""
+        return tuple(dict.fromkeys([*[self.decides] * bool(self.decides), *self.variants]))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Names and defaults of the metric's own options."""
+        default = self.options_type()
+        return {each.name: getattr(default, each.name) for each in fields(self.options_type)}
+
+    @property
+    def option_types(self) -> dict[str, Any]:
+        """Names and types of the metric's own options."""
+        hints = get_type_hints(self.options_type)
+        return {each.name: hints[each.name] for each in fields(self.options_type)}
+
+    def unit_of(self, variant: str) -> str:
+        """The unit of a variant's values."""
+        return self.unit if isinstance(self.unit, str) else self.unit.get(variant, "")
+
+    def apart(self, value: Any) -> Any:
+        """How far the two clients of a value are apart: a distance itself, 1 - value of a similarity."""
+        return value if self.distance else 1 - value
+
+    def settings(self, **options: Any) -> Any:
+        """The options as the metric takes them.
+
+        Raises:
+            UsageError: names the metric and the option, its value and what it may be.
+        """
+        types = self.option_types
+        for name, value in options.items():
+            check_known(f"option of {self.name}", name, types)
+            if not _is_a(value, types[name]):
+                kinds = " or ".join(kind.__name__ for kind in _kinds(types[name]) if kind in _SIMPLE)
+                raise UsageError(f"{self.name}: {name}={value!r}; it takes {kinds}")
+        return self._told(lambda: self.options_type(**options))
+
+    def check(self, measurement: Measurement, settings: Any) -> None:
+        """Refuse options that do not fit the measurement's layers, batch or mode.
+
+        Raises:
+            UsageError: names the metric and the option, its value and what it may be.
+        """
+        if hasattr(settings, "check"):
+            self._told(lambda: settings.check(measurement))
+
+    def reader(self, settings: Any) -> GradientReader | None:
+        """What reads the pass over the gradients that is shared with other metrics; None: the metric goes alone."""
+        reader: GradientReader | None = settings.reader() if self.shared else None
+        return reader
+
+    def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
+        """The rows, for options that :meth:`settings` made and :meth:`check` passed."""
+        rows = self.compute(measurement) if self.options_type is NoOptions else self.compute(measurement, settings)
+        for row in rows:
+            if row["metric"] != self.name:
+                raise UsageError(f"metric {self.name!r} gave a row of metric {row['metric']!r}; name it as itself")
+        return rows
+
+    def __call__(self, measurement: Measurement, **options: Any) -> list[Row]:
+        """The metric's rows.
+
+        Raises:
+            UsageError: as :meth:`settings` and :meth:`check`, before a client is looked at; data that do not fit.
+        """
+        settings = self.settings(**options)
+        self.check(measurement, settings)
+        return self.measure(measurement, settings)
+
+    def _told(self, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives; a refusal names the metric."""
+        try:
+            return make()
+        except UsageError as error:
+            raise UsageError(f"{self.name}: {error}") from error
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is not None and NoneType in get_args(hint) else get_args(hint) or (hint,)
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type that texts and numbers can be told by; any other type is the option's own affair."""
+    kinds = _kinds(hint)
+    if not set(kinds) <= {*_SIMPLE, NoneType}:
+        return True
+    if value is None or isinstance(value, bool):
+        return (NoneType if value is None else bool) in kinds
+    return any(isinstance(value, _SIMPLE[kind]) for kind in kinds if kind in _SIMPLE)
+
+
+# --- the registry ----------------------------------------------------------------------------------------------
+
+
+def _undecorated(function: Any, path: str) -> Metric:
+    """Somebody's own function without the decorator: what its docstring says, and defaults for the rest."""
+    if isinstance(function, Metric):
+        return function
+    if not inspect.isfunction(function):
+        raise UsageError(f"metric {path!r} is no function but {type(function).__name__}")
+    return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
+
+
+METRICS: Registry[Metric] = Registry("metric", "fedlayers.diagnostics.metrics", "metric", _undecorated)
+
+
+def metric(
+    *,
+    description: str,
+    direction: str,
+    unit: str | Mapping[str, str] = "",
+    variants: Sequence[str] = (),
+    look: Mapping[str, Any] | None = None,
+    pairs: bool = False,
+    distance: bool = False,
+    reads: str = "losses",
+    whole: bool = False,
+    shared: bool = False,
+    decides: str = "",
+    rule: str = "largest_jump",
+) -> Callable[[Compute], Compute]:
+    """Make a function a metric under its own name; the keywords are the attributes of :class:`Metric`.
+
+    The function takes a :class:`~diagnostics.subject.Measurement` and, if it has options, a frozen dataclass of them,
+    by which its second parameter is annotated. What ``fedlayers list metrics`` shows is read from the source, so
+    write the keywords out.
+
+    Args:
+        look: attributes of :class:`Look` by name.
+
+    Raises:
+        UsageError: another metric has the name; an attribute that there is not; options that are no frozen dataclass.
+
+    >>> from fl_core.rows import row
+    >>> from fedlayers.diagnostics.metrics.base import Measurement, metric
+    >>> @metric(description="number of a layer's tensors", direction="higher = more", reads="weights")
+    ... def tensor_count(measurement: Measurement):
+    ...     return [
+    ...         row("tensor_count", len(layer.tensors), client=subject.client, layer=layer.name)
+    ...         for subject in measurement.subjects
+    ...         for layer in measurement.layers
+    ...     ]
+    >>> "tensor_count" in METRICS
+    True
+    """
+    check_known("what a metric reads", reads, READS)
+    for name in look or {}:
+        check_known("attribute of a look", name, [each.name for each in fields(Look)])
+    facts: dict[str, Any] = {
+        "unit": unit, "variants": tuple(variants), "look": Look(**(look or {})), "pairs": pairs, "distance": distance,
+        "reads": reads, "whole": whole, "shared": shared, "decides": decides, "rule": rule,
+    }  # fmt: skip
+
+    def add(function: Compute) -> Compute:
+        made = _made(function, description, direction, **facts)
+        METRICS.add(made.name, made, function)
+        return function
+
+    return add
+
+
+def _made(function: Callable[..., list[Row]], description: str, direction: str = "", **facts: Any) -> Metric:
+    """The metric of a function: its name and, where it takes options, their type."""
+    name, parameters = function.__name__, list(inspect.signature(function).parameters)
+    if len(parameters) not in (1, 2):
+        raise UsageError(f"metric {name!r} takes {len(parameters)} arguments; a measurement and options are given")
+    options_type: Any = NoOptions
+    if len(parameters) == 2:
+        options_type = get_type_hints(function).get(parameters[1])
+        if not (is_dataclass(options_type) and getattr(options_type, "__dataclass_params__").frozen):  # noqa: B009
+            raise UsageError(f"metric {name!r}: its {parameters[1]!r} must be annotated by a frozen dataclass")
+    return Metric(name, function, description, direction, options_type, **facts)
+
+
+def known(name: str) -> Metric:
+    """The metric whose rows these are; where nothing of that name can be imported, one of which no more is known.
+
+    Rows outlive the code that made them: they may be read where somebody's own metric is not installed.
+    """
+    return METRICS[name] if name in METRICS else Metric(name, _gone, name.replace("_", " "))
+
+
+def _gone(measurement: Measurement) -> list[Row]:
+    raise UsageError("this metric is known by its rows only; name the place of its code, package.module:function")
+
+
+__all__ = ["DEFAULT", "METRICS", "Layer", "Look", "Measurement", "Metric", "known", "metric"]

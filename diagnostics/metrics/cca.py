@@ -1,0 +1,34 @@
+"""CCA: how well the clients' representations can be mapped onto each other linearly."""
+
+from __future__ import annotations
+
+from fl_core.rows import Row
+
+from ..representation import moments
+from ..representation.comparison import LayerComparison, SimilarityOptions
+from ..representation.passes import by_products
+from .base import Measurement, metric
+
+
+@metric(
+    description="mean canonical correlation between the clients' representations of the same samples",
+    direction="higher = more similar; 1 = same up to a linear map",
+    variants=("flatten", "samples", "mean"),
+    look={"label": "mean 1 − CCA to the others", "meaning": "0 = same up to a linear map"},
+    pairs=True,
+    reads="samples",
+)
+def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
+    """As :func:`~diagnostics.metrics.cka.cka`, the mean canonical correlation in [0, 1]; 1 = same up to a linear map.
+
+    See :func:`diagnostics.representation.moments.mean_cca`. A layer with as many features as samples has no value: use
+    more samples, ``positions="samples"`` or ``"mean"``, or svcca.
+
+    Memory: a forward pass of ``batch`` samples; per model and layer n x min(n, d) numbers; with ``positions="samples"``
+    M d^2 / 2 for M models.
+
+    Raises:
+        UsageError: a probe that does not fit the models.
+    """
+    comparison = LayerComparison("cca", measurement, options)
+    return comparison.rows(*by_products(comparison, moments.CCA), estimator="full")

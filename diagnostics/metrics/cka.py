@@ -1,0 +1,95 @@
+"""CKA: how alike the clients' models represent the same samples, layer by layer, by the linear kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_core.errors import UsageError, check_known
+from fl_core.rows import Row
+
+from ..representation import moments
+from ..representation.comparison import LayerComparison, SimilarityOptions
+from ..representation.gram import ESTIMATORS
+from ..representation.passes import by_grams, by_package, by_products
+from .base import Measurement, metric
+
+BACKENDS = ("fedlayers", "torch_cka")
+
+
+@dataclass(frozen=True)
+class Cka(SimilarityOptions):
+    """How CKA is computed, beside what :class:`~diagnostics.representation.comparison.SimilarityOptions` says.
+
+    Attributes:
+        estimator: ``"full"`` (default) or ``"minibatch"``, which is all that torch-cka has; its HSICs are of
+            ``batch`` samples each.
+        backend: ``"torch_cka"`` has the package of that name compute the values.
+
+    Raises:
+        UsageError: an unknown name, or options that do not go together.
+    """
+
+    estimator: str | None = None
+    backend: str = "fedlayers"
+
+    def __post_init__(self) -> None:
+        check_known("backend", self.backend, BACKENDS)
+        check_known("estimator", self.way, ESTIMATORS)
+        super().__post_init__()
+        if self.backend == "torch_cka":
+            self._needs("estimator", self.way, "minibatch")
+            self._needs("positions", self.positions, "flatten")
+        elif self.unbiased and self.positions == "samples":
+            raise UsageError("positions 'samples' go with estimator 'full'; a Gram matrix over positions is too large")
+
+    @property
+    def way(self) -> str:
+        """The estimator, where none is named the backend's own."""
+        return self.estimator or ("minibatch" if self.backend == "torch_cka" else "full")
+
+    @property
+    def unbiased(self) -> bool:
+        return self.way == "minibatch"
+
+    def check(self, measurement: Measurement) -> None:
+        super().check(measurement)
+        if self.backend == "torch_cka":
+            self._needs("mode", measurement.mode, "eval")
+
+    def _needs(self, what: str, value: str, only: str) -> None:
+        if value != only:
+            raise UsageError(f"torch_cka computes with {what} {only!r} only, not {value!r}")
+
+
+@metric(
+    description="linear CKA between the clients' representations of the same samples",
+    direction="higher = more similar; 1 = same",
+    variants=("flatten", "samples", "mean"),
+    look={
+        "label": "mean 1 − CKA to the others",
+        "meaning": "0 = same representation",
+        "short": "CKA",
+        "beside": ("matrices",),
+    },
+    pairs=True,
+    reads="samples",
+)
+def cka(measurement: Measurement, options: Cka) -> list[Row]:
+    """One row a layer and pair of clients (in the order given): linear CKA, 1 = same.
+
+    See :func:`diagnostics.representation.gram.linear_cka`. Every model sees the same samples in the same order: a
+    loader is read once, so it may shuffle. A module that one forward pass calls several times is represented by its
+    last call.
+
+    Memory: a forward pass of ``batch`` samples; per model and layer n x n numbers (``"minibatch"``: n x batch), or
+    the features where those are fewer: d (M + 1) / 2 < n for M models; with ``positions="samples"`` M d^2 / 2.
+
+    Raises:
+        UsageError: a probe that does not fit the models.
+    """
+    comparison = LayerComparison("cka", measurement, options)
+    if options.backend == "torch_cka":
+        return comparison.rows(*by_package(comparison), estimator="minibatch, torch_cka")
+    if options.positions == "samples":
+        return comparison.rows(*by_products(comparison, moments.LINEAR_CKA), estimator=options.way)
+    return comparison.rows(*by_grams(comparison, options.way), estimator=options.way)

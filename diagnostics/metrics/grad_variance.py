@@ -1,0 +1,61 @@
+"""Gradient variance: how widely the entries of a layer's weight gradient are spread (PLayer-FL, Eq. A.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fl_core.rows import Row
+
+from ..gradients.passes import one_pass
+from ..gradients.statistics import Statistic
+from ..gradients.vectors import variance
+from .base import Measurement, metric
+
+
+@dataclass(frozen=True)
+class GradVariance(Statistic):
+    """Var(g_l), the spread of the entries of a layer's weight gradient. At least 0.
+
+    (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors together, as in the authors'
+    released code. Row variants are the reductions, which differ by an order of magnitude (see :class:`Statistic`).
+
+    Raises:
+        UsageError: an unknown reduction or choice of tensors.
+    """
+
+    name: ClassVar[str] = "grad_variance"
+    unit: ClassVar[str] = "(loss/weight)^2"
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return (self.reduction,)
+
+    def of(self, grads: Sequence[Tensor]) -> Tensor:
+        return variance(grads).reshape(1)
+
+    def lacking(self, n: int) -> str:
+        return "a variance needs at least two weights" if n == 1 else ""
+
+
+@metric(
+    description="variance over the entries of a layer's weight gradient",
+    direction="higher = the entries of the gradient are spread wider",
+    unit="(loss/weight)^2",
+    variants=("epoch", "batch"),
+    look={"label": "gradient variance", "meaning": "higher = spread wider", "log": True},
+    shared=True,
+)
+def grad_variance(measurement: Measurement, options: GradVariance) -> list[Row]:
+    """One row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).
+
+    Memory: one batch's activations and, of each client until all are read, the gradient in float64, 8 bytes a weight
+    (once for all metrics of the pass); with ``reduction="batch"`` one number a batch and layer instead.
+
+    Raises:
+        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+    """
+    return one_pass(measurement, [options])

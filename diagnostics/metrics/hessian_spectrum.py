@@ -1,0 +1,127 @@
+"""Hessian spectrum: the largest eigenvalues of the loss's curvature in a layer's weights, and how all are spread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fl_core.errors import RunError, UsageError
+from fl_core.rows import Row, row
+
+from ..curvature import spectrum
+from ..curvature.spectrum import AT, Density, check_wanted, spectral_density
+from ..subject import placed_data
+from .base import Measurement, metric
+
+
+@dataclass(frozen=True)
+class HessianSpectrum:
+    """Which eigenvalues are found, and how well.
+
+    Attributes:
+        k, tol, dtype: as of :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
+        density: with so many Lanczos steps (50 are usual; 0 for none)
+            :func:`diagnostics.curvature.spectrum.spectral_density` adds how all eigenvalues are distributed.
+
+    Raises:
+        UsageError: fewer than 1 eigenvalue, a tolerance that is not above 0, a density of 1 step or less than none.
+    """
+
+    k: int = 3
+    tol: float = 1e-3
+    density: int = 0
+    dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.density < 0 or self.density == 1:
+            raise UsageError(f"density={self.density} steps; at least 2 are needed, or 0 for none")
+        check_wanted(self.k, self.tol)
+
+
+@metric(
+    description="largest eigenvalues of a layer's block of the loss's Hessian",
+    direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights",
+    unit="loss/weight^2",
+    variants=("top1", "top2", "top3"),
+    look={
+        "label": "Hessian eigenvalue",
+        "meaning": "higher = sharper",
+        "log": True,
+        "beside": ("spectral_density",),
+    },
+)
+def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list[Row]:
+    """``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the layer's block.
+
+    Signed, in descending order. ``stderr`` holds the norm of the residual, which bounds the error. With ``density``
+    there are rows with variant ``at`` and an eigenvalue, whose value in [0, 1] is the share of the layer's eigenvalues
+    there. They sum to 1.
+
+    Memory: the activations of ``batch`` samples and the graph of their derivatives; where the model is, one client's
+    samples at a time; of one layer at a time the Lanczos vectors, each as long as its weights: about 20, with
+    ``density`` as many as steps; of a small layer its block.
+
+    Raises:
+        UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
+    """
+    rows: list[Row] = []
+    layers, k, density = measurement.layers, options.k, options.density
+    how: dict[str, Any] = {"loss": measurement.loss, "batch": measurement.batch, "seed": measurement.seed}
+    how |= {"mode": measurement.mode, "dtype": options.dtype}
+    for subject in measurement.subjects:
+        data = placed_data(subject)
+        results = spectrum.hessian_spectrum(subject.model, data, layers, k=k, tol=options.tol, **how)
+        for rank in range(k):
+            for result in results:
+                status = result.status
+                if status == "ok" and rank >= len(result.eigenvalues):
+                    status = f"layer {result.layer!r} has {len(result.eigenvalues)} eigenvalues"
+                ok = status == "ok"
+                rows.append(
+                    row(
+                        "hessian_spectrum",
+                        result.eigenvalues[rank] if ok else None,
+                        status=status,
+                        client=subject.client,
+                        layer=result.layer,
+                        variant=f"top{rank + 1}",
+                        stderr=result.errors[rank] if ok else None,
+                        estimator=result.estimator,
+                        unit="loss/weight^2",
+                        n_params=result.n_params,
+                        n_samples=result.n_samples,
+                        n_train=subject.n_train,
+                    )
+                )
+        if density:
+            by_name = {layer.name: layer for layer in layers}
+            for result in results:
+                about: dict[str, Any] = {
+                    "client": subject.client, "layer": result.layer, "unit": "share", "n_params": result.n_params,
+                    "n_samples": result.n_samples, "n_train": subject.n_train,
+                    "estimator": f"lanczos quadrature(steps={density})",
+                }  # fmt: skip
+                shares, status = {}, result.status
+                if status == "ok":
+                    try:
+                        layer = by_name[result.layer]
+                        shares = _shares(spectral_density(subject.model, data, layer, steps=density, **how))
+                    except RunError as error:
+                        status = str(error)
+                rows += [row("hessian_spectrum", share, variant=f"{AT}{at}", **about) for at, share in shares.items()]
+                if status != "ok":
+                    rows.append(row("hessian_spectrum", None, status=status, variant=AT.strip(), **about))
+        measurement.tick(subject.client)
+    return rows
+
+
+def _shares(density: Density) -> dict[str, float]:
+    """The share of the eigenvalues at each node of the quadrature, in six digits, from the smallest."""
+    shares: dict[str, float] = {}
+    for node, weight in sorted(zip(density.nodes.ravel(), density.weights.ravel(), strict=True)):
+        if weight > 0:
+            at = f"{node:.6g}"
+            shares[at] = shares.get(at, 0.0) + float(weight) / len(density.nodes)
+    return shares

@@ -1,0 +1,66 @@
+"""Nearest-neighbour probe: whether samples of one class lie together in a layer's output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_core.errors import UsageError, check_known
+from fl_core.rows import Row
+
+from ..representation.classifiers import ProbeOptions, nearest, probed
+from ..representation.features import Array, NoValue, constant
+from .base import Measurement, metric
+
+DISTANCES = ("cosine", "euclidean")
+
+
+@dataclass(frozen=True, eq=False)
+class KnnProbe(ProbeOptions):
+    """How many neighbours vote by which distance, and which samples count.
+
+    Attributes:
+        neighbours: how many vote; all where there are fewer.
+        distance: ``"cosine"`` or ``"euclidean"``.
+
+    Raises:
+        UsageError: no neighbours, or an unknown distance.
+    """
+
+    neighbours: int = 5
+    distance: str = "cosine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_known("distance", self.distance, DISTANCES)
+        if self.neighbours < 1:
+            raise UsageError(f"neighbours={self.neighbours}; at least 1 is needed")
+
+
+@metric(
+    description="accuracy of the vote of the nearest neighbours by a layer's output",
+    direction="higher = neighbours are of one class more often; 1 = all right",
+    variants=("own", "pooled"),
+    look={"label": "accuracy of nearest neighbours", "meaning": "1 = all right"},
+)
+def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
+    """Accuracy, from 0 to 1, of the vote of the nearest neighbours by a layer's flattened output, as it is.
+
+    Higher = neighbours are of one class more often. Variants, samples and error as of
+    :func:`~diagnostics.metrics.linear_probe.linear_probe`; the estimator names the number of neighbours and the
+    distance.
+
+    Memory: as of the linear probe, with n x m distances in place of the n x n numbers.
+
+    Raises:
+        UsageError: a client without test data, data that do not fit.
+    """
+
+    def classify(x: Array, y: Array, others: Array) -> Array:
+        if constant(np.concatenate([x, others])):
+            raise NoValue("constant over the samples")
+        return nearest(x, y, others, options.neighbours, options.distance)
+
+    estimator = f"{options.neighbours} nearest, {options.distance}"
+    return probed("knn_probe", classify, estimator, measurement, options)

@@ -1,0 +1,53 @@
+"""Procrustes angle: how far the clients' representations are apart after the best rotation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fl_core.rows import Row
+
+from ..representation import moments
+from ..representation.comparison import LayerComparison, SimilarityOptions
+from ..representation.passes import by_products, by_shifts
+from .base import Measurement, metric
+
+
+@dataclass(frozen=True)
+class Procrustes(SimilarityOptions):
+    """On which samples, and how positions are treated, which have one treatment more here.
+
+    ``positions="released"`` is what PLayer-FL's authors computed under the name of sample similarity: of convolutions
+    the least angle over all circular shifts of one side's maps, samples x positions being the rows
+    (:func:`diagnostics.representation.shifts.shifted_procrustes`), of token sequences the angle of the sums over tokens
+    (padding included; theirs was masked), else the plain angle. Their figures added 0.5 to layers after convolutions;
+    this does not. It holds the maps of one layer of all models, and passes the probe once a layer.
+    """
+
+    treatments: ClassVar[tuple[str, ...]] = ("flatten", "released", "samples", "mean")
+
+
+@metric(
+    description="orthogonal Procrustes angle between the clients' representations of the same samples",
+    direction="higher = less similar; 0 = same up to a rotation, pi/2 = unrelated",
+    unit="rad",
+    variants=("flatten", "released", "samples", "mean"),
+    look={"label": "mean Procrustes angle to the others", "meaning": "0 = same representation"},
+    pairs=True,
+    distance=True,
+    reads="samples",
+)
+def procrustes(measurement: Measurement, options: Procrustes) -> list[Row]:
+    """As :func:`~diagnostics.metrics.cka.cka`, the orthogonal Procrustes angle in radians.
+
+    0 = same up to a rotation, pi / 2 = unrelated; see :func:`diagnostics.representation.moments.procrustes_distance`.
+
+    Memory: a forward pass of ``batch`` samples; per model and layer n x min(n, d) numbers.
+
+    Raises:
+        UsageError: a probe that does not fit the models.
+    """
+    comparison = LayerComparison("procrustes", measurement, options)
+    if options.positions == "released":
+        return comparison.rows(*by_shifts(comparison), estimator="full, least over shifts", unit="rad")
+    return comparison.rows(*by_products(comparison, moments.PROCRUSTES), estimator="full", unit="rad")

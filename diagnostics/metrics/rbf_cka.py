@@ -1,0 +1,64 @@
+"""CKA with a radial kernel, which weighs small distances between samples more than large ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fl_core.errors import check_known
+from fl_core.rows import Row
+
+from ..representation.comparison import LayerComparison, SimilarityOptions
+from ..representation.gram import BANDWIDTH, ESTIMATORS, check_bandwidth
+from ..representation.passes import by_grams
+from .base import Measurement, metric
+
+
+@dataclass(frozen=True)
+class RbfCka(SimilarityOptions):
+    """How CKA with a radial kernel is computed; ``positions`` are ``"flatten"`` or ``"mean"``.
+
+    Attributes:
+        estimator: ``"full"`` or ``"minibatch"``.
+        bandwidth: of the kernel, as a fraction of the median distance between samples; stands in the estimator.
+
+    Raises:
+        UsageError: an unknown choice, or a bandwidth that is not above 0.
+    """
+
+    estimator: str = "full"
+    bandwidth: float = BANDWIDTH
+
+    treatments: ClassVar[tuple[str, ...]] = ("flatten", "mean")
+
+    def __post_init__(self) -> None:
+        check_known("estimator", self.estimator, ESTIMATORS)
+        super().__post_init__()
+        check_bandwidth(self.bandwidth)
+
+    @property
+    def unbiased(self) -> bool:
+        return self.estimator == "minibatch"
+
+
+@metric(
+    description="CKA with a radial kernel between the clients' representations of the same samples",
+    direction="higher = more similar; 1 = same",
+    variants=("flatten", "mean"),
+    look={"label": "mean 1 − RBF CKA to the others", "meaning": "0 = same representation"},
+    pairs=True,
+    reads="samples",
+)
+def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
+    """As :func:`~diagnostics.metrics.cka.cka` with a radial kernel; 1 = same.
+
+    See :func:`diagnostics.representation.gram.rbf_cka`.
+
+    Memory: a forward pass of ``batch`` samples; per model and layer n x n numbers (``"minibatch"``: n x batch).
+
+    Raises:
+        UsageError: a probe that does not fit the models.
+    """
+    comparison = LayerComparison("rbf_cka", measurement, options)
+    values = by_grams(comparison, options.estimator, options.bandwidth)
+    return comparison.rows(*values, estimator=f"{options.estimator}, bandwidth {options.bandwidth:g} x median distance")

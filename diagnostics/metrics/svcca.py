@@ -1,0 +1,53 @@
+"""SVCCA: CCA on the principal directions of each side, which leaves out what is hardly there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_core.rows import Row
+
+from ..representation import moments
+from ..representation.comparison import LayerComparison, SimilarityOptions
+from ..representation.passes import by_products
+from .base import Measurement, metric
+
+
+@dataclass(frozen=True)
+class Svcca(SimilarityOptions):
+    """On which samples and directions representations are compared.
+
+    Attributes:
+        variance: share of each side's variance that the principal directions hold; the estimator states it.
+
+    Raises:
+        UsageError: a variance that is not between 0 and 1.
+    """
+
+    variance: float = moments.VARIANCE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        moments.svcca_measure(self.variance)
+
+
+@metric(
+    description="mean canonical correlation of the principal directions that hold 99 % of the variance",
+    direction="higher = more similar; 1 = same up to a linear map of these",
+    variants=("flatten", "samples", "mean"),
+    look={"label": "mean 1 − SVCCA to the others", "meaning": "0 = same up to a linear map"},
+    pairs=True,
+    reads="samples",
+)
+def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
+    """As :func:`~diagnostics.metrics.cca.cca` on the principal directions that hold ``variance`` of each side.
+
+    See :func:`diagnostics.representation.moments.svcca`.
+
+    Memory: as of :func:`~diagnostics.metrics.cca.cca`.
+
+    Raises:
+        UsageError: a probe that does not fit the models.
+    """
+    comparison = LayerComparison("svcca", measurement, options)
+    values = by_products(comparison, moments.svcca_measure(options.variance))
+    return comparison.rows(*values, estimator=f"full, {100 * options.variance:g} % of the variance")

@@ -1,0 +1,83 @@
+"""Update magnitude: how far a layer's weights have moved from those that all clients started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_core import tree
+from fl_core.errors import UsageError, check_known
+from fl_core.rows import Row
+
+from ..subject import tensors_of
+from ..weights import WeightOptions, lacking, vector_of, weight_row
+from .base import Measurement, metric
+
+
+@dataclass(frozen=True)
+class UpdateMagnitude(WeightOptions):
+    """Where the weights started, and which of them are read.
+
+    Attributes:
+        start: the common start, as a model or as tensors by exact name. Without it no row has a value.
+    """
+
+    start: Mapping[str, Tensor] | nn.Module | None = None
+
+    @property
+    def origin(self) -> Mapping[str, Tensor] | None:
+        """The start's tensors by exact name."""
+        return tree.live(self.start) if isinstance(self.start, nn.Module) else self.start
+
+
+@metric(
+    description="how far a layer's weights have moved from the common start",
+    direction="higher = moved further; 0 = not moved",
+    variants=("relative_l2", "l2"),
+    look={"label": "update magnitude", "meaning": "0 = not moved", "log": True},
+    reads="weights",
+)
+def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list[Row]:
+    """Two rows a client and layer: how far its weights w have moved from the weights w0 that all clients started with.
+
+    ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||; at least 0, 0 = not moved.
+
+    Memory: one layer's weights of one client at a time, and those of the start, in float64.
+
+    Raises:
+        UsageError: a start that lacks a tensor or has one of another shape.
+    """
+    origin = options.origin
+    rows = []
+    for subject in measurement.subjects:
+        params = dict(subject.model.named_parameters())
+        for layer in measurement.layers:
+            names = tensors_of(layer, options.tensors)
+            status = "" if origin is not None else "the common start is not known; give it as the option start"
+            w, w0 = vector_of(params, layer, options.tensors), torch.empty(0, dtype=torch.float64)
+            if origin is not None:
+                _check_start(origin, {name: params[name] for name in names})
+                w0 = vector_of(origin, layer, options.tensors).to(w.device)
+                status = lacking(layer, options.tensors, w, w0)
+            moved = float(torch.linalg.vector_norm(w - w0)) if not status else 0.0
+            base = float(torch.linalg.vector_norm(w0))
+            zero = "" if base or status else f"the weights of layer {layer.name!r} were zero at the start"
+            where = {"client": subject.client, "layer": layer.name, "n_train": subject.n_train}
+            for variant, value, why in (("relative_l2", moved / (base or 1.0), zero), ("l2", moved, "")):
+                rows.append(
+                    weight_row("update_magnitude", variant, value, status or why, len(w), options.tensors, **where)
+                )
+        measurement.tick(subject.client)
+    return rows
+
+
+def _check_start(start: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:
+    for name, tensor in params.items():
+        check_known("tensor of the start", name, start)
+        if start[name].shape != tensor.shape:
+            raise UsageError(
+                f"the start's {name!r} is {tuple(start[name].shape)}; the model's is {tuple(tensor.shape)}"
+            )

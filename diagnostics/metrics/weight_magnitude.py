@@ -1,0 +1,38 @@
+"""Weight magnitude: how large a layer's weights are."""
+
+from __future__ import annotations
+
+import torch
+
+from fl_core.rows import Row
+
+from ..weights import WeightOptions, lacking, vector_of, weight_row
+from .base import Measurement, metric
+
+
+@metric(
+    description="mean absolute value and length of a layer's weights, the importance of magnitude pruning",
+    direction="higher = larger weights",
+    variants=("mean_abs", "l2"),
+    look={"label": "weight magnitude", "meaning": "higher = larger", "log": True},
+    reads="weights",
+)
+def weight_magnitude(measurement: Measurement, options: WeightOptions) -> list[Row]:
+    """Two rows a client and layer: ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2 of its n weights; at least 0.
+
+    The importance that magnitude pruning gives a layer's weights (Han et al. 2015; Li et al. 2017).
+
+    Memory: one layer's weights of one client at a time, in float64.
+    """
+    rows = []
+    for subject in measurement.subjects:
+        params = dict(subject.model.named_parameters())
+        for layer in measurement.layers:
+            w = vector_of(params, layer, options.tensors)
+            status = lacking(layer, options.tensors, w)
+            where = {"client": subject.client, "layer": layer.name, "n_train": subject.n_train}
+            mean = float(w.abs().mean()) if len(w) else 0.0
+            for variant, value in (("mean_abs", mean), ("l2", float(torch.linalg.vector_norm(w)))):
+                rows.append(weight_row("weight_magnitude", variant, value, status, len(w), options.tensors, **where))
+        measurement.tick(subject.client)
+    return rows

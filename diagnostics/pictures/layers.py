@@ -1,0 +1,186 @@
+"""The pictures of a metric over the layers: a line a client, and a matrix of pairs a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fl_core.errors import UsageError, check_known, listing
+
+from ..metrics.base import METRICS, known
+from .drawing import (
+    MEAN,
+    MOST,
+    both_ways,
+    canvas,
+    check_single,
+    dress,
+    heat,
+    legend,
+    missing,
+    name_ticks,
+    of_metric,
+    of_variant,
+    panels,
+    set_scale,
+    weighted_mean,
+    with_notes,
+)
+
+
+def metric(
+    frame: pd.DataFrame,
+    metric: str,
+    ax: Axes | None = None,
+    variant: str | None = None,
+    scale: str = "auto",
+    normalise: str | None = None,
+) -> Axes:
+    """One line a client over the layers, from input to output, and a thick line for all clients together.
+
+    The thick line is the frame's combined rows (client ""); where it has none, the mean over clients, weighted by
+    their training samples where those are known. For a metric of pairs a client's value is its mean distance to the
+    others: 1 - value of a similarity such as ``cka``.
+    Standard errors above 0 are error bars.
+
+    Args:
+        frame: rows of one run, seed, round and model of each client.
+        metric: any per-layer metric of the frame.
+        variant: which definition; by default the metric's usual one.
+        scale: ``linear``, ``log``, ``symlog``, or ``auto``: log for variances, traces and sensitivities, symlog where
+            some of those are not above 0, linear for the rest.
+        normalise: ``first`` or ``min`` divides each client's curve by its value at the first layer or by its
+            smallest value (the published figures do the latter); a client for which that is not above 0 has no curve.
+
+    Raises:
+        UsageError: a metric, variant or scale that is not there, several values for one client and layer, or a log
+            scale for values that are not above 0.
+    """
+    rows = of_metric(frame, metric)
+    kind = known(metric)
+    paired = kind.pairs or (metric not in METRICS and bool((rows["client_b"] != "").any()))
+    distance = kind.distance
+    name = metric.replace("_", " ")
+    rows = of_variant(rows, variant, kind.variants)
+    look = kind.look.of(variant)
+    layers, notes = list(rows["layer"].unique()), ["× " + note for note in missing(rows, "layer")]
+    gaps = {layers.index(layer) for layer in rows.loc[rows["value"].isna(), "layer"]}
+    usual = f"mean {'' if distance else '1 − '}{name} to the others" if paired else name
+    label, unit = (
+        look.label or usual,
+        "".join(f"[{name}]" for name in rows["unit"].unique()[:1] if name).replace("^2", "²"),
+    )
+    if paired:
+        check_single(rows, ["client", "client_b", "layer"])
+        label += "".join(
+            f", {name}" for name in rows["variant"].unique()[:1] if metric in METRICS and name != kind.variant
+        )
+        rows, unit = _distances(rows, distance), unit if distance else ""
+    elif look is kind.look:
+        label += "".join(f", {name.replace('_', ' ')}" for name in rows["variant"].unique() if name)
+    check_single(rows, ["client", "layer"])
+    if normalise is not None:
+        rows, lost = _normalised(rows, normalise)
+        notes += [f"no value above 0 to divide by: {listing(lost)}"] if lost else []
+        unit = f"each client / its {'first layer' if normalise == 'first' else 'smallest'}"
+    names = [name for name in rows["client"].unique() if name]
+    values, errors = (
+        rows.pivot(index="layer", columns="client", values=column).reindex(layers) for column in ("value", "stderr")
+    )
+    together = "combined" if "" in values else "mean of clients"
+    if names and "" not in values:
+        values[""] = weighted_mean(rows, ["layer"]).reindex(layers)
+    below = with_notes("layer, input to output", notes)
+    height = 3.0 + 0.15 * below.count("\n") + 0.06 * max(map(len, layers)) * (len(layers) > 6)
+    with canvas(ax, float(np.clip(2.5 + 0.19 * len(layers), 5, 10)), height) as axes:
+        set_scale(axes, values, scale, look.log)
+        x = np.arange(len(layers))
+        for k, name in enumerate(names):
+            line = axes.plot(x, values[name], linewidth=1.3, **dress(k, names))[0]
+            shown = np.flatnonzero((errors[name] > 0) & values[name].notna())
+            if len(shown):
+                y, bar, colour = values[name].iloc[shown], errors[name].iloc[shown], line.get_color()
+                axes.errorbar(x[shown], y, bar, fmt="none", ecolor=colour, elinewidth=1.2)
+        if "" in values and len(names) != 1:
+            order = 3 if len(names) > MOST else 1.5
+            axes.plot(x, values[""], color=MEAN, linewidth=2.8, marker=".", label=together, zorder=order)
+        for k in gaps:
+            axes.text(k, 0.01, "×", transform=axes.get_xaxis_transform(), ha="center", color="0.3")
+        if paired and scale in ("auto", "linear"):
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0] if (values < 0).any(axis=None) else 0.0))
+        name_ticks(axes, layers)
+        meaning = ", ".join(filter(None, [unit, "" if normalise else look.meaning]))
+        axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
+        legend(axes)
+    return axes
+
+
+def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
+    """Each client's mean distance to the others in each layer, as rows; of a similarity 1 - value."""
+    turned = both_ways(rows[rows["client"] != rows["client_b"]])
+    apart = turned["value"] if distance else 1 - turned["value"]
+    mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(skipna=False)
+    return mean.reset_index().assign(stderr=np.nan, n_train=np.nan, variant="", metric="pairs")
+
+
+def _normalised(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[str]]:
+    """The clients' rows divided by their reference, and the clients that have none above 0."""
+    check_known("normalisation", normalise, ("first", "min"))
+    rows = rows[rows["client"] != ""]
+    if normalise == "min":
+        reference = rows.groupby("client", sort=False)["value"].min()
+    else:
+        first = rows[rows["layer"] == rows["layer"].iloc[0]]
+        reference = first.set_index("client")["value"].reindex(rows["client"].unique())
+    reference = reference.where(reference > 0)
+    by = rows["client"].map(reference)
+    return rows.assign(value=rows["value"] / by, stderr=rows["stderr"] / by), list(reference.index[reference.isna()])
+
+
+def cka_matrices(
+    frame: pd.DataFrame,
+    axes: Figure | Sequence[Axes] | None = None,
+    variant: str | None = None,
+    metric: str = "cka",
+) -> list[Axes]:
+    """A heat map clients x clients of each layer's CKA, 1 = same representation, with one colour bar from 0 to 1.
+
+    Args:
+        frame: rows of the metric, one a pair of clients and layer.
+        axes: a figure to fill, or at least one Axes a layer.
+        variant: which definition, where the frame has several.
+        metric: another similarity of pairs from 0 to 1.
+
+    Raises:
+        UsageError: no pairs, several values for one pair and layer, or too few Axes.
+    """
+    rows = of_variant(of_metric(frame, metric), variant, known(metric).variants)
+    check_single(rows, ["client", "client_b", "layer"])
+    pairs = both_ways(rows)
+    layers, names = list(pairs["layer"].unique()), list(pairs["client"].unique())
+    if not names:
+        raise UsageError(f"no pairs of clients among the rows of {metric}: {listing(rows['status'].unique())}")
+    with panels(axes, len(layers)) as drawn:
+        for layer, panel in zip(layers, drawn, strict=True):
+            matrix = pairs[pairs["layer"] == layer].pivot(index="client", columns="client_b", values="value")
+            matrix = matrix.reindex(index=names, columns=names)
+            if not (pairs["client"] == pairs["client_b"]).any():  # of the same layer, so that each is like itself
+                matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
+            colours = heat(panel, matrix, square=True)
+            panel.ax.set_title(layer, fontsize=8)
+        panel_axes = [panel.ax for panel in drawn]
+        figure = panel_axes[0].figure
+        figure.colorbar(
+            colours,
+            ax=panel_axes,
+            shrink=0.8,
+            label=f"{'CKA' if metric == 'cka' else metric.replace('_', ' ')}, 1 = same",
+        )
+        notes = missing(rows, "layer")
+        if notes:
+            figure.supxlabel(with_notes("grey: no value", notes), fontsize=8)
+    return panel_axes

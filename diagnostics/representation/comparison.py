@@ -1,0 +1,181 @@
+"""The comparison of clients' layers by their representations: who with whom, on which samples, and the rows of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.rows import Row, row
+
+from ..capture import Data
+from ..subject import Measurement, Subject
+from .probe import LEAST, POSITIONS, PROBE, Place, Take, check_batch, places, probe_of, watch
+
+Spot = tuple[str, int]
+"""Where features come from: the path of a module, and a client's number."""
+Faults = Mapping[Spot, str]
+"""Why features have no similarity to anything."""
+Value = Callable[[Spot, Spot], float | str]
+"""The value of a pair of spots without fault, or why there is none."""
+
+
+@dataclass(frozen=True)
+class SimilarityOptions:
+    """On which samples clients' layers are compared, and how positions are treated.
+
+    Attributes:
+        probe: the samples. Default: the first ``samples`` of the clients' own data, equally many of each.
+        positions: of convolutions and token sequences, and the rows' variant. ``"flatten"``: channels and positions
+            together are the features; ``"samples"``: samples x positions are the rows and channels the features;
+            ``"mean"``: channels, averaged over the positions.
+        against: names of layers among those measured; adds rows that compare every other layer with each of them,
+            between every two clients in both orders and within each, variant ``"<positions>, against <layer>"``: of
+            ``client`` the row's layer, of ``client_b`` that one.
+
+    Raises:
+        UsageError: an unknown treatment, treatments that do not go together, or fewer than 1 sample.
+    """
+
+    probe: Data | None = None
+    samples: int = PROBE
+    positions: str = "flatten"
+    against: str | Sequence[str] = ()
+
+    treatments: ClassVar[tuple[str, ...]] = POSITIONS
+
+    def __post_init__(self) -> None:
+        check_known("positions", self.positions, self.treatments)
+        if self.samples < 1:
+            raise UsageError(f"samples={self.samples}; at least 1 is needed")
+        if self.reference_layers and self.positions not in ("flatten", "mean"):
+            raise UsageError(
+                f"against needs positions 'flatten' or 'mean': with {self.positions!r} the rows of two layers differ"
+            )
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether batches must be large enough for the unbiased HSIC."""
+        return False
+
+    @property
+    def reference_layers(self) -> tuple[str, ...]:
+        """The layers that every other one is compared with."""
+        return (self.against,) if isinstance(self.against, str) else tuple(self.against)
+
+    def check(self, measurement: Measurement) -> None:
+        """Refuse reference layers that are not measured, and a batch that is too small."""
+        if measurement.batch is not None and measurement.batch < 1:
+            raise UsageError(f"batch={measurement.batch}; at least 1 is needed")
+        check_batch(measurement.batch or LEAST, self.unbiased)
+        for name in self.reference_layers:
+            check_known("layer to compare with", name, [layer.name for layer in measurement.layers])
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """Every two clients compared at every layer, and every layer with the reference layers.
+
+    Attributes:
+        metric: name in the rows.
+    """
+
+    metric: str
+    measurement: Measurement
+    options: SimilarityOptions
+
+    @property
+    def across(self) -> bool:
+        """Whether different layers are compared."""
+        return bool(self.options.reference_layers)
+
+    @property
+    def subjects(self) -> Sequence[Subject]:
+        """The clients, in the order of the rows."""
+        return self.measurement.subjects
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compare: no model at all, or one and no layer with another."""
+        return len(self.subjects) < (1 if self.across else 2)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """The samples of the probe, the same for every model."""
+        return probe_of(self.subjects, self.options.probe, self.options.samples, self.measurement.seed)
+
+    @cached_property
+    def where(self) -> list[Place]:
+        """First and last sample (exclusive) of each batch of the probe."""
+        return places(len(self.x), self.measurement.batch or max(len(self.x), LEAST), self.options.unbiased)
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The modules whose outputs are compared."""
+        return sorted({layer.output for layer in self.measurement.layers if layer.used})
+
+    def watch(
+        self, subject: Subject, take: Take, where: Sequence[Place] | None = None, paths: Sequence[str] | None = None
+    ) -> None:
+        """Pass the probe, or some places of it, through a model; see :func:`~.probe.watch`."""
+        where, paths = self.where if where is None else where, self.paths if paths is None else paths
+        watch(subject, self.x, where, paths, take, self.measurement.seed, self.measurement.mode)
+
+    def rows(self, faults: Faults, value: Value, *, estimator: str, unit: str = "") -> list[Row]:
+        """The rows: of every layer each pair of clients, then of every layer ``against``."""
+        common: dict[str, Any] = {"estimator": estimator, "unit": unit, "n_samples": 0 if self.empty else len(self.x)}
+        rows = []
+        for layer in self.measurement.layers if self.subjects else ():
+            columns = {**common, "layer": layer.name, "n_params": self._size(layer)}
+            if len(self.subjects) < 2:
+                rows.append(
+                    row(
+                        self.metric, None, status="needs at least two models", variant=self.options.positions, **columns
+                    )
+                )
+            for (a, b), other in self._pairs(layer):
+                result = self._value(layer, a, other, b, faults, value)
+                rows.append(
+                    row(
+                        self.metric,
+                        None if isinstance(result, str) else result,
+                        status=result if isinstance(result, str) else "ok",
+                        client=self.subjects[a].client,
+                        client_b=self.subjects[b].client,
+                        variant=self.options.positions + (f", against {other.name}" if other is not layer else ""),
+                        **columns,
+                    )
+                )
+        return rows
+
+    def _pairs(self, layer: Layer) -> Iterator[tuple[tuple[int, int], Layer]]:
+        everyone = range(len(self.subjects))
+        yield from ((pair, layer) for pair in itertools.combinations(everyone, 2))
+        for name in self.options.reference_layers:
+            other = next(own for own in self.measurement.layers if own.name == name)
+            if other is not layer:
+                yield from (((a, b), other) for a in everyone for b in everyone)
+
+    def _value(self, layer: Layer, a: int, other: Layer, b: int, faults: Faults, value: Value) -> float | str:
+        for own, client in ((layer, a), (other, b)):
+            if not own.used:
+                return (
+                    "unused in the forward pass"
+                    if own is layer
+                    else f"layer {own.name!r} is unused in the forward pass"
+                )
+            if (own.output, client) in faults:
+                where = f"output of layer {own.name!r} at client {self.subjects[client].client!r}"
+                return f"{where}: {faults[own.output, client]}"
+        result = value((layer.output, a), (other.output, b))
+        return f"layer {layer.name!r}: {result}" if isinstance(result, str) else result
+
+    def _size(self, layer: Layer) -> int:
+        sizes = {name: p.numel() for name, p in self.subjects[0].model.named_parameters(remove_duplicate=False)}
+        return sum(sizes[name] for name in layer.parameters if name in sizes)

@@ -1,0 +1,118 @@
+"""What a metric is given: the clients as subjects, and the measurement that all metrics share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError
+from fl_core.layers import Layer
+from fl_core.training import losses
+from fl_core.training.losses import Loss
+
+from .capture import Batch, Data, batches, whole
+
+TENSORS = ("weights", "all")
+"""A layer's tensors that a metric reads: parameters without biases, or all parameters."""
+
+Tick = Callable[[str], None]
+"""Called with a client's name when that client is done."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One client as a metric sees it.
+
+    Attributes:
+        client: the name that stands in the rows.
+        model: the client's model.
+        data: a pair (x [n, ...], y [n]), an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
+        n_train: training samples of the client, its weight where clients are combined.
+    """
+
+    client: str
+    model: nn.Module
+    data: Data
+    n_train: int
+
+
+def quiet(client: str) -> None:
+    """A tick that does nothing."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What all metrics share: which clients are measured, on which layers, by which loss, and how.
+
+    Attributes:
+        subjects: the clients; for a metric of pairs, those that are compared.
+        layers: of every subject's model, from input to output.
+        loss: what the models were trained by; default cross-entropy.
+        batch: samples at a time of a pair, None = all; a loader's own batches are left as they are.
+        seed: of everything that is drawn.
+        mode: ``"eval"`` or ``"train"``; a metric puts the model back as it was.
+        tick: to be called with a client's name when that client is done; it moves the progress bar.
+    """
+
+    subjects: Sequence[Subject]
+    layers: Sequence[Layer]
+    loss: Loss = field(default_factory=lambda: losses.build("cross_entropy"))
+    batch: int | None = 256
+    seed: int = 0
+    mode: str = "eval"
+    tick: Tick = quiet
+
+
+# --- a subject's data and model --------------------------------------------------------------------------------
+
+
+def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
+    """Names of the layer's parameters that are read: its weights, or all of them."""
+    return layer.weights if tensors == "weights" else layer.parameters
+
+
+def placed(model: nn.Module, x: Tensor) -> Tensor:
+    """Samples on the model's device, in the model's type if they are floating."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), x)
+    return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+
+
+def placed_data(subject: Subject) -> Data:
+    """A subject's data where its model is and in the model's type: a pair, or a loader's batches as they come."""
+    pair = whole(subject.data)
+    if pair is None:
+        return _PlacedLoader(subject)
+    x = placed(subject.model, pair[0])
+    return x, pair[1].to(x.device)
+
+
+class _PlacedLoader:
+    """A loader's batches, where the subject's model is and in the model's type."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def __iter__(self) -> Iterator[Batch]:
+        for x, y in batches(self._subject.data):
+            x = placed(self._subject.model, x)
+            yield x, y.to(x.device)
+
+
+def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The model's output for ``x``, checked to be logits [n, C] that the labels ``y`` [n] fit.
+
+    Raises:
+        UsageError: another output, or labels that are not class indices from 0 to C - 1.
+    """
+    z = model(x)
+    if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
+        output = f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        raise UsageError(f"{type(model).__name__} gives {output} for {len(x)} samples; logits [n, C] are needed")
+    if y.ndim != 1 or y.is_floating_point():
+        raise UsageError(f"labels must be class indices [n]; these are {y.dtype} {tuple(y.shape)}")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= z.shape[1]:
+        raise UsageError(f"label {low if low < 0 else high} does not fit a model of {z.shape[1]} classes")
+    return z

@@ -1,0 +1,302 @@
+"""What holds of every metric and rule, and one of each added from outside in a single file."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from fedlayers.cli.main import main
+from fedlayers.diagnostics import METRICS, RULES, Report, diagnose, metric, rule
+from fedlayers.diagnostics.decide.select import explain, select
+from fedlayers.diagnostics.metrics.base import Look
+from fedlayers.diagnostics.pictures.album import FURTHER, album
+from fl_core.errors import RunError, UsageError
+from fl_core.plan import LayerPlan
+from fl_core.rows import row
+
+mpl.use("agg")
+SIMPLE = {bool, int, float, str, int | None, float | None, str | None}
+
+
+def models() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {
+        name: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+        for name in "ab"
+    }
+
+
+def pair(n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(n, 4, generator=g), torch.randint(3, (n,), generator=g)
+
+
+# --- every member ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    start = models()["a"]
+    options = {name: {"start": start} for name, each in METRICS.members().items() if "start" in each.options}
+    return diagnose(models(), pair(), list(METRICS), options=options, progress=False).frame
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_a_metric_says_what_it_is(name: str, frame: pd.DataFrame) -> None:
+    member = METRICS[name]
+    assert member.name == name == member.compute.__name__ == member.compute.__module__.rpartition(".")[2]
+    assert all(text and "\n" not in text for text in (member.description, member.direction))
+    assert (member.compute.__doc__ or "").partition("\n")[0].strip().endswith(".")
+    assert isinstance(member.look, Look)
+    assert set(member.look.beside) <= set(FURTHER)
+    assert RULES[member.rule].decides
+    assert member.preferred[-len(member.variants) :] == member.variants or member.decides in member.variants
+    rows = frame[frame["metric"] == name]
+    assert member.variant in set(rows["variant"])
+    assert all(member.unit_of(variant) == unit for variant, unit in rows[["variant", "unit"]].values)
+    assert set(rows["client_b"] != "") == {member.pairs}
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_what_a_metric_says_stands_in_its_source(name: str) -> None:
+    """So that it can be listed without importing anything."""
+    facts = METRICS.inside[name].facts
+    for attribute in ("description", "direction", "variants"):
+        assert facts[attribute] == getattr(METRICS[name], attribute)
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_a_metric_s_options_are_frozen_and_check_themselves(name: str) -> None:
+    member = METRICS[name]
+    settings = member.settings()
+    for option, kind in member.option_types.items():
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(settings, option, None)
+        assert getattr(settings, option) == member.options[option]
+        if kind in SIMPLE:
+            with pytest.raises(UsageError, match=rf"(?s){name}.*{option}"):
+                member.settings(**{option: object()})
+    with pytest.raises(UsageError, match=f"unknown option of {name} 'nonsense'"):
+        member.settings(nonsense=1)
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_rule_says_what_it_is(name: str) -> None:
+    member = RULES[name]
+    assert (member.name, member.summary) == (name, RULES.inside[name].facts["summary"])
+    assert (member.choose.__doc__ or "").strip()
+    if member.decides:
+        assert 1 <= member.cut([1.0, 1.1, 3.0, 3.1]) <= 4
+
+
+# --- one from outside ------------------------------------------------------------------------------------------
+
+OWN = '''
+"""A metric and a rule of one's own."""
+
+from dataclasses import dataclass
+
+from fedlayers.diagnostics import Measurement, metric, rule
+from fl_core.errors import UsageError
+from fl_core.rows import row
+
+
+@dataclass(frozen=True)
+class Loudness:
+    power: float = 1.0
+
+    def __post_init__(self):
+        if self.power <= 0:
+            raise UsageError(f"power={self.power}; it must be above 0")
+
+    def check(self, measurement):
+        if measurement.mode == "train":
+            raise UsageError("mode 'train' has no loudness")
+
+
+@metric(
+    description="largest absolute weight of a layer",
+    direction="higher = louder",
+    variants=("largest",),
+    look={"label": "loudness", "log": True},
+    reads="weights",
+)
+def loudness(measurement: Measurement, options: Loudness):
+    """One row a client and layer."""
+    rows = []
+    for subject in measurement.subjects:
+        params = dict(subject.model.named_parameters())
+        for place, layer in enumerate(measurement.layers, 1):
+            value = max(float(params[name].detach().abs().max()) for name in layer.weights)
+            value = value ** options.power * place
+            rows.append(row("loudness", value, variant="largest", client=subject.client, layer=layer.name,
+                            n_train=subject.n_train))
+        measurement.tick(subject.client)
+    return rows
+
+
+def gap(measurement):
+    """How far two clients are apart, without a decorator."""
+    a, b = measurement.subjects[:2]
+    return [
+        row("gap", 0.1 * place, client=a.client, client_b=b.client, layer=layer.name)
+        for place, layer in enumerate(measurement.layers, 1)
+    ]
+
+
+@metric(description="a distance that no other process knows", direction="0 = same", pairs=True, distance=True)
+def far(measurement):
+    return [{**r, "metric": "far"} for r in gap(measurement)]
+
+
+@rule(summary="share half of the layers")
+def half(values):
+    """Half of the layers, at least one."""
+    return max(len(values) // 2, 1)
+
+
+def all_of_them(values, threshold):
+    """Share every layer in use."""
+    return len(values)
+
+
+def none(values):
+    return 0
+'''
+
+
+@pytest.fixture
+def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_layers.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with _forgotten():
+        yield
+    sys.modules.pop("own_layers", None)
+
+
+class _forgotten:
+    """What is added to the registries inside the block is gone after it."""
+
+    def __enter__(self) -> None:
+        self.kept = [(r, dict(r._members), dict(r._made_from)) for r in (METRICS, RULES)]
+
+    def __exit__(self, *_: Any) -> None:
+        for registry, members, made_from in self.kept:
+            registry._members, registry._made_from = members, made_from
+
+
+@pytest.mark.usefixtures("_own")
+def test_a_metric_and_a_rule_from_outside_are_measured_decided_drawn_and_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = ["--metrics", "own_layers:loudness", "own_layers:gap", "--set", "loudness.power=2"]
+    main(["diagnose", "--dataset", "heart", "--measure-batch", "9", *chosen, "--out", "rows.jsonl"])
+    assert "loudness, largest (higher = louder)" in capsys.readouterr().out
+    report = Report.read("rows.jsonl")
+    assert set(report.frame["metric"]) == {"loudness", "gap"}
+    assert report.header["measure_batch"] == 9
+    assert report.header["metrics"]["loudness"] == {"power": 2}
+    main(["select", "rows.jsonl", "--metric", "loudness", "--rule", "own_layers:half", "--explain"])
+    plan = LayerPlan.load(Path("plan.json"))
+    assert (plan.why.metric, plan.why.rule, len(plan.shared)) == ("loudness", "own_layers:half", 2)
+    assert "own_layers:half on loudness (largest)" in explain(plan)
+    votes = {"loudness": "own_layers:all_of_them", "gap": "largest_jump"}
+    assert set(select(report, "vote", metrics=votes).why.detail["metrics"]) == set(votes)
+    figures = {name: draw() for name, draw in album(report.frame).items()}
+    assert set(figures) == {"loudness", "gap"}
+    assert "loudness" in figures["loudness"].axes[0].get_ylabel()
+    assert "mean 1 − gap to the others" in figures["gap"].axes[0].get_ylabel()
+    main(["plot", "rows.jsonl", "--metrics", "loudness", "--out", "pictures"])
+
+
+@pytest.mark.usefixtures("_own")
+def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
+    def run(name: str = "own_layers:loudness", **how: Any) -> Report:
+        return diagnose(models(), pair(), [name], progress=False, **how)
+
+    assert METRICS["own_layers:loudness"] is METRICS["loudness"]  # known by its name from here on
+    for how, words in (
+        ({"options": {"loudness": {"power": -1.0}}}, "loudness: power=-1.0; it must be above 0"),
+        ({"options": {"loudness": {"power": "high"}}}, "loudness: power='high'; it takes float"),
+        ({"options": {"loudness": {"volume": 1}}}, "unknown option of loudness 'volume'"),
+        ({"mode": "train"}, "loudness: mode 'train' has no loudness"),
+        ({"name": "own_layers:loudnes"}, "did you mean 'loudness'"),
+        ({"name": "own_layer:loudness"}, "no module 'own_layer'"),
+        ({"name": "own_layers:Loudness"}, "is no function but type"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            run(**how)
+    with pytest.raises(UsageError, match="rule 'own_layers:Loudness' is no function"):
+        select(run(), "own_layers:Loudness", metric="loudness")
+    with pytest.raises(RunError, match="rule 'none' shares 0 layers; a number from 1 to 3"):
+        select(run(), "own_layers:none", metric="loudness")
+
+
+@pytest.mark.usefixtures("_own")
+def test_a_distance_stays_one_where_its_code_is_not_known() -> None:
+    with _forgotten():
+        report = diagnose(models(), pair(), ["own_layers:far"], progress=False)
+        known = select(report, "largest_jump", metric="far")
+    assert "far" not in METRICS
+    unknown = select(report, "largest_jump", metric="far")
+    assert unknown.why.values == known.why.values == pytest.approx((0.1, 0.2, 0.3))
+
+
+def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
+    with _forgotten():
+
+        @metric(description="number of a layer's tensors", direction="higher = more", reads="weights")
+        def tensor_count(measurement):
+            return [
+                row("tensor_count", len(layer.tensors), client=subject.client, layer=layer.name, n_train=1)
+                for subject in measurement.subjects
+                for layer in measurement.layers
+            ]
+
+        @rule(summary="share the first layer")
+        def first(values):
+            return 1
+
+        report = diagnose(models(), pair(), "tensor_count", progress=False)
+        assert len(select(report, "first", metric="tensor_count").shared) == 1
+        with pytest.raises(UsageError, match="there is a metric 'cka' already"):
+            metric(description="x", direction="y")(type(tensor_count)(tensor_count.__code__, globals(), "cka"))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: metric(description="x", direction="y", reads="labels"), "unknown what a metric reads 'labels'"),
+        (lambda: metric(description="x", direction="y", look={"colour": "red"}), "attribute of a look 'colour'"),
+        (lambda: metric(description="x", direction="y")(lambda a, b: []), "annotated by a frozen dataclass"),
+        (lambda: metric(description="x", direction="y")(lambda a, b, c: []), "takes 3 arguments"),
+        (lambda: rule(summary="x", reads="stars"), "what a rule reads 'stars'"),
+        (lambda: rule(summary="x")(lambda: 1), "takes 0 arguments"),
+    ],
+)
+def test_a_decorator_that_says_something_wrong_is_refused(make: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make()
+
+
+# --- two batches, two names --------------------------------------------------------------------------------------
+
+
+def test_small_batches_are_measured_as_batches_and_one_batch_is_said() -> None:
+    how: dict[str, Any] = {"options": {"grad_variance": {"reduction": "batch"}}, "progress": False}
+    several = diagnose(models(), pair(), "grad_variance", batch=4, **how)
+    assert several.frame["stderr"].notna().all()
+    assert several.header["measure_batch"] == 4
+    with pytest.warns(UserWarning, match="saw one batch of each client: measure in smaller batches"):
+        one = diagnose(models(), pair(), "grad_variance", **how)
+    assert one.frame["stderr"].isna().all()
