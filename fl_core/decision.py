@@ -20,6 +20,7 @@ from fl_core.plan import LayerPlan
 from fl_core.schedule import sampled_clients
 from fl_core.training.local import Observer
 from fl_core.tree import Tree
+from fl_core.registry import is_outside
 
 if TYPE_CHECKING:
     from fl_core.engine import Engine, Work
@@ -77,7 +78,7 @@ class Decision:
             return
         name, layers = algorithm.name, algorithm.problem.layers
         self._decide_by(name)
-        if self.instruments.rules:
+        if self.instruments.rules and not is_outside(self.rule):
             check_known("rule", self.rule, self.instruments.rules)
         moving = [layer for layer in layers if layer.used and not layer.is_frozen]
         choices = [layer for layer in moving if layer.weights]
