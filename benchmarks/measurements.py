@@ -31,7 +31,7 @@ from fedlayers.diagnostics.metrics.cka import Cka, cka
 from fedlayers.diagnostics.metrics.grad_noise import GradNoise
 from fedlayers.diagnostics.metrics.grad_variance import GradVariance
 from fedlayers.diagnostics.subject import Measurement, Subject
-from fl_core.data.named import open_named
+from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
 from fl_core.training import losses

@@ -22,7 +22,7 @@ from fl_core.sources import Entry
 HOMES = {
     "algorithm": ("fl_core.algorithms", "register"),
     "metric": ("fedlayers.diagnostics.metrics", "metric"),
-    "rule": ("fedlayers.diagnostics.decide", "rule"),
+    "rule": ("fedlayers.diagnostics.decide.rules", "rule"),
     "dataset": ("fl_core.data.named", "dataset"),
     "partition": ("fl_core.data.partitions", "partition"),
     "model": ("fl_core.models", "register"),
@@ -42,12 +42,12 @@ def entries(kind: str) -> dict[str, Entry]:
     Args:
         kind: one of :data:`HOMES`.
     """
-    return _registry(kind).entries() or _imported(kind)
+    return _registry(kind).entries()
 
 
 def own_entries(kind: str) -> dict[str, Entry]:
     """Those members of a kind that the packages' own files hold, by name."""
-    return _registry(kind).inside or _imported(kind)
+    return _registry(kind).inside
 
 
 def _registry(kind: str) -> Registry[object]:
@@ -100,20 +100,3 @@ def families(members: Iterable[Entry]) -> dict[str, list[Entry]]:
     for entry in sorted(members, key=lambda each: (each.module, each.name)):
         grouped.setdefault(entry.family or entry.module, []).append(entry)
     return grouped
-
-
-def _imported(kind: str) -> dict[str, Entry]:
-    """The members of a kind that no decorator with plain values makes yet."""
-    if kind == "metric":
-        from fedlayers.diagnostics.metrics import METRICS
-
-        return {name: Entry(name, "", "", facts=vars(metric)) for name, metric in METRICS.items()}
-    if kind == "rule":
-        from fedlayers.diagnostics.decide.rules import RULES
-
-        return {name: Entry(name, "", "", rule.summary, vars(rule)) for name, rule in RULES.items()}
-    from fl_core import data
-
-    if kind == "partition":
-        return {name: Entry(name, "", "") for name in data.partitions.KINDS}
-    return {name: Entry(name, "", "") for name in data.datasets()}

@@ -10,12 +10,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from fl_core import choices
+from fl_core import choices, data
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
+from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
 from fl_core.registry import is_outside
 
 if TYPE_CHECKING:
-    from fl_core.data import FederatedData
     from fl_core.training.local import Training
 
 AUTO = "auto"
@@ -29,7 +30,7 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
 
     dataset: str = "heart"
-    """Registered name, package.module:function, or your .npz, .csv, .jsonl or folder of images."""
+    """Registered name, package.module:function, or your file or folder."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
@@ -115,11 +116,11 @@ class RunConfig:
     """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Let torchvision fetch missing files."""
-    client_column: str = choices.CLIENT_COLUMN
+    client_column: str = CLIENT_COLUMN
     """Of your own .csv or .jsonl file."""
-    label_column: str = choices.LABEL_COLUMN
+    label_column: str = LABEL_COLUMN
     """Of your own .csv or .jsonl file."""
-    text_column: str = choices.TEXT_COLUMN
+    text_column: str = TEXT_COLUMN
     """Of your own texts, .csv or .jsonl."""
 
     @property
@@ -173,7 +174,7 @@ def check(config: RunConfig) -> None:
         raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
 
 
-def resolved(config: RunConfig, given: FederatedData | None = None) -> RunConfig:
+def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
     """The configuration with the dataset's defaults filled in, checked as far as names and numbers go.
 
     Args:
@@ -182,14 +183,18 @@ def resolved(config: RunConfig, given: FederatedData | None = None) -> RunConfig
     Raises:
         UsageError: names the key and what it may be; with ``given``, a key that says how data are read or dealt.
     """
-    from fl_core import data
-
     check(config)
     if given is not None:
         _check_undealt(config, given.name)
         recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
     else:
-        recipe = data.recipe(config.dataset, client_column=config.client_column, text_column=config.text_column)
+        recipe = data.recipe(
+            config.dataset,
+            client_column=config.client_column,
+            text_column=config.text_column,
+            data_root=config.data_root,
+            download=config.download,
+        )
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     own_model = recipe.model_options if config.model in (None, recipe.model) else {}
@@ -198,7 +203,7 @@ def resolved(config: RunConfig, given: FederatedData | None = None) -> RunConfig
     rounds = recipe.rounds if config.rounds is None else config.rounds
     default = max(1, rounds // 20)
     epochs = recipe.epochs if config.epochs is None else config.epochs
-    root = config.data_root or os.environ.get(data.named.ROOT_VARIABLE)
+    root = config.data_root or os.environ.get(ROOT_VARIABLE)
 
     def or_else(value: Any, otherwise: Any) -> Any:
         return otherwise if value is None else value
@@ -241,9 +246,7 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 
 def _located(dataset: str) -> str:
-    from fl_core import data
-
-    return dataset if dataset in data.datasets() or is_outside(dataset) else str(Path(dataset).absolute())
+    return dataset if dataset in DATASETS or is_outside(dataset) else str(Path(dataset).absolute())
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:

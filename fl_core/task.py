@@ -21,6 +21,7 @@ from fl_core.errors import UsageError, listing
 from fl_core.execution.stacked import stacks
 from fl_core.execution.workspace import memory_format
 from fl_core.layers import Layer, layers_of
+from fl_core.models import weights
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.plan import LayerPlan
 from fl_core.training import losses
@@ -109,7 +110,8 @@ def assemble(
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(config.dataset, indices=partition, **chosen)
-    said = [] if given or config.dataset in datasets.datasets() else _made_up(config, data)
+    named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
+    said = [] if given or named else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
@@ -125,7 +127,7 @@ def assemble(
         model = copy.deepcopy(model)  # a run trains in it
         models.check_fit(type(model).__name__, model, data.shape, data.n_classes)
     if start is not None:
-        models.weights.put(model, start, "the run's start")
+        weights.put(model, start, "the run's start")
     elif config.init is not None:
         said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.of(model)

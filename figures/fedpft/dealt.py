@@ -19,7 +19,7 @@ from figures.items import Drawing, Finding, Item
 from figures.scheduling.pictures import effective
 from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.data import draw
+from fl_core.data.partitions import papers
 
 COUNT, ENTROPY = "samples", "label_entropy"
 POOL = 50_000
@@ -40,15 +40,15 @@ def dealt(classes: int, clients: int, samples: int, alpha: float, seed: int) -> 
     """How many training samples of each class each client draws, clients x classes, by their numbers.
 
     What FedPFT's partition does with labels alone: shares of the classes from a Dirichlet distribution for every
-    client, and whole numbers of samples near them (:func:`fl_core.data.draw.by_shares`). It needs no images, and so
-    any number of classes can be dealt.
+    client, and whole numbers of samples near them (:func:`fl_core.data.partitions.papers.by_shares`). It needs no
+    images, and so any number of classes can be dealt.
 
     Raises:
         UsageError: ``alpha`` is not above 0, or more samples than a client's classes have.
     """
     labels = np.repeat(np.arange(classes), POOL // classes)
-    shares = draw.label_shares(classes, clients, alpha, seed)
-    found = draw.by_shares(labels, range(classes), shares, [samples], seed, "train side")
+    shares = papers.label_shares(classes, clients, alpha, seed)
+    found = papers.by_shares(labels, range(classes), shares, [samples], seed, "train side")
     counts = [np.bincount(labels[train], minlength=classes) for (train,) in found]
     return pd.DataFrame(counts, columns=range(classes))
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from fl_core.data import arrays, tables, text
 from fl_core.data.arrays import Array
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN, check_columns
 from fl_core.data.sources import Source
-from fl_core.data.tables import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.tokens import SPECIAL, TokenShape
 
@@ -53,7 +53,7 @@ def read(
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
     if path.is_dir() or path.suffix.lower() == ".npz":
-        tables.check_columns(str(path), client_column, label_column, text_column)
+        check_columns(str(path), client_column, label_column, text_column)
         return read_folder(path) if path.is_dir() else read_npz(path)
     read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_csv
     return read_table(path, client_column=client_column, label_column=label_column, text_column=text_column)

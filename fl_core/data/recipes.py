@@ -10,13 +10,18 @@ from fl_core.tokens import TokenShape
 
 @dataclass(frozen=True)
 class Recipe:
-    """Defaults of one dataset: how it is dealt to clients, and what trains on it.
+    """Defaults of one dataset: how it is partitioned over clients, and what trains on it.
+
+    >>> from fl_core.data import datasets
+    >>> recipe = datasets()["fashion_mnist"]
+    >>> recipe.model, recipe.partition, recipe.alpha, recipe.samples
+    ('fmnist_cnn', 'dirichlet', 0.5, 10000)
 
     Attributes:
         clients: number of clients; None = as many as there are natural clients.
-        partition: one of :data:`fl_core.data.partitions.KINDS`.
+        partition: one of :data:`fl_core.data.PARTITIONS`.
         alpha: concentration of the Dirichlet partition; smaller = clients differ more.
-        samples: size of the pool that is dealt; None = all samples.
+        samples: size of the pool that is partitioned; None = all samples.
         model: registry name of the model. model_options: its own options, when it is this one.
         batch: samples a batch. epochs: local epochs a round. rounds: rounds of a run.
         lr, optimizer, optimizer_options: local optimiser.
@@ -59,8 +64,8 @@ def general(shape: tuple[int, ...], has_clients: bool) -> Recipe:
         shape: shape of one sample.
         has_clients: whether the data name natural clients.
     """
-    deal: dict[str, Any] = {"clients": None, "partition": "natural"} if has_clients else {}
+    natural: dict[str, Any] = {"clients": None, "partition": "natural"} if has_clients else {}
     if isinstance(shape, TokenShape):
-        return Recipe(**deal, **TEXT, rounds=50, note="general values for texts without a recipe")
+        return Recipe(**natural, **TEXT, rounds=50, note="general values for texts without a recipe")
     model = "mlp" if len(shape) != 3 else "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
-    return Recipe(**deal, model=model, batch=32, rounds=50, note="general values for data without a recipe")
+    return Recipe(**natural, model=model, batch=32, rounds=50, note="general values for data without a recipe")

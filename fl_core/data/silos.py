@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_core.data import arrays, partitions
+from fl_core.data import arrays
 from fl_core.data.arrays import Array
 from fl_core.data.federated import FederatedData, gather
+from fl_core.data.partitions import make
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 
@@ -26,6 +27,14 @@ def of_silos(
 ) -> FederatedData:
     """Silos' own tensors or arrays as a federation, a client a silo in the order given: what a run takes as ``data``.
 
+    >>> import numpy as np
+    >>> from fl_core.data import of_silos
+    >>> draw = np.random.default_rng(0)
+    >>> wards = {ward: (draw.normal(size=(n, 5)), np.arange(n) % 2) for ward, n in (("north", 50), ("south", 25))}
+    >>> data = of_silos(wards, classes=("well", "ill"))
+    >>> [(client.name, len(client.train), len(client.test)) for client in data.clients]
+    [('north', 32, 10), ('south', 16, 5)]
+
     Args:
         silos: {client: (x, y)}, checked as an .npz file's arrays are (:func:`fl_core.data.files.read`): x are images,
             uint8 [n, H, W] or [n, H, W, C], which are scaled to 0..1, or numbers [n, ...], taken as they are; y are
@@ -37,6 +46,14 @@ def of_silos(
     Raises:
         UsageError: names the silo and the first bad row, or what the silos do not have in common.
     """
+    source = source_of_silos(silos, classes=classes, name=name)
+    return gather(source, make(source, "natural", seed=seed, splits=splits))
+
+
+def source_of_silos(
+    silos: Mapping[str, tuple[Any, Any]], *, classes: Sequence[str] | None = None, name: str = "own"
+) -> Source:
+    """The samples of all silos one after the other, each silo a natural client (see :func:`of_silos`)."""
     if not silos:
         raise UsageError("a federation needs at least one silo")
     names, twice = tuple(map(str, silos)), [name for name, times in Counter(map(str, silos)).items() if times > 1]
@@ -46,19 +63,35 @@ def of_silos(
     for silo, pair in silos.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UsageError(f"silo {silo!r}: give a pair (x, y), not {type(pair).__name__}")
-        x, y = (_array(each, f"silo {silo!r}, {part}") for each, part in zip(pair, "xy", strict=True))
-        x, y = arrays.features(x, f"silo {silo!r}, x"), arrays.whole_numbers(y, f"silo {silo!r}, y")
-        if len(x) != len(y):
-            raise UsageError(f"silo {silo!r}: {len(x)} samples and {len(y)} labels")
+        x, y = _checked(*pair, f"silo {silo!r}")
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             found, wanted = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
             raise UsageError(f"silo {silo!r} has {found}, and {next(iter(silos))!r} has {wanted}")
         parts.append((x, y))
-    y, labels = arrays.labels(np.concatenate([y for _, y in parts]), "labels of all silos", classes)
+    y, class_names = arrays.labels(np.concatenate([y for _, y in parts]), "labels of all silos", classes)
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    source = Source(name, np.concatenate([x for x, _ in parts]), y, labels, owner, names)
-    return gather(source, partitions.make(source, "natural", seed=seed, splits=splits))
+    return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
+
+
+def source_of_pair(x: Any, y: Any, *, name: str = "own") -> Source:
+    """Samples x [n, ...] with labels y [n] and no natural clients, checked as a silo's are (see :func:`of_silos`).
+
+    Raises:
+        UsageError: names the first bad row.
+    """
+    x, y = _checked(x, y, name)
+    y, class_names = arrays.labels(y, f"{name}, y")
+    return Source(name, x, y, class_names)
+
+
+def _checked(x: Any, y: Any, where: str) -> tuple[Array, Array]:
+    """Features and whole-numbered labels of equal length."""
+    x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
+    x, y = arrays.features(x, f"{where}, x"), arrays.whole_numbers(y, f"{where}, y")
+    if len(x) != len(y):
+        raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
+    return x, y
 
 
 def _array(values: Any, where: str) -> Array:

@@ -10,24 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fl_core.choices import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.data import arrays, text
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
-
-COLUMNS = (CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN)
-
-
-def check_columns(what: str, *columns: str) -> None:
-    """Refuse names of columns for data that have none.
-
-    Raises:
-        UsageError: they are not the default ones.
-    """
-    if columns != COLUMNS:
-        raise UsageError(
-            f"{what} has no columns to name; client_column, label_column and text_column are for .csv and .jsonl files"
-        )
 
 
 def read_csv(

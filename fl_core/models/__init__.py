@@ -1,136 +1,29 @@
-"""Models by name: the papers' networks, timm's, torchvision's, and any importable callable."""
+"""Models by name: the papers' networks, timm's, torchvision's, and any importable callable.
+
+A file here with a function under :func:`model` is one more.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from fl_core.lazy import attach
 
-from fl_core.errors import UsageError, check_known
-from fl_core.models import external, patches, resnets, transformers  # noqa: F401 (these register their models)
-from fl_core.models import weights as weight_files
-from fl_core.models.papers import Layered
-from fl_core.models.registry import MODELS, check_options, parameters_of, register
-from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tokens import START, TokenShape
+if TYPE_CHECKING:
+    from fl_core.models.building import build, check_fit, example
+    from fl_core.models.layered import Layered
+    from fl_core.models.registry import MODELS, describe, is_code, model, register
 
-__all__ = ["MODELS", "Layered", "build", "describe", "example", "register"]
-
-_EXTERNAL = {"timm": external.from_timm, "torchvision": external.from_torchvision}
-
-
-def build(
-    name: str,
-    shape: tuple[int, ...],
-    n_classes: int,
-    *,
-    seed: int = 0,
-    options: Mapping[str, Any] | None = None,
-    weights: str | Path | None = None,
-) -> nn.Module:
-    """A model by its name, on the CPU and in training mode; equal arguments give equal weights, bit for bit.
-
-    It maps float32 [n, *shape], or token ids int64 [n, length], to logits [n, n_classes], and none of its activations
-    works in place. A model may declare ``layer_groups``, the paths of the modules that form one layer each; the
-    papers' networks do.
-
-    Args:
-        name: one of :func:`describe`: a short name, ``timm:NAME``, ``torchvision:NAME`` or
-            ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
-        shape: of one sample: (channels, height, width) for images, (features,) for tables, and for texts a
-            :class:`fl_core.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
-        options: the model's own.
-        weights: a state dict to start from instead of fresh weights: .safetensors, or a file that torch.load reads
-            with ``weights_only=True``. Its names must be exactly the model's.
-
-    Raises:
-        UsageError: an unknown name or option, a shape that the model does not take, weights that do not fit, or a
-            model whose output is not [n, n_classes].
-    """
-    shape, own = _checked_shape(shape), dict(options or {})
-    if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 2:
-        raise UsageError(f"a model needs at least 2 classes, not {n_classes!r}")
-    source, colon, rest = name.partition(":")
-    with torch_seeded(seed_of(seed, "model")):
-        if not colon:
-            builder = MODELS[check_known("model", name, describe())]
-            check_options(name, own, parameters_of(builder)[0].keys() - {"shape", "n_classes"})
-            model = builder(shape, n_classes, **own)
-        elif source in _EXTERNAL:
-            model = _EXTERNAL[source](rest, shape, n_classes, own)
-        else:
-            model = external.from_import(name, shape, n_classes, own)
-    # a hook on the module before an in-place one would see its output overwritten
-    for module in model.modules():
-        if getattr(module, "inplace", False) is True:
-            setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
-    model.train()
-    if colon or isinstance(shape, TokenShape):
-        check_fit(name, model, shape, n_classes)
-    if weights is not None:
-        weight_files.load(model, weights)
-    return model
-
-
-def is_code(name: str) -> bool:
-    """Whether :func:`build` would import and call what the name names."""
-    source, colon, _ = name.partition(":")
-    return bool(colon) and source not in _EXTERNAL
-
-
-def describe() -> dict[str, str]:
-    """Every name that :func:`build` takes, with one line about it."""
-    lines = {name: (inspect.getdoc(builder) or "").partition("\n")[0] for name, builder in MODELS.items()}
-    return {
-        **lines,
-        "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
-        "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
-        "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names",
-    }
-
-
-def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
-    """``n`` samples of standard normal noise, float32 [n, *shape], the same at every call: to trace a model with.
-
-    For texts random token ids, int64, that begin with the start and have no padding.
-    """
-    shape, generator = _checked_shape(shape), torch_generator(0, "example")
-    if not isinstance(shape, TokenShape):
-        return torch.randn(n, *shape, generator=generator)
-    ids = torch.randint(1, shape.tokens, (n, *shape), generator=generator)
-    ids[..., 0] = START
-    return ids
-
-
-def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    shape = shape if isinstance(shape, TokenShape) else tuple(shape)
-    if not shape or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape):
-        raise UsageError(f"the shape of a sample is {shape}; it must be integers above 0")
-    return shape
-
-
-def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int) -> None:
-    """Refuse a model that does not map [n, *shape] to [n, n_classes], in training mode or in evaluation mode."""
-    try:
-        for training in (True, False):
-            model.train(training)
-            buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
-            with torch.no_grad(), torch_seeded(0):
-                output = torch.func.functional_call(model, buffers, (example(shape),))
-            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-            if found != f"shape {(2, n_classes)}":
-                mode = "training" if training else "evaluation"
-                raise UsageError(
-                    f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
-                    f"in {mode} mode it gives {found}"
-                )
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"model {name} does not fit samples of shape {shape}: {error!r}") from error
-    finally:
-        model.train()
+_HOMES = {
+    "Layered": ".layered",
+    "MODELS": ".registry",
+    "build": ".building",
+    "check_fit": ".building",
+    "describe": ".registry",
+    "example": ".building",
+    "is_code": ".registry",
+    "model": ".registry",
+    "register": ".registry",
+}
+__all__ = ["MODELS", "Layered", "build", "check_fit", "describe", "example", "is_code", "model", "register"]
+__getattr__, __dir__ = attach(__name__, _HOMES)

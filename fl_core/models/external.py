@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fl_core.calling import check_options, parameters_of
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.models.registry import Builder, check_options, parameters_of
-from fl_core.registry import imported
+from fl_core.models.registry import Builder
 
 Options = dict[str, Any]
 
@@ -106,25 +106,29 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
     return _made(full, make, options, {})
 
 
-def from_import(path: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
-    """What ``package.module:callable`` returns.
+def called(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
+    """What a function or class that makes a model returns.
 
     It is called with those of ``shape`` and ``n_classes`` that are among its named parameters, and with the options.
+
+    Raises:
+        UsageError: an option is unknown or missing, or what it returns is no module.
     """
-    target = imported("model", path)
-    if isinstance(target, nn.Module) or not callable(target):
-        raise UsageError(f"model {path!r} is a {type(target).__name__}; name a function or class that makes a model")
-    named, takes_others = parameters_of(target)
-    given = {key: value for key, value in {"shape": shape, "n_classes": n_classes}.items() if key in named}
+    named, takes_others = parameters_of(builder)
+    offered = {"shape": shape, "n_classes": n_classes}
+    arguments = {key: value for key, value in offered.items() if key in named}
     if not takes_others:
-        check_options(path, options, named.keys() - given.keys())
-    for name, required in named.items():
-        if required and name not in given and name not in options:
-            raise UsageError(f"model {path!r} needs the option {name!r}")
-    model = target(**{**given, **options})
+        check_options(f"model {name!r}", options, named.keys() - arguments.keys())
+    for parameter, required in named.items():
+        if required and parameter not in arguments and parameter not in options:
+            raise UsageError(f"model {name!r} needs the option {parameter!r}")
+    model = builder(**{**arguments, **options})
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model {path!r} returned a {type(model).__name__}, not a torch.nn.Module")
+        raise UsageError(f"model {name!r} returned a {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision}
 
 
 def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Module:
@@ -138,7 +142,7 @@ def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Modu
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unexpected:
             known, _ = parameters_of(type(make()))
-            check_options(model, unexpected.groups(), known.keys() - {"num_classes", "in_chans"})
+            check_options(f"model {model!r}", unexpected.groups(), known.keys() - {"num_classes", "in_chans"})
         raise _refused(model, options, error) from error
     except Exception as error:
         raise _refused(model, {**size, **options}, error) from error

@@ -13,21 +13,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
-from fl_core.models.registry import register
-
-Shape = tuple[int, ...]
-
-
-class Layered(nn.Sequential):
-    """A chain of named children in which every child that has parameters is one layer."""
-
-    @property
-    def layer_groups(self) -> tuple[str, ...]:
-        """Paths of the modules that form one layer each, from input to output."""
-        return tuple(name for name, child in self.named_children() if any(True for _ in child.parameters()))
+from fl_core.models.layered import Layered, Shape, chain, image_shape
+from fl_core.models.registry import model
 
 
-@register
+@model
 def fmnist_cnn(shape: Shape, n_classes: int, *, width: float = 1.0) -> Layered:
     """3 conv + 2 fc for FashionMNIST and EMNIST (PLayer-FL); images of 8 x 8 or larger.
 
@@ -49,7 +39,7 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: float = 1.0) -> Layered:
     )
 
 
-@register
+@model
 def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: float = 1.0) -> Layered:
     """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
 
@@ -74,7 +64,7 @@ def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: floa
     )
 
 
-@register
+@model
 def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2, width: float = 1.0) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
@@ -99,7 +89,7 @@ def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2, width: float
     )
 
 
-@register
+@model
 def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     """2 conv + 2 fc of the papers on Vanilla and Anti scheduling; images of 16 x 16 or larger.
 
@@ -118,7 +108,7 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     )
 
 
-@register
+@model
 def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Layered:
     """LeNet of pFedLA and pFedHN: 2 conv + 3 fc; images of 16 x 16 or larger.
 
@@ -142,7 +132,7 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
     )
 
 
-@register
+@model
 def heart_mlp(shape: Shape, n_classes: int) -> Layered:
     """4 fc for Fed-Heart (PLayer-FL); tables.
 
@@ -156,7 +146,7 @@ def heart_mlp(shape: Shape, n_classes: int) -> Layered:
     return _perceptron(shape[0], (50, 20, 20), n_classes)
 
 
-@register
+@model
 def mlp(shape: Shape, n_classes: int, *, sizes: Sequence[int] | int = (64, 32)) -> Layered:
     """Fully connected layers with ReLU, hidden widths sizes=(64, 32); samples of any shape, flattened.
 
@@ -172,11 +162,6 @@ def _perceptron(n_inputs: int, hidden: Sequence[int], n_classes: int) -> Layered
     widths = [n_inputs, *hidden, n_classes]
     layers = {f"fc{i}": _fc(widths[i - 1], widths[i], last=i == len(widths) - 1) for i in range(1, len(widths))}
     return _kaiming(chain(flatten=nn.Flatten(), **layers))
-
-
-def chain(**children: nn.Module) -> Layered:
-    """Named children one after another."""
-    return Layered(OrderedDict(children))
 
 
 def _conv(
@@ -212,40 +197,25 @@ def _average() -> nn.Sequential:
     return nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()))
 
 
-def _kaiming(model: Layered) -> Layered:
-    for module in model.modules():
+def _kaiming(network: Layered) -> Layered:
+    for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
             assert isinstance(module.bias, Tensor)
             nn.init.zeros_(module.bias)
-    return model
+    return network
 
 
-def image_shape(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
-    """Channels, height and width of what a model takes.
-
-    Raises:
-        UsageError: no images, or smaller ones.
-    """
-    takes = f"model {model} takes images (channels, height, width) of at least {smallest} x {smallest}"
-    if len(shape) != 3:
-        raise UsageError(f"{takes}, not samples of shape {shape}; mlp takes any shape")
-    if min(shape[1:]) < smallest:
-        raise UsageError(f"{takes}, not {shape[1]} x {shape[2]}; mlp takes any shape")
-    channels, height, width = shape
-    return channels, height, width
-
-
-def _scaled(model: str, width: float, *sizes: int) -> list[int]:
+def _scaled(name: str, width: float, *sizes: int) -> list[int]:
     """Channels and hidden units times the width, rounded, each at least 1."""
     if isinstance(width, bool) or not isinstance(width, int | float) or not (width > 0 and math.isfinite(width)):
-        raise UsageError(f"{model}: width is {width!r}; it must be a finite number above 0")
+        raise UsageError(f"{name}: width is {width!r}; it must be a finite number above 0")
     return [max(1, round(width * size)) for size in sizes]
 
 
-def _check_dropout(model: str, dropout: float) -> None:
+def _check_dropout(name: str, dropout: float) -> None:
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise UsageError(f"{model}: dropout is {dropout!r}; it must be a number from 0 up to, but not, 1")
+        raise UsageError(f"{name}: dropout is {dropout!r}; it must be a number from 0 up to, but not, 1")
 
 
 def _positive(size: object) -> bool:

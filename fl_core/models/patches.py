@@ -8,12 +8,11 @@ from typing import Any
 from torch import nn
 
 from fl_core.errors import UsageError
-from fl_core.models.registry import register
+from fl_core.models.layered import Shape
+from fl_core.models.registry import model
 
-Shape = tuple[int, ...]
 
-
-@register
+@model
 def vit(
     shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, heads: int = 3, patch: int | None = None
 ) -> nn.Module:
@@ -30,7 +29,7 @@ def vit(
     return VisionTransformer(sides, side, channels, n_classes, embed_dim=width, depth=depth, num_heads=heads)
 
 
-@register
+@model
 def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, patch: int | None = None) -> nn.Module:
     """MLP-Mixer (Tolstikhin et al. 2021) of ``depth`` blocks; images of any size.
 
@@ -41,23 +40,23 @@ def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, pa
 
     channels, sides, side = _cut("mixer", shape, patch, depth=depth, width=width)
     size: Any = sides  # timm takes a pair too, and says a number
-    model = MlpMixer(n_classes, size, channels, patch_size=side, num_blocks=depth, embed_dim=width)
-    assert isinstance(model.head, nn.Linear)
-    model.head.reset_parameters()  # timm's is zero, which lets no gradient through at first
-    return model
+    network = MlpMixer(n_classes, size, channels, patch_size=side, num_blocks=depth, embed_dim=width)
+    assert isinstance(network.head, nn.Linear)
+    network.head.reset_parameters()  # timm's is zero, which lets no gradient through at first
+    return network
 
 
-def _cut(model: str, shape: Shape, patch: int | None, **numbers: Any) -> tuple[int, tuple[int, int], int]:
+def _cut(name: str, shape: Shape, patch: int | None, **numbers: Any) -> tuple[int, tuple[int, int], int]:
     """Channels, sides of the image, and side of a patch."""
     if len(shape) != 3:
-        raise UsageError(f"model {model} takes images (channels, height, width), not samples of shape {shape}")
+        raise UsageError(f"model {name} takes images (channels, height, width), not samples of shape {shape}")
     channels, height, width = shape
     both = math.gcd(height, width)
     if patch is None:
         patch = next(k for k in range(1, both + 1) if (both % k == 0 and 8 * k >= max(height, width)) or k == both)
-    for name, value in {"patch": patch, **numbers}.items():
+    for option, value in {"patch": patch, **numbers}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{model}: {name}={value!r}; it must be an integer above 0")
+            raise UsageError(f"{name}: {option}={value!r}; it must be an integer above 0")
     if both % patch:
-        raise UsageError(f"{model}: patches of {patch} x {patch} do not divide images of {height} x {width}")
+        raise UsageError(f"{name}: patches of {patch} x {patch} do not divide images of {height} x {width}")
     return channels, (height, width), patch

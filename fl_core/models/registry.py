@@ -1,51 +1,72 @@
-"""The models that have a short name, and how options are checked against what a function takes."""
+"""The models by name, known without importing them."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import nn
+from fl_core.errors import UsageError
+from fl_core.registry import Registry
 
-from fl_core.errors import UsageError, check_known
+if TYPE_CHECKING:
+    from torch import nn
 
-Builder = Callable[..., nn.Module]
-MODELS: dict[str, Builder] = {}
+Builder = Callable[..., "nn.Module"]
+Function = TypeVar("Function", bound=Builder)
+
+LIBRARIES = {
+    "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
+    "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
+}
+"""Where names with such a beginning lead, beside the user's own code."""
+_OWN = {"package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names"}
 
 
-def register(builder: Builder) -> Builder:
-    """Make ``builder(shape, n_classes, *, options...)`` a model under its function name.
+def _adopt(made: Any, name: str) -> Builder:
+    is_module = hasattr(made, "state_dict") and not isinstance(made, type)  # which is callable too
+    if not callable(made) or is_module:
+        raise UsageError(f"model {name!r} is a {type(made).__name__}; name a function or class that makes a model")
+    return made
+
+
+MODELS: Registry[Builder] = Registry("model", "fl_core.models", "model", _adopt)
+
+
+def model(builder: Function) -> Function:
+    """Decorator that makes ``builder(shape, n_classes, *, options...)`` a model under its function's name.
 
     The first line of its docstring is its line in the list of models; its keyword-only parameters are its options.
     A shape that it cannot take is a UsageError that says which it can.
+
+    >>> from torch import nn
+    >>> from fl_core import models
+    >>> @models.model
+    ... def linear_of_an_example(shape, n_classes):
+    ...     '''Multinomial logistic regression; tables.'''
+    ...     return nn.Linear(shape[0], n_classes)
+    >>> models.build("linear_of_an_example", shape=(4,), n_classes=3)
+    Linear(in_features=4, out_features=3, bias=True)
+
+    Raises:
+        UsageError: another model has that name.
     """
-    MODELS[builder.__name__] = builder
+    MODELS.add(builder.__name__, builder, builder)
     return builder
 
 
-def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """What can be given by name: each parameter with whether it must be given, and whether any other name can be.
+register = model
 
-    A callable that Python cannot look into has none.
+
+def is_code(name: str) -> bool:
+    """Whether building a model of that name would import and call somebody's own code."""
+    source, colon, _ = name.partition(":")
+    return bool(colon) and f"{source}:NAME" not in LIBRARIES
+
+
+def describe() -> dict[str, str]:
+    """Every name that a model can have, with one line about it; nothing is imported to be asked.
+
+    >>> describe()["heart_mlp"]
+    '4 fc for Fed-Heart (PLayer-FL); tables.'
     """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}, False
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {each.name: each.default is inspect.Parameter.empty for each in parameters if each.kind in by_name}
-    return named, any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-
-
-def check_options(model: str, options: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse an option that the model does not have.
-
-    Raises:
-        UsageError: names the option, the nearest known one, and all that are known.
-    """
-    known = sorted(known)
-    for option in options:
-        if not known:
-            raise UsageError(f"model {model!r} takes no options, so not {option!r}")
-        check_known(f"option of model {model!r}", option, known)
+    return {**{name: entry.summary for name, entry in MODELS.entries().items()}, **LIBRARIES, **_OWN}

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fl_core.models.papers import Layered, Shape, chain, image_shape
-from fl_core.models.registry import register
+from fl_core.models.layered import Layered, Shape, chain, image_shape
+from fl_core.models.registry import model
 
 
 class Block(nn.Module):
@@ -31,7 +31,7 @@ class Block(nn.Module):
         return relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
 
-@register
+@model
 def resnet8(shape: Shape, n_classes: int) -> Layered:
     """ResNet of 3 blocks for CIFAR-10 (FedPFT); images of any size.
 
@@ -42,7 +42,7 @@ def resnet8(shape: Shape, n_classes: int) -> Layered:
     return _resnet("resnet8", shape, n_classes, (64, 128, 256))
 
 
-@register
+@model
 def resnet10(shape: Shape, n_classes: int) -> Layered:
     """ResNet of 4 blocks for CIFAR-100 and Tiny-ImageNet (FedPFT); images of any size.
 
@@ -62,14 +62,14 @@ def _resnet(name: str, shape: Shape, n_classes: int, widths: tuple[int, ...]) ->
     )
     inputs = (64, *widths)
     blocks = {f"block{k + 1}": Block(inputs[k], n_out, 1 + (k > 0)) for k, n_out in enumerate(widths)}
-    model = chain(
+    network = chain(
         stem=nn.Sequential(stem),
         **blocks,
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
         fc=nn.Linear(widths[-1], n_classes),
     )
-    for module in model.modules():
+    for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return model
+    return network

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
-from fl_core.models.registry import register
+from fl_core.models.registry import model
 from fl_core.tokens import PAD, TokenShape
 
 
@@ -69,7 +69,7 @@ class TextTransformer(nn.Module):
         return self.fc2(self.fc1(x)[:, 0])
 
 
-@register
+@model
 def text_transformer(
     shape: tuple[int, ...], n_classes: int, *, width: int = 768, hidden: int | None = None
 ) -> TextTransformer:
@@ -91,8 +91,8 @@ def text_transformer(
 
 
 def _linear(n_in: int, n_out: int, *, bias: bool = True) -> nn.Linear:
-    made = nn.Linear(n_in, n_out, bias=bias)
-    nn.init.kaiming_normal_(made.weight, mode="fan_in", nonlinearity="relu")
+    linear = nn.Linear(n_in, n_out, bias=bias)
+    nn.init.kaiming_normal_(linear.weight, mode="fan_in", nonlinearity="relu")
     if bias:
-        nn.init.zeros_(made.bias)
-    return made
+        nn.init.zeros_(linear.bias)
+    return linear

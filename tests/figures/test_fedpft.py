@@ -22,7 +22,7 @@ from figures.fedpft import insides as fedpft
 from figures.fedpft import pictures as fedpft_pictures
 from fl_core import data, rows
 from fl_core.algorithms.fedpft import ATTENTION
-from fl_core.data.draw import label_shares
+from fl_core.data.partitions.papers import label_shares
 from fl_core.errors import UsageError
 from fl_core.models.prompted import PROMPTS, Prompted, Transform
 from fl_core.seeds import torch_seeded

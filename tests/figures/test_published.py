@@ -13,7 +13,7 @@ import pytest
 from figures import layerwise, learning
 from figures.papers import COLUMNS, KEY, NUMBERS, PAPERS, PUBLISHED, published, published_table
 from fl_core.algorithms import registry
-from fl_core.data.named import REGISTRY as DATASETS
+from fl_core.data import DATASETS
 from fl_core.errors import UsageError
 from fl_core.models.registry import MODELS
 

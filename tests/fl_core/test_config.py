@@ -12,7 +12,7 @@ import pytest
 
 from fl_core import choices, data
 from fl_core.config import RunConfig, resolved
-from fl_core.data.named import ROOT_VARIABLE
+from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.training import losses
 from fl_core.training.local import Training

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 import urllib.error
 from pathlib import Path
 
@@ -13,10 +15,14 @@ import torch
 from PIL import Image
 
 import fl_core.data as data
+from fl_core import models
 from fl_core.data import files, named
+from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
+from fl_core.registry import Entry
 from fl_core.training import losses
+from fl_core.training.local import Training
 
 SPLITS = ("train", "validation", "test")
 RANDOM = np.random.default_rng(0)
@@ -57,7 +63,7 @@ class TestHeart:
 
     def test_scales_seven_columns_by_fixed_numbers(self):
         # the first patient by hand: 63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3
-        source = named.open_named("heart")
+        source = data.open_named("heart")
         expected = [
             (63 - 53.0872973) / 70.1459463**0.5,
             1,
@@ -121,11 +127,43 @@ def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
 def test_recipes_are_complete(name):
     recipe = data.recipe(name)
     losses.build(recipe.loss, **recipe.loss_options)
-    assert recipe.partition in ("iid", "dirichlet", "natural")
+    Training(recipe.epochs, recipe.batch, recipe.lr, recipe.optimizer, **recipe.optimizer_options)
+    assert recipe.partition in data.PARTITIONS
+    assert recipe.model in models.MODELS
     assert len(recipe.mean) == len(recipe.std)
     assert all(std > 0 for std in recipe.std)
     assert recipe.note
-    assert (recipe.lr > 0, recipe.batch > 0, recipe.rounds > 0, recipe.epochs > 0) == (True,) * 4
+    assert recipe.rounds > 0
+
+
+@pytest.mark.parametrize("name", data.datasets())
+def test_what_is_listed_of_a_dataset_is_what_it_is(name):
+    """Values above its function are literals, so that a list need not import it; the first line says what it is."""
+    assert data.datasets()[name] == data.DATASETS[name].recipe
+    assert 20 < len(data.DATASETS.inside[name].summary) < 120
+
+
+@pytest.mark.parametrize("name", data.datasets())
+def test_a_datasets_own_model_takes_its_samples(name):
+    try:
+        federated = data.load(name)
+    except UsageError as error:
+        pytest.skip(str(error))
+    recipe = data.recipe(name)
+    check_tensors(federated) if federated.words is None else None
+    model = models.build(recipe.model, federated.shape, federated.n_classes, options=recipe.model_options)
+    assert model(federated.clients[0].train.x[:2]).shape == (2, federated.n_classes)
+    losses.build(recipe.loss, **recipe.loss_options).check(federated.n_classes)
+
+
+def test_recipes_and_partitions_are_known_without_torch_or_numpy():
+    code = (
+        "import sys; from fl_core import data; import fl_core.data.recipes, fl_core.tokens, fl_core.data.columns;"
+        "print(len(data.datasets()), len(data.PARTITIONS.names()), data.is_code('a.b:c'),"
+        "sorted({'torch', 'numpy', 'pandas', 'PIL'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"{len(data.DATASETS.inside)} {len(data.PARTITIONS.names())} True []\n"
 
 
 def test_published_pools_and_weights():
@@ -188,11 +226,11 @@ def test_a_partition_of_another_dataset_is_refused():
     [
         ({"dataset": "hart"}, "did you mean 'heart'"),
         ({"dataset": "nowhere/data.npz"}, "no dataset file or folder at nowhere/data.npz"),
-        ({"dataset": "digits", "partition": "natural"}, "partitions that fit: iid, dirichlet, pathological"),
+        ({"dataset": "digits", "partition": "natural"}, "partitions that fit: capped_dirichlet, dirichlet"),
         ({"dataset": "digits", "partition": "dirchlet"}, "did you mean 'dirichlet'"),
         ({"dataset": "digits", "alpha": 0.5}, "alpha=0.5 has no meaning for partition 'iid'"),
         ({"dataset": "heart", "classes_per_client": 2}, "no meaning for partition 'natural'"),
-        ({"dataset": "digits", "samples_per_client": 9}, "it belongs to non_iid_1, non_iid_2"),
+        ({"dataset": "digits", "samples_per_client": 9}, "it belongs to fedpft_dirichlet, .*non_iid_1, non_iid_2"),
         ({"dataset": "digits", "partition": "non_iid_1", "dominance": 0.5}, "it belongs to non_iid_2"),
         ({"dataset": "digits", "partition": "non_iid_1", "clients": 10, "samples_per_client": 900}, "would need"),
         ({"dataset": "heart", "clients": 3}, "has 4 natural clients"),
@@ -663,7 +701,7 @@ def write_mnist(folder, n=200):
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")])
 def test_torchvision_s_files_are_read_in_order(tmp_path, monkeypatch, name, folder):
     x, y = write_mnist(tmp_path / folder)
-    monkeypatch.setenv(named.ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
     federated = data.load(name, partition="iid", samples=100)
     check_tensors(federated)
     got, label, _ = pooled(federated)
@@ -713,11 +751,13 @@ def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
 
 
 def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
-    monkeypatch.delenv(named.ROOT_VARIABLE, raising=False)
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
     with pytest.raises(
         UsageError, match=r"pass data_root \(--data-root\) or set FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"
     ):
         data.load("mnist")
+    with pytest.raises(UsageError, match=r"looked for there: airline_tweets\.jsonl"):
+        data.load("airline_tweets")
     with pytest.raises(UsageError, match="gone is not a folder"):
         data.load("mnist", data_root=tmp_path / "gone")
     with pytest.raises(UsageError, match=r"no MNIST/raw/ .* or mnist\.npz below .*download=True"):
@@ -759,17 +799,104 @@ def test_nothing_is_downloaded_unless_asked(tmp_path, monkeypatch):
     assert len(data.load("mnist", data_root=tmp_path, partition="iid").clients) == 5
 
 
-def test_a_new_dataset_is_one_function(monkeypatch):
-    monkeypatch.setattr(named, "REGISTRY", dict(named.REGISTRY))
+def test_a_new_dataset_is_one_function(own_members):
+    own_members(data.DATASETS)
 
-    @data.register("coins", data.Recipe(partition="iid", clients=2, model="mlp"))
-    def coins(data_root, download):
+    @data.dataset("coins", partition="iid", clients=2, model="mlp")
+    def coins():
+        """Coins."""
         return Source("coins", np.ones((20, 1), np.float32), labels(20, 2), ("heads", "tails"))
 
     assert data.load("coins").classes == ("heads", "tails")
+    assert data.recipe("coins").clients == 2
     assert "coins" in data.datasets()
-    with pytest.raises(ValueError, match="registered already"):
-        data.register("coins", data.Recipe())
+    with pytest.raises(UsageError, match="there is a dataset 'heart' already"):
+        data.register("heart", data.Recipe())(coins)
+    with pytest.raises(UsageError, match=r"recipe of dataset 'notes' 'modl': did you mean 'model'"):
+        data.dataset("notes", modl="mlp")
+
+
+OUTSIDE = """
+import numpy as np
+from fl_core.data import Source, dataset
+
+def labels(n):
+    return np.arange(n) % 2
+
+def pair():
+    return np.random.default_rng(0).normal(size=(60, 3)), labels(60)
+
+def silos(data_root, download=False):
+    return {name: (np.zeros((30, 3)), labels(30)) for name in ("north", data_root or "south")}
+
+def source():
+    return Source("mine", np.zeros((40, 3), np.float32), labels(40), ("a", "b"))
+
+@dataset("coins", clients=3, partition="iid", model="mlp")
+def coins():
+    return pair()
+
+def frame():
+    return 3
+
+def greedy(token):
+    return pair()
+
+def short():
+    return np.zeros((5, 3)), labels(4)
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch, own_members):
+    own_members(data.DATASETS)
+    (tmp_path / "data_of_this_test.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "data_of_this_test"
+    sys.modules.pop("data_of_this_test", None)
+
+
+@pytest.mark.parametrize(
+    ("function", "clients", "partition"),
+    [("pair", 5, "dirichlet"), ("silos", 2, "natural"), ("source", 5, "dirichlet"), ("coins", 3, "iid")],
+)
+def test_a_function_from_outside_is_a_dataset(outside, function, clients, partition):
+    name = f"{outside}:{function}"
+    options = {"alpha": 5.0, "clients": 2} if partition == "dirichlet" else {}
+    federated = data.load(name, **options)
+    assert (federated.name, federated.partition.kind) == (name, partition)
+    assert len(federated.clients) == options.get("clients", clients)
+    recipe = data.recipe(name)
+    assert (recipe.partition, recipe.model) == (partition, "mlp")
+    assert data.is_code(name)
+    if function == "silos":
+        assert [client.name for client in data.load(name, data_root="west").clients] == ["north", "west"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("data_of_this_test:frame", "returned a int; it may be a Source, a pair"),
+        ("data_of_this_test:greedy", "a parameter 'token' that nothing fills"),
+        ("data_of_this_test:short", "5 samples and 4 labels"),
+        ("data_of_this_test:NUMBER", "is a int; name a function"),
+        ("data_of_this_test:pear", "did you mean 'pair'"),
+        ("no_such_package.data:pair", "no module 'no_such_package'"),
+    ],
+)
+def test_what_is_no_dataset_from_outside_is_refused(outside, name, message):
+    with pytest.raises(UsageError, match=message):
+        data.load(name)
+
+
+def test_a_dataset_that_a_package_announces_is_loaded_by_its_name(outside, monkeypatch):
+    monkeypatch.setitem(vars(data.DATASETS), "announced", {"theirs": Entry("theirs", outside, "silos")})
+    assert not data.is_code("theirs")
+    assert "theirs" not in data.datasets()
+    assert outside not in sys.modules
+    assert data.load("theirs").name == "theirs"
 
 
 # --- real files --------------------------------------------------------------------------------------------------
@@ -785,9 +912,9 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_below_the_data_root(name):
     file, shape, samples, classes = REAL[name]
-    root = os.environ.get(named.ROOT_VARIABLE)
+    root = os.environ.get(ROOT_VARIABLE)
     if not root:
-        pytest.skip(f"{named.ROOT_VARIABLE} is not set")
+        pytest.skip(f"{ROOT_VARIABLE} is not set")
     if not (Path(root) / file).exists():
         pytest.skip(f"{file} is not below {root}")
     federated = data.load(name)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_core.data import draw
-from fl_core.data.partitions import FEDPFT, SPLITS, Partition, make
+from fl_core.data.partitions import SPLITS, Partition, make, papers
 from fl_core.errors import UsageError
 from tests.fl_core.test_partitions import source
 
+FEDPFT = ("fedpft_dirichlet", "fedpft_pathological")
 CLASSES, PER_CLASS = 10, 700
 LABELS = np.arange(CLASSES * PER_CLASS) % CLASSES
 OFFICIAL = np.arange(len(LABELS)) // CLASSES % 6 > 0  # five sixths to train on
@@ -79,7 +79,7 @@ def test_a_stored_partition_with_a_leak_is_refused():
 
 
 def test_shares_have_the_moments_of_a_dirichlet_over_classes():
-    drawn = draw.label_shares(5, 20_000, 0.5, 0)
+    drawn = papers.label_shares(5, 20_000, 0.5, 0)
     assert np.allclose(drawn.sum(1), 1)
     assert np.allclose(drawn.mean(0), 1 / 5, atol=0.01)
     assert np.allclose(drawn.var(0), (4 / 25) / (5 * 0.5 + 1), rtol=0.05)
@@ -94,7 +94,7 @@ def test_counts_are_a_rounding_of_the_shares_within_what_there_is(weights, size,
     weights = np.array(weights)
     weights[weights < 1e-3] = 0
     row, most = weights / weights.sum(), np.array(most[: len(weights)])
-    found = draw._counts(row, size, most)
+    found = papers._counts(row, size, most)
     if found is None:
         assert most[row > 0].sum() < size
         return
@@ -106,9 +106,9 @@ def test_counts_are_a_rounding_of_the_shares_within_what_there_is(weights, size,
 
 
 def test_a_class_that_runs_out_leaves_the_rest_to_the_others():
-    found = draw._counts(np.array([0.8, 0.1, 0.1, 0.0]), 100, np.array([50, 99, 99, 99]))
+    found = papers._counts(np.array([0.8, 0.1, 0.1, 0.0]), 100, np.array([50, 99, 99, 99]))
     assert list(found) == [50, 25, 25, 0]
-    assert draw._counts(np.array([0.5, 0.5, 0.0]), 10, np.array([4, 5, 99])) is None
+    assert papers._counts(np.array([0.5, 0.5, 0.0]), 10, np.array([4, 5, 99])) is None
 
 
 @pytest.mark.parametrize("kind", FEDPFT)
@@ -139,6 +139,6 @@ def test_what_cannot_be_drawn_is_refused(options, message):
 
 
 def test_a_test_side_is_set_apart_of_every_class():
-    chosen = draw.held_out(LABELS, 1 / 7, 3)
+    chosen = papers.held_out(LABELS, 1 / 7, 3)
     assert list(np.bincount(LABELS[chosen])) == [100] * CLASSES
-    assert not np.array_equal(chosen, draw.held_out(LABELS, 1 / 7, 4))
+    assert not np.array_equal(chosen, papers.held_out(LABELS, 1 / 7, 4))

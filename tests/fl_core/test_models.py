@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import subprocess
 import sys
 import types
 
@@ -11,33 +14,38 @@ from torch import nn
 
 from fl_core import models, tree
 from fl_core.errors import UsageError
+from fl_core.registry import Entry
 from fl_core.tokens import TokenShape
 
 IMAGE, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (10,)
-FITTING = {
-    "fmnist_cnn": [IMAGE, (3, 32, 32), (1, 8, 8), (2, 9, 17)],
-    "cifar_cnn": [COLOUR, (1, 28, 28), (1, 1, 1)],
-    "isic_cnn": [COLOUR, (1, 28, 28), (3, 8, 8), (2, 9, 17)],
-    "scheduling_cnn": [IMAGE, COLOUR, (1, 16, 16), (3, 64, 64), (1, 17, 30)],
-    "pfedla_cnn": [IMAGE, COLOUR, (1, 16, 16), (3, 17, 30)],
-    "resnet8": [COLOUR, (1, 28, 28)],
-    "resnet10": [(3, 64, 64)],
-    "heart_mlp": [TABLE, (3,)],
-    "mlp": [TABLE, (1, 8, 8), COLOUR],
-    "text_transformer": [TokenShape((12,), 30), TokenShape((3,), 4), TokenShape((64,), 900)],
-    "vit": [(1, 28, 28), COLOUR, (3, 32, 48), (1, 6, 6)],
-    "mixer": [(1, 28, 28), COLOUR, (3, 32, 48), (1, 6, 6)],
+TEXT = TokenShape((12,), 30)
+LIMITS = {  # smallest, oblong, and other samples that a model promises to take
+    "fmnist_cnn": [(1, 8, 8), (2, 9, 17)],
+    "cifar_cnn": [(1, 1, 1)],
+    "isic_cnn": [(3, 8, 8), (2, 9, 17)],
+    "scheduling_cnn": [(1, 16, 16), (3, 64, 64), (1, 17, 30)],
+    "pfedla_cnn": [(1, 16, 16), (3, 17, 30)],
+    "heart_mlp": [(3,)],
+    "mlp": [(1, 8, 8)],
+    "text_transformer": [TokenShape((3,), 4), TokenShape((64,), 900)],
+    "vit": [(3, 32, 48), (1, 6, 6)],
+    "mixer": [(3, 32, 48), (1, 6, 6)],
 }
-DECLARED = [name for name in FITTING if name not in ("vit", "mixer")]  # timm's own grouping serves those
-each_model = pytest.mark.parametrize("name", list(models.MODELS))
+
+
+@functools.cache
+def fitting(name):
+    """Which of the usual kinds of samples a model takes."""
+    shapes = []
+    for shape in (IMAGE, COLOUR, TABLE, TEXT):
+        with contextlib.suppress(UsageError):
+            models.build(name, shape, 3)
+            shapes.append(shape)
+    return shapes
 
 
 def n_parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_every_model_is_tested():
-    assert set(FITTING) == set(models.MODELS)
 
 
 @pytest.mark.parametrize(
@@ -67,15 +75,17 @@ def test_parameter_counts(name, shape, n_classes, expected):
     assert n_parameters(models.build(name, shape, n_classes)) == expected
 
 
-@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in FITTING for shape in FITTING[name]])
-def test_maps_samples_to_logits_and_trains(name, shape):
-    model = models.build(name, shape, 3)
-    assert model.training
-    logits = model(models.example(shape, 4))
-    assert logits.shape == (4, 3)
-    assert logits.dtype == torch.float32
-    logits.square().sum().backward()
-    assert all(bool(parameter.grad.abs().sum() > 0) for parameter in model.parameters())
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_maps_samples_to_logits_and_trains(name):
+    assert fitting(name), "a model takes images, tables or texts"
+    for shape in [*fitting(name), *LIMITS.get(name, [])]:
+        model = models.build(name, shape, 3)
+        assert model.training
+        logits = model(models.example(shape, 4))
+        assert logits.shape == (4, 3)
+        assert logits.dtype == torch.float32
+        logits.square().sum().backward()
+        assert all(bool(parameter.grad.abs().sum() > 0) for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -127,10 +137,10 @@ def test_layers_and_their_representations(name, shape, expected):
     assert bool((logits < 0).any())  # no activation on the logits
 
 
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", list(models.MODELS))
 def test_every_tensor_is_in_exactly_one_declared_layer(name):
-    model = models.build(name, FITTING[name][0], 4)
-    for tensor in tree.live(model):
+    model = models.build(name, fitting(name)[0], 4)
+    for tensor in tree.live(model) if hasattr(model, "layer_groups") else ():
         assert sum(tensor.startswith(f"{path}.") for path in model.layer_groups) == 1
 
 
@@ -142,7 +152,7 @@ def test_state_dict_names():
 
 @pytest.mark.parametrize("name", ["fmnist_cnn", "cifar_cnn", "isic_cnn", "heart_mlp", "mlp"])
 def test_kaiming_initialisation(name):
-    shape = (1000,) if name in ("heart_mlp", "mlp") else FITTING[name][0]
+    shape = (1000,) if name in ("heart_mlp", "mlp") else fitting(name)[0]
     for key, parameter in tree.of(models.build(name, shape, 100)).items():
         if key.endswith("bias"):
             assert not parameter.any()
@@ -425,6 +435,37 @@ def test_describe_has_one_line_for_every_name():
     lines = models.describe()
     assert set(lines) > set(models.MODELS)
     assert all(line and "\n" not in line and len(line) < 120 for line in lines.values())
+
+
+def test_names_and_lines_are_known_without_torch():
+    code = (
+        "import sys; from fl_core import models; lines = models.describe(); models.is_code('a.b:c');"
+        "print(len(lines), sorted({'torch', 'numpy', 'timm'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split(maxsplit=1) == [str(len(models.describe())), "[]\n"]
+
+
+def test_a_new_model_is_one_function(own_members):
+    own_members(models.MODELS)
+
+    @models.model
+    def linear(shape, n_classes, *, bias=True):
+        """Multinomial logistic regression; tables."""
+        return nn.Linear(shape[0], n_classes, bias=bias)
+
+    assert models.build("linear", TABLE, 3, options={"bias": False}).bias is None
+    assert models.describe()["linear"] == "Multinomial logistic regression; tables."
+    with pytest.raises(UsageError, match="model 'mlp' already"):
+        models.model(type("mlp", (Tied,), {}))
+
+
+def test_a_model_that_a_package_announces_is_built_by_its_name(own_members, monkeypatch):
+    own_members(models.MODELS)
+    monkeypatch.setitem(vars(models.MODELS), "announced", {"theirs": Entry("theirs", "mine", "shaped")})
+    assert models.build("theirs", (4,), 3, options={"wide": True}).bias is not None
+    with pytest.raises(UsageError, match="unknown option of model 'theirs' 'wid': did you mean 'wide'"):
+        models.build("theirs", (4,), 3, options={"wid": True})
 
 
 # weights

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_core.data import deal
-from fl_core.data.partitions import SPLITS, Partition, check_shares, make, split_sizes
+from fl_core.data.partitions import SPLITS, Partition, check_shares, general, make, papers, split_sizes
+from fl_core.data.partitions.base import follow
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 
@@ -27,12 +27,12 @@ def source(labels=LABELS, owner=None, is_train=None, **fields):
 
 
 DEALERS = {
-    "iid": lambda labels, clients, seed: deal.iid(labels, clients, seed),
-    "dirichlet": lambda labels, clients, seed: deal.dirichlet(labels, clients, 0.5, seed, min_size=1),
-    "capped_dirichlet": lambda labels, clients, seed: deal.capped_dirichlet(labels, clients, 0.5, seed, min_size=1),
-    "pathological": lambda labels, clients, seed: deal.pathological(labels, clients, 2, seed),
-    "non_iid_1": lambda labels, clients, seed: deal.dominated(labels, clients, 2, 2, 1.0, seed),
-    "non_iid_2": lambda labels, clients, seed: deal.dominated(labels, clients, len(set(labels)), 2, 0.5, seed),
+    "iid": lambda labels, clients, seed: general.iid(labels, clients, seed),
+    "dirichlet": lambda labels, clients, seed: general.dirichlet(labels, clients, 0.5, seed, min_size=1),
+    "capped_dirichlet": lambda labels, clients, seed: general.capped_dirichlet(labels, clients, 0.5, seed, min_size=1),
+    "pathological": lambda labels, clients, seed: general.pathological(labels, clients, 2, seed),
+    "non_iid_1": lambda labels, clients, seed: papers.dominated(labels, clients, 2, 2, 1.0, seed),
+    "non_iid_2": lambda labels, clients, seed: papers.dominated(labels, clients, len(set(labels)), 2, 0.5, seed),
 }
 
 
@@ -70,7 +70,7 @@ def test_global_random_state_is_neither_read_nor_moved(kind):
 
 
 def test_iid_sizes_differ_by_at_most_one():
-    sizes = [len(part) for part in deal.iid(LABELS[:98], 5, 0)]
+    sizes = [len(part) for part in general.iid(LABELS[:98], 5, 0)]
     assert sorted(sizes) == [19, 19, 20, 20, 20]
 
 
@@ -78,7 +78,7 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
     # a share of a class is Beta(alpha, alpha (K - 1)): mean 1/K, variance (K - 1) / (K^2 (K alpha + 1))
     clients, alpha, size = 4, 0.5, 20_000
     labels = np.zeros(size, dtype=np.int64)
-    draws = [deal.dirichlet(labels, clients, alpha, seed, min_size=0) for seed in range(400)]
+    draws = [general.dirichlet(labels, clients, alpha, seed, min_size=0) for seed in range(400)]
     shares = np.array([[len(part) / size for part in parts] for parts in draws])
     variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
     error = math.sqrt(variance / len(draws))
@@ -87,14 +87,14 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
 
 
 def test_dirichlet_deals_every_class_by_its_own_proportions():
-    shares = np.array([np.bincount(LABELS[part], minlength=10) / 60 for part in deal.dirichlet(LABELS, 3, 0.3, 0)])
+    shares = np.array([np.bincount(LABELS[part], minlength=10) / 60 for part in general.dirichlet(LABELS, 3, 0.3, 0)])
     assert np.allclose(shares.sum(0), 1)
     assert shares.std(1).min() > 0.1
 
 
 def test_large_alpha_is_near_iid_and_small_alpha_is_not():
-    even = deal.dirichlet(LABELS, 5, 1e6, 0)
-    skewed = deal.dirichlet(LABELS, 5, 0.05, 0)
+    even = general.dirichlet(LABELS, 5, 1e6, 0)
+    skewed = general.dirichlet(LABELS, 5, 0.05, 0)
     counts = [np.array([np.bincount(LABELS[part], minlength=10) for part in parts]) for parts in (even, skewed)]
     assert np.abs(counts[0] - 12).max() <= 4  # rounded down, and the last client takes what remains
     assert (counts[1].max(0) > 45).mean() > 0.5
@@ -102,7 +102,9 @@ def test_large_alpha_is_near_iid_and_small_alpha_is_not():
 
 def test_dirichlet_is_drawn_again_until_every_client_has_enough():
     def smallest(min_size):
-        return np.array([min(map(len, deal.dirichlet(LABELS, 5, 0.3, seed, min_size=min_size))) for seed in range(20)])
+        return np.array(
+            [min(map(len, general.dirichlet(LABELS, 5, 0.3, seed, min_size=min_size))) for seed in range(20)]
+        )
 
     assert smallest(0).min() < 40
     assert smallest(40).min() >= 40
@@ -112,23 +114,23 @@ def test_dirichlet_that_cannot_succeed_says_what_to_change():
     with pytest.raises(
         UsageError, match=r"alpha=0\.001.*at most \d+ samples.*larger alpha, fewer clients or more samples"
     ):
-        deal.dirichlet(LABELS[:100], 10, 0.001, 0)
+        general.dirichlet(LABELS[:100], 10, 0.001, 0)
 
 
 @pytest.mark.parametrize("alpha", [0, -1.0, math.nan, math.inf, "0.5", True])
 def test_dirichlet_needs_a_positive_alpha(alpha):
     with pytest.raises(UsageError, match="alpha="):
-        deal.dirichlet(LABELS, 5, alpha, 0)
+        general.dirichlet(LABELS, 5, alpha, 0)
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-3, 1e300])
 def test_dirichlet_loses_no_sample_at_extreme_alpha(alpha):
-    assert sum(map(len, deal.dirichlet(LABELS, 5, alpha, 0, min_size=0))) == len(LABELS)
+    assert sum(map(len, general.dirichlet(LABELS, 5, alpha, 0, min_size=0))) == len(LABELS)
 
 
 @given(clients=st.integers(1, 30), k=st.integers(1, 10), seed=st.integers(0, 1000))
 def test_pathological_shares_classes_fairly(clients, k, seed):
-    parts = deal.pathological(LABELS, clients, k, seed)
+    parts = general.pathological(LABELS, clients, k, seed)
     counts = np.array([np.bincount(LABELS[part], minlength=10) for part in parts])
     assert ((counts > 0).sum(1) == k).all()
     holders = (counts > 0).sum(0)
@@ -140,7 +142,7 @@ def test_pathological_shares_classes_fairly(clients, k, seed):
 
 
 def test_pathological_leaves_out_the_classes_of_nobody():
-    parts = deal.pathological(LABELS, 3, 2, 0)
+    parts = general.pathological(LABELS, 3, 2, 0)
     assert len(np.unique(LABELS[np.concatenate(parts)])) == 6
     assert sum(map(len, parts)) == 6 * 60
 
@@ -153,7 +155,7 @@ def histogram(labels, parts):
 @pytest.mark.parametrize(("classes", "few"), [(10, 4), (100, 12)])
 def test_non_iid_1_deals_a_whole_pool_in_equal_counts_of_a_few_classes(clients, classes, few):
     labels = np.arange(60_000) % classes
-    counts = histogram(labels, deal.dominated(labels, clients, 600, few, 1.0, 0))
+    counts = histogram(labels, papers.dominated(labels, clients, 600, few, 1.0, 0))
     assert ((counts > 0).sum(1) == few).all()
     assert set(counts[counts > 0]) == {600 // few}
     holders = (counts > 0).sum(0)
@@ -168,7 +170,7 @@ def test_non_iid_1_deals_a_whole_pool_in_equal_counts_of_a_few_classes(clients, 
 )
 def test_non_iid_2_deals_all_classes_and_a_few_more_than_the_others(clients, classes, few, dominance, own, others):
     labels = np.arange(60_000) % classes
-    counts = histogram(labels, deal.dominated(labels, clients, 600, few, dominance, 1))
+    counts = histogram(labels, papers.dominated(labels, clients, 600, few, dominance, 1))
     assert (counts.sum(1) == 600).all()
     ranked = np.sort(counts, axis=1)
     assert set(ranked[:, -few:].ravel()) == own
@@ -197,13 +199,13 @@ def test_pfedlas_partitions_pool_an_official_split_and_divide_each_client_alike(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: deal.dominated(LABELS, 5, 40, 11, 1.0, 0), "classes_per_client=11: the samples have 10 classes"),
-        (lambda: deal.dominated(LABELS, 5, 3, 4, 1.0, 0), "samples_per_client=3: a client needs at least 4"),
-        (lambda: deal.dominated(LABELS, 5, 9, 2, 0.5, 0), "samples_per_client=9: a client needs at least 10"),
-        (lambda: deal.dominated(LABELS, 5, 40, 2, 1.5, 0), r"dominance=1\.5"),
-        (lambda: deal.dominated(LABELS, 5, 40, 2, 0, 0), "dominance=0"),
-        (lambda: deal.dominated(LABELS, 5, 40, 2, True, 0), "dominance=True"),
-        (lambda: deal.dominated(LABELS, 2, 61, 1, 1.0, 0), r"would need 61 of class \d, which has 60; ask for fewer"),
+        (lambda: papers.dominated(LABELS, 5, 40, 11, 1.0, 0), "classes_per_client=11: the samples have 10 classes"),
+        (lambda: papers.dominated(LABELS, 5, 3, 4, 1.0, 0), "samples_per_client=3: a client needs at least 4"),
+        (lambda: papers.dominated(LABELS, 5, 9, 2, 0.5, 0), "samples_per_client=9: a client needs at least 10"),
+        (lambda: papers.dominated(LABELS, 5, 40, 2, 1.5, 0), r"dominance=1\.5"),
+        (lambda: papers.dominated(LABELS, 5, 40, 2, 0, 0), "dominance=0"),
+        (lambda: papers.dominated(LABELS, 5, 40, 2, True, 0), "dominance=True"),
+        (lambda: papers.dominated(LABELS, 2, 61, 1, 1.0, 0), r"would need 61 of class \d, which has 60; ask for fewer"),
     ],
 )
 def test_a_dominated_partition_that_cannot_be_dealt_is_refused(call, message):
@@ -214,15 +216,15 @@ def test_a_dominated_partition_that_cannot_be_dealt_is_refused(call, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: deal.pathological(LABELS, 5, 11, 0), "classes_per_client=11: the samples have 10 classes"),
-        (lambda: deal.pathological(LABELS, 5, 0, 0), "classes_per_client=0"),
-        (lambda: deal.pathological(LABELS, 5, 2.0, 0), r"classes_per_client=2\.0"),
-        (lambda: deal.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0 has 1 samples for 4 clients"),
-        (lambda: deal.iid(LABELS, 601, 0), "at most 600 clients"),
-        (lambda: deal.iid(LABELS, 0, 0), "clients=0"),
-        (lambda: deal.iid(LABELS, 2.0, 0), r"clients=2\.0"),
-        (lambda: deal.dirichlet(LABELS, 61, 1.0, 0), "at most 60 clients"),
-        (lambda: deal.natural(np.array([0, 0, 2]), ("a", "b", "c")), "without samples to train on: b"),
+        (lambda: general.pathological(LABELS, 5, 11, 0), "classes_per_client=11: the samples have 10 classes"),
+        (lambda: general.pathological(LABELS, 5, 0, 0), "classes_per_client=0"),
+        (lambda: general.pathological(LABELS, 5, 2.0, 0), r"classes_per_client=2\.0"),
+        (lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0 has 1 samples for 4 clients"),
+        (lambda: general.iid(LABELS, 601, 0), "at most 600 clients"),
+        (lambda: general.iid(LABELS, 0, 0), "clients=0"),
+        (lambda: general.iid(LABELS, 2.0, 0), r"clients=2\.0"),
+        (lambda: general.dirichlet(LABELS, 61, 1.0, 0), "at most 60 clients"),
+        (lambda: general.natural(np.array([0, 0, 2]), ("a", "b", "c")), "without samples to train on: b"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(call, message):
@@ -233,7 +235,7 @@ def test_what_cannot_be_dealt_is_refused(call, message):
 @given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=6), n=st.integers(0, 90))
 def test_test_samples_follow_the_training_proportions(counts, n):
     train = [np.zeros(count, dtype=np.int64) for count in counts]
-    parts = deal.follow(train, np.zeros(n, dtype=np.int64), seed=1)
+    parts = follow(train, np.zeros(n, dtype=np.int64), seed=1)
     assert [len(part) for part in parts] == [len(np.unique(part)) for part in parts]
     if sum(counts):
         assert sum(map(len, parts)) == n
@@ -324,19 +326,19 @@ def domains(sizes=(300, 200, 100)):
 @given(alpha=st.sampled_from([0.1, 0.5, 5.0, 1e-300, 1e300]), each=st.integers(1, 4), seed=st.integers(0, 1000))
 def test_feature_and_label_skew_keeps_every_sample_with_its_owner(alpha, each, seed):
     owner = domains()
-    parts = deal.natural_dirichlet(LABELS, owner, "abc", each, alpha, seed, min_size=0)
+    parts = general.natural_dirichlet(LABELS, owner, "abc", each, alpha, seed, min_size=0)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
     assert [set(owner[part]) <= {number // each} for number, part in enumerate(parts)] == [True] * 3 * each
-    again = deal.natural_dirichlet(LABELS.copy(), owner.copy(), "abc", each, alpha, seed, min_size=0)
+    again = general.natural_dirichlet(LABELS.copy(), owner.copy(), "abc", each, alpha, seed, min_size=0)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
 def test_feature_and_label_skew_skews_labels_and_caps_sizes():
     owner = domains((400, 200))
-    deals = [deal.natural_dirichlet(LABELS, owner, "ab", 4, 0.5, seed) for seed in range(20)]
+    deals = [general.natural_dirichlet(LABELS, owner, "ab", 4, 0.5, seed) for seed in range(20)]
     counts = np.array([[np.bincount(LABELS[part], minlength=10) for part in parts] for parts in deals])
     sizes = counts.sum(2)
-    assert sizes.min() >= deal.MIN_SIZE
+    assert sizes.min() >= general.MIN_SIZE
     # a client is dealt at most one class more once it has its even share: 100 of 400, and 50 of 200
     assert (sizes[:, :4] < 100 + counts[:, :4].max(2)).all()
     assert (sizes[:, 4:] < 50 + counts[:, 4:].max(2)).all()
@@ -383,14 +385,14 @@ def test_feature_and_label_skew_that_cannot_be_dealt_is_refused(fields, given, m
 
 def test_capped_dirichlet_bounds_sizes_from_both_sides():
     labels = np.repeat(np.arange(10), 600)
-    deals = [deal.capped_dirichlet(labels, 20, 0.1, seed) for seed in range(10)]
+    deals = [general.capped_dirichlet(labels, 20, 0.1, seed) for seed in range(10)]
     counts = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in deals])
     sizes = counts.sum(2)
     assert sizes.min() >= 40
     assert (sizes < 300 + counts.max(2)).all()  # at most one class more once a client has its even share of 300
-    plain = [deal.dirichlet(labels, 20, 0.1, seed, min_size=0) for seed in range(10)]
+    plain = [general.dirichlet(labels, 20, 0.1, seed, min_size=0) for seed in range(10)]
     assert sizes.std() < 0.8 * np.array([[len(part) for part in parts] for parts in plain]).std()
-    few = deal.capped_dirichlet(labels[::100], 5, 5.0, 0)  # 60 samples: half of an even share of 12 is asked for
+    few = general.capped_dirichlet(labels[::100], 5, 5.0, 0)  # 60 samples: half of an even share of 12 is asked for
     assert min(map(len, few)) >= 6
     made = make(source(), "capped_dirichlet", clients=6, alpha=0.5, seed=3)
     assert made.params == {"clients": 6, "alpha": 0.5, "splits": [0.64, 0.16, 0.2]}
@@ -400,9 +402,9 @@ def test_capped_dirichlet_bounds_sizes_from_both_sides():
         assert is_train[np.concatenate([splits["train"], splits["validation"]])].all()
         assert not is_train[splits["test"]].any()
     with pytest.raises(UsageError, match=r"the smallest of 20 clients had at most \d+ of 1200"):
-        deal.capped_dirichlet(labels[:1200], 20, 0.05, 0, draws=20)
+        general.capped_dirichlet(labels[:1200], 20, 0.05, 0, draws=20)
     with pytest.raises(UsageError, match="must be a positive number"):
-        deal.capped_dirichlet(labels, 20, 0.0, 0)
+        general.capped_dirichlet(labels, 20, 0.0, 0)
 
 
 def test_splits_of_a_client_do_not_depend_on_the_other_clients():
@@ -415,7 +417,7 @@ def test_splits_of_a_client_do_not_depend_on_the_other_clients():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: make(source(), "natural"), "no natural clients; partitions that fit: iid, dirichlet, pathological"),
+        (lambda: make(source(), "natural"), "no natural clients; partitions that fit: capped_dirichlet, dirichlet"),
         (lambda: make(source(owner=OWNER), "natural", clients=2), "has 3 natural clients, and all take part"),
         (lambda: make(source(), "iid"), "needs a number of clients"),
         (lambda: make(source(), "dirichlt", clients=3), "did you mean 'dirichlet'"),

@@ -1,0 +1,42 @@
+"""Calling functions that others wrote: what they can be given by name, and whether an option is among that."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fl_core.errors import UsageError, check_known
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """What can be given by name: each parameter with whether it must be given, and whether any other name can be.
+
+    A callable that Python cannot look into has none.
+
+    >>> parameters_of(lambda n_classes, *, width=1: None)
+    ({'n_classes': True, 'width': False}, False)
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}, False
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in by_name}
+    return named, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse an option that something does not have.
+
+    Args:
+        what: has the options, as messages say it: ``model 'mlp'``.
+
+    Raises:
+        UsageError: names the option, the nearest known one, and all that are known.
+    """
+    known = sorted(known)
+    for option in options:
+        if not known:
+            raise UsageError(f"{what} takes no options, so not {option!r}")
+        check_known(f"option of {what}", option, known)

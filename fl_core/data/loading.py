@@ -1,0 +1,204 @@
+"""From a dataset's name, path or code to a federation: opened, cut to its pool, and partitioned over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fl_core.calling import parameters_of
+from fl_core.data import files
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN, check_columns
+from fl_core.data.federated import FederatedData, gather
+from fl_core.data.partitions import PARTITIONS, Partition, make
+from fl_core.data.partitions.making import options_of
+from fl_core.data.recipes import Recipe, general
+from fl_core.data.registry import DATASETS, Location
+from fl_core.data.silos import source_of_pair, source_of_silos
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError, check_known
+from fl_core.registry import is_outside
+
+
+def load(
+    dataset: Location,
+    *,
+    data_root: Location | None = None,
+    download: bool = False,
+    clients: int | None = None,
+    partition: str | None = None,
+    alpha: float | None = None,
+    classes_per_client: int | None = None,
+    samples_per_client: int | None = None,
+    dominance: float | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    splits: Sequence[float] | None = None,
+    client_column: str = CLIENT_COLUMN,
+    label_column: str = LABEL_COLUMN,
+    text_column: str = TEXT_COLUMN,
+    indices: Partition | None = None,
+) -> FederatedData:
+    """A dataset partitioned over clients, each with train, validation and test samples.
+
+    What is None is the recipe's. Everything is checked before anything is partitioned.
+
+    >>> from fl_core.data import load
+    >>> heart = load("heart")
+    >>> [(client.name, len(client.train)) for client in heart.clients]
+    [('cleveland', 193), ('hungarian', 166), ('switzerland', 28), ('va', 83)]
+    >>> digits = load("digits", partition="pathological", classes_per_client=3, clients=4)
+    >>> (digits.class_counts() > 0).sum(axis=1).tolist()
+    [3, 3, 3, 3]
+
+    Args:
+        dataset: a name (see :func:`datasets`); the place of your own function, ``package.module:function`` (see
+            :func:`dataset`), which is imported and called; or the path of an .npz, .csv or .jsonl file or a folder of
+            images (see :func:`fl_core.data.files.read`).
+        data_root: folder of the named datasets' files; None = the environment's ``FEDLAYERS_DATA_ROOT``.
+        download: let torchvision fetch missing files of the datasets that it knows.
+        clients: number of clients; natural clients all take part.
+        partition: one of :data:`PARTITIONS`, such as ``iid``, ``dirichlet`` and ``natural``; or the place of your own,
+            ``package.module:Class``.
+        alpha, classes_per_client, samples_per_client, dominance: of the partitions that have such an option.
+        samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`).
+        seed: of the partition.
+        splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
+        client_column, label_column, text_column: columns of a .csv or .jsonl file.
+        indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
+
+    Raises:
+        UsageError: an unknown dataset, missing or bad files, or a partition that does not fit.
+        RunError: a download failed.
+    """
+    columns = (client_column, label_column, text_column)
+    if _is_named(dataset):
+        check_columns(str(dataset), *columns)
+        source, defaults = _opened(str(dataset), data_root, download)
+    else:
+        source = files.read(
+            _path(dataset), client_column=client_column, label_column=label_column, text_column=text_column
+        )
+        defaults = general(source.shape, source.owner is not None)
+    if samples is None:  # a file may hold fewer samples than the published pool
+        samples = min(defaults.samples or len(source), len(source))
+    source = source.first(samples)
+    options = {
+        "alpha": alpha,
+        "classes_per_client": classes_per_client,
+        "samples_per_client": samples_per_client,
+        "dominance": dominance,
+    }
+    if indices is not None:
+        shares = None if splits is None else list(splits)
+        _check_agrees(indices, {"partition": partition, "clients": clients, **options, "splits": shares})
+        return gather(source, indices)
+    kind = partition or defaults.partition
+    partitioning = PARTITIONS[kind]
+    if alpha is None and "alpha" in options_of(partitioning):
+        options["alpha"] = defaults.alpha
+    if clients is None and not partitioning.natural:
+        clients = defaults.clients or len(source.owner_names)
+    return gather(source, make(source, kind, clients=clients, seed=seed, splits=splits, **options))
+
+
+def recipe(
+    dataset: Location,
+    *,
+    client_column: str = CLIENT_COLUMN,
+    text_column: str = TEXT_COLUMN,
+    data_root: Location | None = None,
+    download: bool = False,
+) -> Recipe:
+    """A dataset's defaults; for a path a general recipe, which reads names and headers only.
+
+    Your own function is called for it, if nothing above it says its recipe; so it has ``data_root`` and ``download``.
+
+    Raises:
+        UsageError: neither a name, nor the place of a function, nor an existing path of a known kind.
+    """
+    if _is_named(dataset):
+        known = DATASETS[str(dataset)].recipe
+        return known or _opened(str(dataset), data_root, download)[1]
+    return general(*files.glance(_path(dataset), client_column=client_column, text_column=text_column))
+
+
+def open_named(name: str, *, data_root: Location | None = None, download: bool = False) -> Source:
+    """A dataset by its name, or by the place of its function, before it is partitioned.
+
+    Args:
+        data_root: folder below which the files are; None = the environment's ``FEDLAYERS_DATA_ROOT``.
+        download: let torchvision fetch its files if they are missing.
+
+    Raises:
+        UsageError: an unknown name, or files that are missing or do not fit; the message says where they belong.
+        RunError: a download failed.
+    """
+    return _opened(name, data_root, download)[0]
+
+
+def at_hand(*names: str, data_root: Location | None = None) -> str:
+    """The first of some registered datasets whose files are there: the one that is wished for, then those that will do.
+
+    Raises:
+        UsageError: a name that is not registered, or none of them is there; says where their files belong.
+    """
+    reasons = []
+    for name in names:
+        check_known("dataset", name, DATASETS)
+        try:
+            open_named(name, data_root=data_root)
+        except UsageError as error:
+            reasons.append(str(error))
+        else:
+            return name
+    raise UsageError("; ".join(reasons) or "at_hand needs the name of a dataset")
+
+
+def _opened(name: str, data_root: Location | None, download: bool) -> tuple[Source, Recipe]:
+    """A named dataset's samples, and its recipe or the general one."""
+    known = DATASETS[name]
+    offered = {"data_root": data_root, "download": download}
+    taken, _ = parameters_of(known.open)
+    for parameter, required in taken.items():
+        if required and parameter not in offered:
+            raise UsageError(f"dataset {name!r} is a function with a parameter {parameter!r} that nothing fills")
+    returned = known.open(**{key: value for key, value in offered.items() if key in taken})
+    source = replace(_as_source(returned, name), name=name)
+    recipe = known.recipe or general(source.shape, source.owner is not None)
+    return replace(source, mean=recipe.mean or source.mean, std=recipe.std or source.std), recipe
+
+
+def _as_source(returned: Any, name: str) -> Source:
+    """What a dataset's function returned, checked."""
+    if isinstance(returned, Source):
+        return returned
+    if isinstance(returned, Mapping):
+        return source_of_silos(returned, name=name)
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        return source_of_pair(*returned, name=name)
+    kind = type(returned).__name__
+    raise UsageError(f"dataset {name!r} returned a {kind}; it may be a Source, a pair (x, y) or {{client: (x, y)}}")
+
+
+def _is_named(dataset: Location) -> bool:
+    return str(dataset) in DATASETS or is_outside(str(dataset))
+
+
+def _path(dataset: Location) -> Path:
+    path = Path(dataset)
+    if path.exists():
+        return path
+    if len(path.parts) > 1 or path.suffix:
+        raise UsageError(f"there is no dataset file or folder at {path}")
+    check_known("dataset (and no such path)", str(dataset), sorted(DATASETS))
+    raise AssertionError(dataset)
+
+
+def _check_agrees(stored: Partition, asked: Mapping[str, Any]) -> None:
+    """Refuse what disagrees with a stored partition; None agrees with everything."""
+    has = {**stored.params, "partition": stored.kind}
+    for name, value in asked.items():
+        if value is not None and value != has.get(name):
+            raise UsageError(f"{name}={value} disagrees with the stored partition, which has {has.get(name)}")

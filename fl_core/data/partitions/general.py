@@ -1,0 +1,371 @@
+"""The field's ways to partition data: even, skewed in labels, and by natural clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from fl_core import seeds
+from fl_core.data.arrays import Integers
+from fl_core.data.partitions.base import Partitioning, Pool, check_alpha, check_classes, check_clients, follow
+from fl_core.data.partitions.registry import PARTITIONS, partition
+from fl_core.errors import UsageError, listing
+
+MIN_SIZE = 10
+"""Samples that every client of a Dirichlet partition has at least."""
+MIN_SIZE_CAPPED = 40
+"""PFLlib's, for batches of 10: four times as many."""
+_DRAWS = 1000
+
+
+@partition
+@dataclass(frozen=True)
+class IID(Partitioning):
+    """The same distribution for every client: a random permutation cut into parts of equal size."""
+
+    name = "iid"
+
+    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+        return iid(pool.labels, clients, seed)
+
+
+@partition
+@dataclass(frozen=True)
+class Dirichlet(Partitioning):
+    """Label skew: each class is shared out in proportions from a symmetric Dirichlet over clients.
+
+    ``alpha``: its concentration; smaller = clients differ more.
+    """
+
+    name = "dirichlet"
+    alpha: float = 0.5
+
+    def fitted(self, pool: Pool, clients: int) -> Self:
+        return replace(self, alpha=_concentration(self.alpha))
+
+    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+        return dirichlet(pool.labels, clients, self.alpha, seed)
+
+
+@partition
+@dataclass(frozen=True)
+class CappedDirichlet(Partitioning):
+    """Label skew by a Dirichlet, with a bound on the clients' sizes (as PFLlib's code does it).
+
+    ``alpha``: its concentration; smaller = clients differ more.
+    """
+
+    name = "capped_dirichlet"
+    alpha: float = 0.5
+
+    def fitted(self, pool: Pool, clients: int) -> Self:
+        return replace(self, alpha=_concentration(self.alpha))
+
+    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+        return capped_dirichlet(pool.labels, clients, self.alpha, seed)
+
+
+@partition
+@dataclass(frozen=True)
+class Pathological(Partitioning):
+    """Every client holds samples of a few classes only (McMahan et al. 2017): ``classes_per_client``."""
+
+    name = "pathological"
+    classes_per_client: int = 2
+
+    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+        return pathological(pool.labels, clients, self.classes_per_client, seed)
+
+
+@partition
+@dataclass(frozen=True)
+class Natural(Partitioning):
+    """Feature skew: one client for each natural owner of the data; each keeps its own official test samples."""
+
+    name = "natural"
+    natural = True
+
+    def count(self, pool: Pool, clients: int | None) -> int:
+        check_owners(pool)
+        if clients not in (None, len(pool.owner_names)):
+            raise UsageError(
+                f"clients={clients}: {pool.name} has {len(pool.owner_names)} natural clients, and all take part; "
+                f"leave the number out, or ask for another partition"
+            )
+        return len(pool.owner_names)
+
+    def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
+        return pool.owner_names
+
+    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+        return natural(check_owners(pool), pool.owner_names)
+
+    def follow(self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int) -> list[Integers]:
+        owner = check_owners(test)
+        return [np.flatnonzero(owner == number) for number in range(len(parts))]
+
+
+@partition
+@dataclass(frozen=True)
+class NaturalDirichlet(Partitioning):
+    """Feature and label skew: each natural owner's samples go to several clients that differ in labels as well.
+
+    ``alpha``: concentration of the Dirichlet over an owner's clients; smaller = they differ more. An owner's official
+    test samples are shared out among its own clients.
+    """
+
+    name = "natural_dirichlet"
+    natural = True
+    alpha: float = 0.5
+
+    def count(self, pool: Pool, clients: int | None) -> int:
+        check_owners(pool)
+        owners = len(pool.owner_names)
+        if clients is None:
+            return 5 * owners
+        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1 or clients % owners:
+            raise UsageError(
+                f"clients={clients!r}: {pool.name} has {owners} natural owners; give a multiple of {owners}"
+            )
+        return clients
+
+    def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
+        return tuple(f"{name}_{k}" for name in pool.owner_names for k in range(clients // len(pool.owner_names)))
+
+    def fitted(self, pool: Pool, clients: int) -> Self:
+        return replace(self, alpha=_concentration(self.alpha))
+
+    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+        each = clients // len(pool.owner_names)
+        return natural_dirichlet(pool.labels, check_owners(pool), pool.owner_names, each, self.alpha, seed)
+
+    def follow(self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int) -> list[Integers]:
+        each, test_owner, tests = len(parts) // len(train.owner_names), check_owners(test), []
+        for number in range(len(train.owner_names)):
+            rows = np.flatnonzero(test_owner == number)
+            labels = [train.labels[part] for part in parts[number * each : (number + 1) * each]]
+            tests += [rows[part] for part in follow(labels, test.labels[rows], seed)]
+        return tests
+
+
+def check_owners(pool: Pool) -> Integers:
+    """The natural owner of each sample, int64 [n].
+
+    Raises:
+        UsageError: the data name none; says which partitions would fit.
+    """
+    if pool.owner is None:
+        fitting = [name for name, member in PARTITIONS.members().items() if not member.natural]
+        raise UsageError(f"{pool.name} has no natural clients; partitions that fit: {listing(fitting)}")
+    return pool.owner
+
+
+def _concentration(alpha: Any) -> float:
+    check_alpha(alpha)
+    return float(alpha)
+
+
+# --- as functions of labels and seed ---------------------------------------------------------------------------
+
+
+def iid(labels: Integers, clients: int, seed: int) -> list[Integers]:
+    """A random permutation cut into ``clients`` parts whose sizes differ by at most one.
+
+    Raises:
+        UsageError: fewer samples than clients.
+    """
+    check_clients(clients, len(labels))
+    order = seeds.numpy_generator(seed, "partition", "iid").permutation(len(labels))
+    return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def dirichlet(
+    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE, draws: int = _DRAWS
+) -> list[Integers]:
+    """Each class is shared out in proportions p ~ Dirichlet(alpha, ..., alpha) over clients (PLayer-FL, appendix).
+
+    Counts are rounded down and the last client takes what remains of a class; which samples they are is random. All
+    proportions are drawn anew, at most ``draws`` times, until every client has ``min_size`` samples.
+
+    Raises:
+        UsageError: ``alpha`` is not positive, or the smallest client stays below ``min_size``.
+    """
+    check_alpha(alpha)
+    check_clients(clients, len(labels), min_size)
+    generator = seeds.numpy_generator(seed, "partition", "dirichlet")
+    rows_of_class = [np.flatnonzero(labels == k) for k in np.unique(labels)]
+    sizes = np.array([len(rows) for rows in rows_of_class])
+    best = 0
+    for _ in range(draws):
+        shares = generator.dirichlet(np.full(clients, float(alpha)), size=len(rows_of_class))
+        counts = np.floor(shares * sizes[:, None]).astype(np.int64)
+        counts[:, -1] = sizes - counts[:, :-1].sum(1)
+        smallest = int(counts.sum(0).min())
+        if smallest >= min_size:
+            break
+        best = max(best, smallest)
+    else:
+        raise UsageError(
+            f"dirichlet partition of {len(labels)} samples over {clients} clients with alpha={float(alpha):g}: "
+            f"in {draws} draws the smallest client had at most {best} samples, and {min_size} are needed; "
+            f"ask for a larger alpha, fewer clients or more samples, or for partition 'iid'"
+        )
+    pieces = [
+        np.split(generator.permutation(rows), np.cumsum(count)[:-1])
+        for rows, count in zip(rows_of_class, counts, strict=True)
+    ]
+    return [np.sort(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
+
+
+def pathological(labels: Integers, clients: int, classes_per_client: int, seed: int) -> list[Integers]:
+    """Every client holds exactly ``classes_per_client`` classes (McMahan et al. 2017, with classes for shards).
+
+    Numbers of clients that hold a class differ by at most one, and a class's samples are cut evenly between its
+    holders. With fewer places than classes, some classes, chosen at random, are held by nobody and left out.
+
+    Raises:
+        UsageError: more classes a client than there are, or a class with fewer samples than holders.
+    """
+    check_clients(clients, len(labels))
+    present, sizes = np.unique(labels, return_counts=True)
+    check_classes(classes_per_client, len(present))
+    generator = seeds.numpy_generator(seed, "partition", "pathological")
+    holders = class_holders(len(present), clients, classes_per_client, generator)
+    parts: list[list[Integers]] = [[] for _ in range(clients)]
+    for k, label in enumerate(present):
+        if sizes[k] < len(holders[k]):
+            raise UsageError(
+                f"pathological partition: class {label} has {sizes[k]} samples for {len(holders[k])} clients; "
+                f"ask for fewer clients or fewer classes a client"
+            )
+        if holders[k]:
+            order = generator.permutation(np.flatnonzero(labels == label))
+            for client, part in zip(holders[k], np.array_split(order, len(holders[k])), strict=True):
+                parts[client].append(part)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def class_holders(classes: int, clients: int, each: int, generator: np.random.Generator) -> list[list[int]]:
+    """For each class the clients that hold it: random, ``each`` classes a client, numbers of holders nearly equal.
+
+    Returns:
+        ``holders[class]``: numbers of clients, in ascending order.
+    """
+    holders: list[list[int]] = [[] for _ in range(classes)]
+    for client in range(clients):
+        # the least held classes first, in random order: numbers of holders can never differ by more than one
+        order = np.lexsort((generator.random(classes), np.array([len(each) for each in holders])))
+        for k in order[:each]:
+            holders[k].append(client)
+    return holders
+
+
+def natural(owner: Integers, names: Sequence[str]) -> list[Integers]:
+    """One client for each natural owner, in the order of ``names``.
+
+    Raises:
+        UsageError: an owner without samples, by name.
+    """
+    parts = [np.flatnonzero(owner == number) for number in range(len(names))]
+    empty = [name for name, part in zip(names, parts, strict=True) if not len(part)]
+    if empty:
+        raise UsageError(f"natural clients without samples to train on: {listing(empty)}; ask for more samples")
+    return parts
+
+
+def natural_dirichlet(
+    labels: Integers,
+    owner: Integers,
+    names: Sequence[str],
+    each: int,
+    alpha: float,
+    seed: int,
+    *,
+    min_size: int = MIN_SIZE,
+    draws: int = _DRAWS,
+) -> list[Integers]:
+    """Feature and label skew: every natural owner's samples go to ``each`` clients of its own (FedRA's 30 clients).
+
+    Within an owner each class is shared out in proportions p ~ Dirichlet(alpha, ..., alpha) over its clients, class
+    after class; a client that has an even share of the owner's samples already gets none of the next class, and p is
+    scaled up for the others. All of an owner is drawn anew, at most ``draws`` times, until each of its clients has
+    ``min_size`` samples.
+
+    Returns:
+        Positions of each client's samples, the clients of the first owner first.
+
+    Raises:
+        UsageError: ``alpha`` is not positive, an owner without samples, or one whose smallest client stays below
+            ``min_size``.
+    """
+    check_alpha(alpha)
+    assigned: list[Integers] = []
+    for number, rows in enumerate(natural(owner, names)):
+        what = f"clients of {names[number]!r}"
+        check_clients(each, len(rows), min_size, what)
+        generator = seeds.numpy_generator(seed, "partition", "natural_dirichlet", number)
+        parts = _capped(labels[rows], each, float(alpha), generator, min_size, draws, "natural_dirichlet", what)
+        assigned += [np.sort(rows[part]) for part in parts]
+    return assigned
+
+
+def capped_dirichlet(
+    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE_CAPPED, draws: int = _DRAWS
+) -> list[Integers]:
+    """Label skew with a bound on sizes, as in PFLlib's code (used by Jang and Choi 2024, it seems).
+
+    Each class is shared out in proportions p ~ Dirichlet(alpha, ..., alpha) over clients, class after class; a client
+    that has an even share of all samples already gets none of the next class, and p is scaled up for the others. All is
+    drawn anew, at most ``draws`` times, until every client has ``min_size`` samples, or half of an even share where
+    that is less.
+
+    Raises:
+        UsageError: ``alpha`` is not positive, or the smallest client stays below that.
+    """
+    check_alpha(alpha)
+    check_clients(clients, len(labels))
+    least = min(min_size, len(labels) // clients // 2)
+    generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")
+    parts = _capped(labels, clients, float(alpha), generator, least, draws, "capped_dirichlet", "clients")
+    return [np.sort(part) for part in parts]
+
+
+def _capped(
+    labels: Integers,
+    clients: int,
+    alpha: float,
+    generator: np.random.Generator,
+    min_size: int,
+    draws: int,
+    kind: str,
+    what: str,
+) -> list[Integers]:
+    """Proportions of a Dirichlet, no further class for who is full: drawn until all have ``min_size`` samples."""
+    best = 0
+    for _ in range(draws):
+        parts = _capped_once(labels, clients, alpha, generator)
+        smallest = min(map(len, parts))
+        if smallest >= min_size:
+            return parts
+        best = max(best, smallest)
+    raise UsageError(
+        f"{kind} partition: in {draws} draws with alpha={alpha:g} the smallest of {clients} {what} had at most {best} "
+        f"of {len(labels)} samples, and {min_size} are needed; ask for a larger alpha or fewer clients"
+    )
+
+
+def _capped_once(labels: Integers, clients: int, alpha: float, generator: np.random.Generator) -> list[Integers]:
+    parts = [np.empty(0, np.int64) for _ in range(clients)]
+    for k in np.unique(labels):
+        order = generator.permutation(np.flatnonzero(labels == k))
+        wanting = np.array([len(part) * clients < len(labels) for part in parts])
+        shares = generator.dirichlet(np.full(clients, alpha)) * wanting
+        if not 0 < shares.sum() < math.inf:  # an extreme alpha can put all of a class on a client that is full
+            shares = wanting.astype(float)
+        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(order)).astype(np.int64)
+        parts = [np.concatenate(pair) for pair in zip(parts, np.split(order, cuts), strict=True)]
+    return parts

@@ -1,0 +1,333 @@
+"""Partitions of single papers: pFedLA's non-IID_1 and non-IID_2, and FedPFT's two."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core import seeds
+from fl_core.data.arrays import Integers
+from fl_core.data.partitions.base import (
+    Partitioning,
+    Pool,
+    check_alpha,
+    check_classes,
+    check_clients,
+    check_whole,
+    is_whole,
+)
+from fl_core.data.partitions.general import class_holders
+from fl_core.data.partitions.registry import partition
+from fl_core.errors import UsageError
+
+Floats = NDArray[np.float64]
+
+# --- pFedLA (Ma et al. 2022) -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PFedLA(Partitioning):
+    """What pFedLA's two have in common: equally many samples a client, from both sides of an official split together.
+
+    It tests on 30 %; a fifth of the rest is for validation.
+    """
+
+    shares = (0.56, 0.14, 0.30)
+    pools = True
+    classes_per_client: int | None = None
+    samples_per_client: int | None = None
+
+    def usual_classes(self, classes: int) -> int:
+        """The paper's number of classes a client of so many."""
+        raise NotImplementedError
+
+    def fitted(self, pool: Pool, clients: int) -> Self:
+        classes = len(np.unique(pool.labels))
+        few, samples = self.classes_per_client, self.samples_per_client
+        few = min(self.usual_classes(classes), classes) if few is None else few
+        samples = min(len(pool) // max(clients, 100), 700) if samples is None else samples
+        return replace(self, classes_per_client=few, samples_per_client=samples)
+
+    def dominated(self, pool: Pool, clients: int, dominance: float, seed: int) -> list[Integers]:
+        """Each client's samples, of which its few classes make up the share ``dominance``."""
+        options = self.fitted(pool, clients)
+        few, samples = options.classes_per_client, options.samples_per_client
+        assert few is not None
+        assert samples is not None
+        return dominated(pool.labels, clients, samples, few, dominance, seed)
+
+
+@partition
+@dataclass(frozen=True)
+class NonIID1(_PFedLA):
+    """pFedLA's non-IID_1: equally many samples a client, of a few classes only.
+
+    ``classes_per_client``: default 4, and 12 of 100 classes or more. ``samples_per_client``: default a hundredth of
+    all, at most 700, and so the same for 10 and 100 clients.
+    """
+
+    name = "non_iid_1"
+
+    def usual_classes(self, classes: int) -> int:
+        return 12 if classes >= 100 else 4
+
+    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+        return self.dominated(pool, clients, 1.0, seed)
+
+
+@partition
+@dataclass(frozen=True)
+class NonIID2(_PFedLA):
+    """pFedLA's non-IID_2: equally many samples a client, most of a few classes, the rest even over all others.
+
+    ``classes_per_client``: default 2, and 6 of 100 classes or more. ``dominance``: share of their samples, which the
+    paper leaves open. ``samples_per_client``: as in ``non_iid_1``.
+    """
+
+    name = "non_iid_2"
+    dominance: float = 0.5
+
+    def usual_classes(self, classes: int) -> int:
+        return 6 if classes >= 100 else 2
+
+    def fitted(self, pool: Pool, clients: int) -> Self:
+        return replace(super().fitted(pool, clients), dominance=float(self.dominance))
+
+    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+        return self.dominated(pool, clients, self.dominance, seed)
+
+
+def dominated(
+    labels: Integers, clients: int, samples: int, classes_per_client: int, dominance: float, seed: int
+) -> list[Integers]:
+    """Every client holds ``samples`` samples, of which its own few classes make up the share ``dominance``.
+
+    pFedLA (Ma et al. 2022): with dominance 1 a client has ``classes_per_client`` classes and no others (non-IID_1);
+    below it the other classes share the rest evenly (non-IID_2). Own classes are random, and equally many clients
+    have each, to within one. Within its own classes, and within the others, a client's counts differ by at most one.
+
+    Raises:
+        UsageError: more classes a client than there are, a dominance outside 0 to 1, fewer samples than classes to
+            hold, or more than a class has.
+    """
+    check_clients(clients, len(labels))
+    present, sizes = np.unique(labels, return_counts=True)
+    check_classes(classes_per_client, len(present))
+    if isinstance(dominance, bool) or not isinstance(dominance, numbers.Real) or not 0 < float(dominance) <= 1:
+        raise UsageError(f"dominance={dominance!r}: the share of a client's own classes must be above 0 and at most 1")
+    held = classes_per_client if dominance == 1 else len(present)
+    if not is_whole(samples) or samples < held:
+        raise UsageError(f"samples_per_client={samples!r}: a client needs at least {held}, one of each class it holds")
+    generator = seeds.numpy_generator(seed, "partition", "dominated")
+    holders = class_holders(len(present), clients, classes_per_client, generator)
+    own = np.array([[client in each for each in holders] for client in range(clients)])
+    mine = round(dominance * samples) if classes_per_client < len(present) else samples
+    groups = [
+        (client, own[client] == kind, n) for client in range(clients) for kind, n in ((1, mine), (0, samples - mine))
+    ]
+    counts = np.zeros((clients, len(present)), dtype=np.int64)
+    for client, among, n in groups:
+        counts[client, among] = n // max(among.sum(), 1)
+    even, left = counts.copy(), sizes - counts.sum(0)
+    for client, among, n in groups:  # what even counts leave over: one more of the classes of which most is left
+        order = np.lexsort((generator.random(len(present)), -left, ~among))
+        more = order[: n - counts[client, among].sum()]
+        counts[client, more] += 1
+        left[more] -= 1
+    for client, among, _ in groups:  # where a class then lacks samples, whoever can takes another instead
+        for lacking in np.flatnonzero(among & (left < 0) & (counts[client] > even[client])):
+            spare = np.flatnonzero(among & (left > 0) & (counts[client] == even[client]))[:1]
+            if len(spare) and left[lacking] < 0:
+                counts[client, lacking] -= 1
+                counts[client, spare] += 1
+                left[lacking] += 1
+                left[spare] -= 1
+    if left.min() < 0:
+        scarce = int(left.argmin())
+        raise UsageError(
+            f"{clients} clients with {samples} samples each would need {int(counts[:, scarce].sum())} of class "
+            f"{present[scarce]}, which has {int(sizes[scarce])}; ask for fewer samples_per_client or fewer clients"
+        )
+    parts: list[list[Integers]] = [[] for _ in range(clients)]
+    for k, label in enumerate(present):
+        order = generator.permutation(np.flatnonzero(labels == label))
+        for client, part in enumerate(np.split(order, np.cumsum(counts[:, k]))[:-1]):
+            parts[client].append(part)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+# --- FedPFT (Wu et al. 2025) -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _FedPFT(Partitioning):
+    """What FedPFT's two have in common: as many samples for every client, of one label distribution in every split.
+
+    Each client draws from the whole pool, so that clients may share samples. Test samples come from the official test
+    side, or else from one that is set apart first, and nobody trains on those. The paper trains on 500 samples a
+    client and tests on 100; as many are for validation.
+    """
+
+    shares = (5 / 7, 1 / 7, 1 / 7)
+    overlaps = True
+    samples_per_client: int = 500
+
+    def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
+        """Each client's shares of the classes, [clients, classes]; a row sums to 1."""
+        raise NotImplementedError
+
+    def divide(
+        self, pool: Pool, clients: int, shares: tuple[float, float, float], seed: int
+    ) -> list[tuple[Integers, ...]]:
+        check_whole("clients", clients)
+        check_whole("samples_per_client", self.samples_per_client)
+        present = [int(label) for label in np.unique(pool.labels)]
+        wanted = self.label_distributions(len(present), clients, seed)
+        tests = held_out(pool.labels, shares[2], seed) if pool.is_train is None else ~np.asarray(pool.is_train)
+        train, validation, test = (max(1, round(self.samples_per_client * share / shares[0])) for share in shares)
+        divided: list[tuple[Integers, ...]] = [()] * clients
+        for purpose, side, sizes in (("train side", ~tests, (train, validation)), ("test side", tests, (test,))):
+            rows = np.flatnonzero(side)
+            drawn = by_shares(pool.labels[rows], present, wanted, sizes, seed, purpose)
+            divided = [(*splits, *(rows[part] for part in parts)) for splits, parts in zip(divided, drawn, strict=True)]
+        return divided
+
+
+@partition
+@dataclass(frozen=True)
+class FedPFTDirichlet(_FedPFT):
+    """FedPFT's: equally many samples a client, of a label distribution from a Dirichlet over classes.
+
+    ``samples_per_client``: to train on; the other splits are as large as their shares ask for beside them. ``alpha``:
+    concentration of the Dirichlet; smaller = clients differ more.
+    """
+
+    name = "fedpft_dirichlet"
+    alpha: float = 0.5
+
+    def fitted(self, pool: Pool, clients: int) -> Self:
+        check_alpha(self.alpha)
+        return replace(self, alpha=float(self.alpha))
+
+    def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
+        return label_shares(classes, clients, self.alpha, seed)
+
+
+@partition
+@dataclass(frozen=True)
+class FedPFTPathological(_FedPFT):
+    """FedPFT's: equally many samples a client, even over a few random classes.
+
+    ``samples_per_client``: as in ``fedpft_dirichlet``. ``classes_per_client``: default a fifth of all.
+    """
+
+    name = "fedpft_pathological"
+    classes_per_client: int | None = None
+
+    def fitted(self, pool: Pool, clients: int) -> Self:
+        fifth = max(1, len(np.unique(pool.labels)) // 5)
+        return replace(self, classes_per_client=fifth if self.classes_per_client is None else self.classes_per_client)
+
+    def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
+        assert self.classes_per_client is not None
+        return few_shares(classes, clients, self.classes_per_client, seed)
+
+
+def label_shares(classes: int, clients: int, alpha: float, seed: int) -> Floats:
+    """Each client's label distribution [clients, classes], q ~ Dirichlet(alpha, ..., alpha) over classes.
+
+    FedPFT (Wu et al. 2025, appendix B): the concentration is over classes for every client, unlike
+    :func:`fl_core.data.partitions.general.dirichlet`, where it is over clients for every class.
+
+    Raises:
+        UsageError: ``alpha`` is not a positive number.
+    """
+    check_alpha(alpha)
+    generator = seeds.numpy_generator(seed, "partition", "label shares")
+    return generator.dirichlet(np.full(classes, float(alpha)), size=clients)
+
+
+def few_shares(classes: int, clients: int, few: int, seed: int) -> Floats:
+    """Label distributions [clients, classes] that are even over ``few`` random classes a client and 0 elsewhere.
+
+    Raises:
+        UsageError: more classes a client than there are, or fewer than one.
+    """
+    check_classes(few, classes)
+    generator = seeds.numpy_generator(seed, "partition", "few classes")
+    shares = np.zeros((clients, classes))
+    for row in shares:
+        row[generator.choice(classes, size=few, replace=False)] = 1 / few
+    return shares
+
+
+def by_shares(
+    labels: Integers, classes: Sequence[int], shares: Floats, sizes: Sequence[int], seed: int, purpose: str
+) -> list[list[Integers]]:
+    """Disjoint draws for every client: ``drawn[client][k]`` holds exactly ``sizes[k]`` positions, ascending.
+
+    Counts of classes are the largest-remainder rounding of size x share. Where a client would need more of a class
+    than the pool has, its other classes take what is missing, in proportion to their shares. No position is twice
+    with a client; two clients draw independently.
+
+    Args:
+        labels: of the pool. classes: the label of each column of ``shares``.
+        purpose: of the seeded stream; one for each pool.
+
+    Raises:
+        UsageError: the classes of a client have too few samples.
+    """
+    rows_of_class = [np.flatnonzero(labels == label) for label in classes]
+    drawn = []
+    for client, row in enumerate(shares):
+        generator = seeds.numpy_generator(seed, "partition", purpose, client)
+        orders = [generator.permutation(rows) for rows in rows_of_class]
+        left = np.array([len(rows) for rows in rows_of_class])
+        parts = []
+        for size in sizes:
+            counts = _counts(row, size, left)
+            if counts is None:
+                raise UsageError(
+                    f"a client needs {sum(sizes)} samples of its classes, which have {int(left[row > 0].sum())} left; "
+                    "ask for fewer samples_per_client or more classes a client"
+                )
+            taken = [
+                order[len(order) - n : len(order) - n + k] for order, n, k in zip(orders, left, counts, strict=True)
+            ]
+            parts.append(np.sort(np.concatenate(taken)))
+            left = left - counts
+        drawn.append(parts)
+    return drawn
+
+
+def _counts(shares: Floats, size: int, most: Integers) -> Integers | None:
+    """Whole numbers near ``size x shares`` with that sum, none above ``most``; None if there are none."""
+    counts = np.zeros(len(shares), dtype=np.int64)
+    while counts.sum() < size:
+        open_ = (shares > 0) & (counts < most)
+        if not open_.any():
+            return None
+        missing = size - counts.sum()
+        exact = np.where(open_, shares, 0.0) / shares[open_].sum() * missing
+        more = np.floor(exact).astype(np.int64)
+        order = np.lexsort((-shares, more - exact))  # the largest remainders, then the largest shares
+        order = order[open_[order]]
+        more[order[: missing - more.sum()]] += 1
+        counts = np.minimum(counts + more, most)
+    return counts
+
+
+def held_out(labels: Integers, share: float, seed: int) -> NDArray[np.bool_]:
+    """Which samples are set apart to test on, bool [n]: of each class that share at random, rounded up."""
+    generator = seeds.numpy_generator(seed, "partition", "held out")
+    chosen = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        chosen[members[: math.ceil(round(share * len(members), 9))]] = True
+    return chosen

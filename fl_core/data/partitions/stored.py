@@ -1,0 +1,122 @@
+"""A partition as a run stores it: which sample is whose, to train, to validate and to test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_core.data.arrays import Integers
+from fl_core.data.partitions.base import SPLITS
+from fl_core.data.partitions.registry import PARTITIONS
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError
+from fl_core.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which sample of a source belongs to which client and split.
+
+    Attributes:
+        kind: the partitioning's name, or its place, ``package.module:Class``.
+        params: number of clients, the options of the kind, and ``splits``; plain numbers and lists.
+        seed: the seed it was drawn with.
+        indices: ``indices[client][split]``, ascending int64 positions in the source; no sample is there twice, except
+            that clients of a kind that ``overlaps`` may share samples, though never one's test sample with another's
+            training.
+        n_samples: size of the source.
+        source_digest: :attr:`Source.digest` of the source.
+    """
+
+    kind: str
+    params: dict[str, Any]
+    seed: int
+    indices: dict[str, dict[str, Integers]]
+    n_samples: int
+    source_digest: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Client names, in order."""
+        return tuple(self.indices)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the clients' names and indices."""
+        sha = hashlib.sha256()
+        for name, splits in self.indices.items():
+            for split in SPLITS:
+                sha.update(f"{name}|{split}|{len(splits[split])}|".encode())
+                sha.update(splits[split].astype("<i8").tobytes())
+        return sha.hexdigest()
+
+    def to_tree(self) -> Tree:
+        """Everything as tensors: int64 indices under ``<client number>/<split>``, the rest as UTF-8 under ``meta``."""
+        meta = {
+            "kind": self.kind,
+            "params": self.params,
+            "seed": self.seed,
+            "names": self.names,
+            "n_samples": self.n_samples,
+            "source_digest": self.source_digest,
+        }
+        tree = {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8).clone()}
+        for number, splits in enumerate(self.indices.values()):
+            tree |= {f"{number}/{split}": torch.from_numpy(splits[split].copy()) for split in SPLITS}
+        return tree
+
+    @classmethod
+    def from_tree(cls, tree: Tree) -> Partition:
+        """The partition that :meth:`to_tree` was called on.
+
+        Raises:
+            UsageError: the tree is no stored partition.
+        """
+        try:
+            meta = json.loads(tree["meta"].cpu().numpy().tobytes())
+            names = meta.pop("names")
+            indices = {
+                name: {split: tree[f"{number}/{split}"].cpu().numpy().astype(np.int64) for split in SPLITS}
+                for number, name in enumerate(names)
+            }
+            return cls(indices=indices, **meta)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"not a stored partition: {type(error).__name__}: {error}") from error
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether clients may share samples; so may those of a kind from outside, which is not imported to be asked."""
+        return self.kind not in PARTITIONS.inside or PARTITIONS[self.kind].overlaps
+
+    def check(self, source: Source) -> None:
+        """Refuse a source that these indices were not made for.
+
+        Raises:
+            UsageError: another number of samples, other samples, or indices that overlap or lie outside.
+        """
+        if self.n_samples != len(source):
+            raise UsageError(f"the stored partition is of {self.n_samples} samples; {source.name} has {len(source)}")
+        if self.source_digest != source.digest:
+            raise UsageError(
+                f"the stored partition was made for other samples than those of {source.name}: "
+                f"digest {self.source_digest[:12]}, not {source.digest[:12]}"
+            )
+        every = np.concatenate([part[split] for part in self.indices.values() for split in SPLITS])
+        if every.size and (every.min() < 0 or every.max() >= len(source)):
+            raise UsageError(f"the stored partition has indices outside 0..{len(source) - 1}")
+        groups = [np.concatenate([part[split] for split in SPLITS]) for part in self.indices.values()]
+        if self._overlaps:  # clients may share a sample, but none that one of them tests on
+            tested, others = (
+                np.unique(np.concatenate([part[split] for part in self.indices.values() for split in splits]))
+                for splits in (("test",), ("train", "validation"))
+            )
+            groups.append(np.concatenate([tested, others]))
+        else:
+            groups = [every]
+        if any(len(np.unique(group)) != len(group) for group in groups):
+            raise UsageError("the stored partition has a sample twice")

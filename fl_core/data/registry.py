@@ -1,0 +1,98 @@
+"""The datasets by name, each with its recipe, known without importing what opens them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from fl_core.data.recipes import Recipe
+from fl_core.errors import UsageError, check_known
+from fl_core.registry import Registry, is_outside
+
+ROOT_VARIABLE = "FEDLAYERS_DATA_ROOT"
+"""The environment's variable with the folder of the named datasets' files."""
+
+Location = str | os.PathLike[str]
+Opener = Callable[..., Any]
+Function = TypeVar("Function", bound=Opener)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset that is found by its name, or by the place of its code.
+
+    Attributes:
+        open: what :func:`dataset` stands above.
+        recipe: what it is trained with; None = the general recipe for its samples.
+    """
+
+    name: str
+    open: Opener
+    recipe: Recipe | None = None
+
+
+def _adopt(made: Any, name: str) -> Dataset:
+    if not callable(made):
+        raise UsageError(f"dataset {name!r} is a {type(made).__name__}; name a function that returns the data")
+    return Dataset(name, made)
+
+
+DATASETS: Registry[Dataset] = Registry("dataset", "fl_core.data.named", "dataset", _adopt)
+
+
+def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callable[[Function], Function]:
+    """Decorator that makes a function a dataset, and says what it is trained with.
+
+    The function returns a :class:`~fl_core.data.Source`, a pair (x, y), or for natural clients {client: (x, y)}, as
+    :func:`~fl_core.data.of_silos` takes them. It is called with those of ``data_root`` (a folder, or None) and
+    ``download`` (whether it may fetch files) that are among its parameters. The first line of its docstring is its
+    line in lists; normalisation is the recipe's.
+
+    >>> import numpy as np
+    >>> from fl_core.data import dataset, load
+    >>> @dataset("coins_of_an_example", clients=2, partition="iid", model="mlp", batch=8, rounds=5)
+    ... def coins():
+    ...     '''Coins by their weight.'''
+    ...     weight = np.repeat([[2.1], [4.0]], 20, axis=0)
+    ...     return weight, (weight > 3).astype(int).ravel()
+    >>> [len(client.train) for client in load("coins_of_an_example").clients]
+    [12, 12]
+
+    Args:
+        recipe: values to start from; None = :class:`Recipe`'s.
+        defaults: fields of :class:`Recipe`. Inside the package they are literals, so that lists need not import
+            anything.
+
+    Raises:
+        UsageError: another dataset has that name, or a recipe has no such field.
+    """
+    for field in defaults:
+        check_known(f"field of the recipe of dataset {name!r}", field, [known.name for known in fields(Recipe)])
+    made = replace(recipe or Recipe(), **defaults)
+
+    def add(function: Function) -> Function:
+        DATASETS.add(name, Dataset(name, function, made), function)
+        return function
+
+    return add
+
+
+register = dataset
+
+
+def is_code(name: str) -> bool:
+    """Whether loading a dataset of that name would import and call somebody's own code."""
+    return name not in DATASETS and is_outside(name)
+
+
+def datasets() -> dict[str, Recipe]:
+    """The recipes of the datasets by name, in sorted order; nothing is imported to be asked.
+
+    What installed packages announce is in :data:`DATASETS` alone, for its recipe is only known to who imports it.
+    """
+    recipes = {name: Recipe(**entry.facts) for name, entry in DATASETS.inside.items()}
+    made_here = (DATASETS[name] for name in DATASETS if name not in recipes and name not in DATASETS.announced)
+    recipes |= {made.name: made.recipe for made in made_here if made.recipe is not None}
+    return dict(sorted(recipes.items()))

@@ -1,0 +1,125 @@
+"""The folder with the named datasets' files, and how such files are opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fl_core.data import arrays
+from fl_core.data.files import read_npz
+from fl_core.data.registry import ROOT_VARIABLE, Location
+from fl_core.data.sources import Source
+from fl_core.errors import RunError, UsageError, check_known, listing
+
+
+def find_root(name: str, data_root: Location | None, files: str) -> Path:
+    """The data root as an existing folder.
+
+    Args:
+        name: of the dataset that needs it, and ``files`` what of it would be there, for messages.
+
+    Raises:
+        UsageError: no data root is named, or it is not there.
+    """
+    root = data_root or os.environ.get(ROOT_VARIABLE)
+    if not root:
+        raise UsageError(
+            f"{name} needs a data root: pass data_root (--data-root) or set {ROOT_VARIABLE}; looked for there: {files}"
+        )
+    if not Path(root).is_dir():
+        raise UsageError(f"{name}: the data root {root} is not a folder; looked for in it: {files}")
+    return Path(root)
+
+
+def find_file(name: str, data_root: Location | None, file: str) -> Path:
+    """A dataset's one file below the data root, which nobody can download for the user.
+
+    Raises:
+        UsageError: it is not there, or there is no data root.
+    """
+    path = find_root(name, data_root, file) / file
+    if not path.is_file():
+        raise UsageError(_missing(name, path.parent, file, "it cannot be downloaded automatically"))
+    return path
+
+
+def packed(name: str, data_root: Location | None) -> Source:
+    """A dataset that is ``NAME.npz`` below the data root.
+
+    Raises:
+        UsageError: it is not there, or does not fit.
+    """
+    return read_npz(find_file(name, data_root, f"{name}.npz"))
+
+
+def from_torchvision(name: str, kind: str, folder: str, data_root: Location | None, download: bool) -> Source:
+    """The training side of a dataset that torchvision reads below the data root; else of ``NAME.npz`` there.
+
+    The official test side is never used: every client is tested on its own distribution.
+
+    Args:
+        kind: its class in ``torchvision.datasets``. folder: where torchvision keeps its files.
+        download: let torchvision fetch them if they are missing.
+
+    Raises:
+        UsageError: the files are missing or damaged. RunError: a download failed.
+    """
+    layouts = f"{folder}/ (torchvision's layout) or {name}.npz"
+    root = find_root(name, data_root, layouts)
+    packed_file = root / f"{name}.npz"
+    present = (root / folder).is_dir()
+    if not present and packed_file.is_file():
+        return training_side(read_npz(packed_file))
+    if not present and not download:
+        raise UsageError(_missing(name, root, layouts, "torchvision fetches it with download=True"))
+    return _read_torchvision(name, kind, root, folder, download)
+
+
+def _read_torchvision(name: str, kind: str, root: Path, folder: str, download: bool) -> Source:
+    import torchvision
+
+    options = {"split": "byclass"} if kind == "EMNIST" else {}
+    try:
+        images = getattr(torchvision.datasets, kind)(root, train=True, download=download, **options)
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        if download:
+            raise RunError(f"{name} could not be downloaded to {root}: {error}") from error
+        raise UsageError(
+            f"{name}: torchvision cannot read {root / folder}, whose files are incomplete or damaged ({error}); "
+            f"remove the folder, or load with download=True"
+        ) from error
+    x = np.asarray(images.data)
+    if kind == "EMNIST":
+        x = np.ascontiguousarray(x.transpose(0, 2, 1))  # stored with rows and columns exchanged
+    where = str(root / folder)
+    y, _ = arrays.labels(np.asarray(images.targets), where, images.classes)
+    return Source(name, arrays.features(x, where), y, tuple(images.classes), shuffled=True)
+
+
+def training_side(source: Source) -> Source:
+    """Only the training side of a source with an official test set."""
+    if source.is_train is None:
+        return source
+    return replace(source.take(np.flatnonzero(source.is_train)), is_train=None)
+
+
+def only_classes(source: Source, names: tuple[str, ...]) -> Source:
+    """The samples of the named classes, which are numbered in the order of ``names``.
+
+    Raises:
+        UsageError: a class that the source does not have.
+    """
+    for name in names:
+        check_known(f"class of {source.name}", name, source.classes)
+    new = np.full(len(source.classes), -1, dtype=np.int64)
+    new[[source.classes.index(name) for name in names]] = np.arange(len(names))
+    kept = source.take(np.flatnonzero(new[source.y] >= 0))
+    return replace(kept, y=new[kept.y], classes=names)
+
+
+def _missing(name: str, root: Path, files: str, way: str) -> str:
+    present = sorted(entry.name for entry in root.iterdir())
+    return f"{name}: no {files} below {root}; {way}; there are: {listing(present) or 'no files'}"

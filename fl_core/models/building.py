@@ -1,0 +1,116 @@
+"""Models by name: built, seeded and checked against the samples that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError
+from fl_core.models import external
+from fl_core.models import weights as weight_files
+from fl_core.models.registry import MODELS
+from fl_core.registry import imported, is_outside
+from fl_core.seeds import seed_of, torch_generator, torch_seeded
+from fl_core.tokens import START, TokenShape
+
+
+def build(
+    name: str,
+    shape: tuple[int, ...],
+    n_classes: int,
+    *,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    weights: str | Path | None = None,
+) -> nn.Module:
+    """A model by its name, on the CPU and in training mode; equal arguments give equal weights, bit for bit.
+
+    It maps float32 [n, *shape], or token ids int64 [n, length], to logits [n, n_classes], and none of its activations
+    works in place. A model may declare ``layer_groups``, the paths of the modules that form one layer each; the
+    papers' networks do.
+
+    >>> from fl_core import models
+    >>> model = models.build("mlp", shape=(1, 8, 8), n_classes=10, options={"sizes": (16,)})
+    >>> model(models.example((1, 8, 8), n=3)).shape
+    torch.Size([3, 10])
+
+    Args:
+        name: one of :func:`describe`: a registered name, ``timm:NAME``, ``torchvision:NAME`` or
+            ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
+        shape: of one sample: (channels, height, width) for images, (features,) for tables, and for texts a
+            :class:`fl_core.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
+        options: the model's own.
+        weights: a state dict to start from instead of fresh weights: .safetensors, or a file that torch.load reads
+            with ``weights_only=True``. Its names must be exactly the model's.
+
+    Raises:
+        UsageError: an unknown name or option, a shape that the model does not take, weights that do not fit, or a
+            model whose output is not [n, n_classes].
+    """
+    shape, own = _checked_shape(shape), dict(options or {})
+    if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 2:
+        raise UsageError(f"a model needs at least 2 classes, not {n_classes!r}")
+    source, colon, rest = name.partition(":")
+    with torch_seeded(seed_of(seed, "model")):
+        if colon and source in external.LIBRARIES:
+            model = external.LIBRARIES[source](rest, shape, n_classes, own)
+        else:
+            builder = MODELS[name] if is_outside(name) or not colon else imported("model", name)
+            model = external.called(name, builder, shape, n_classes, own)
+    # a hook on the module before an in-place one would see its output overwritten
+    for module in model.modules():
+        if getattr(module, "inplace", False) is True:
+            setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
+    model.train()
+    if name not in MODELS.inside or isinstance(shape, TokenShape):
+        check_fit(name, model, shape, n_classes)
+    if weights is not None:
+        weight_files.load(model, weights)
+    return model
+
+
+def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
+    """``n`` samples of standard normal noise, float32 [n, *shape], the same at every call: to trace a model with.
+
+    For texts random token ids, int64, that begin with the start and have no padding.
+    """
+    shape, generator = _checked_shape(shape), torch_generator(0, "example")
+    if not isinstance(shape, TokenShape):
+        return torch.randn(n, *shape, generator=generator)
+    ids = torch.randint(1, shape.tokens, (n, *shape), generator=generator)
+    ids[..., 0] = START
+    return ids
+
+
+def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    shape = shape if isinstance(shape, TokenShape) else tuple(shape)
+    if not shape or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape):
+        raise UsageError(f"the shape of a sample is {shape}; it must be integers above 0")
+    return shape
+
+
+def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int) -> None:
+    """Refuse a model that does not map [n, *shape] to [n, n_classes], in training mode or in evaluation mode."""
+    try:
+        for training in (True, False):
+            model.train(training)
+            buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
+            with torch.no_grad(), torch_seeded(0):
+                output = torch.func.functional_call(model, buffers, (example(shape),))
+            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            if found != f"shape {(2, n_classes)}":
+                mode = "training" if training else "evaluation"
+                raise UsageError(
+                    f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
+                    f"in {mode} mode it gives {found}"
+                )
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"model {name} does not fit samples of shape {shape}: {error!r}") from error
+    finally:
+        model.train()

@@ -1,0 +1,40 @@
+"""Networks as chains of named layers, and what samples they take."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from fl_core.errors import UsageError
+
+Shape = tuple[int, ...]
+
+
+class Layered(nn.Sequential):
+    """A chain of named children in which every child that has parameters is one layer."""
+
+    @property
+    def layer_groups(self) -> tuple[str, ...]:
+        """Paths of the modules that form one layer each, from input to output."""
+        return tuple(name for name, child in self.named_children() if any(True for _ in child.parameters()))
+
+
+def chain(**children: nn.Module) -> Layered:
+    """Named children one after another."""
+    return Layered(OrderedDict(children))
+
+
+def image_shape(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
+    """Channels, height and width of what a model takes.
+
+    Raises:
+        UsageError: no images, or smaller ones.
+    """
+    takes = f"model {model} takes images (channels, height, width) of at least {smallest} x {smallest}"
+    if len(shape) != 3:
+        raise UsageError(f"{takes}, not samples of shape {shape}; mlp takes any shape")
+    if min(shape[1:]) < smallest:
+        raise UsageError(f"{takes}, not {shape[1]} x {shape[2]}; mlp takes any shape")
+    channels, height, width = shape
+    return channels, height, width
