@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from fl_core.lazy import attach
 
 if TYPE_CHECKING:
-    from fedlayers.diagnostics.decide.rules import Rule as Rule
+    from fedlayers.diagnostics.decide.rules.base import Rule as Rule
+    from fedlayers.diagnostics.decide.rules.base import rule as rule
     from fedlayers.diagnostics.decide.select import select as select
     from fedlayers.diagnostics.diagnosis import diagnose as diagnose
-    from fedlayers.diagnostics.metrics import Metric as Metric
+    from fedlayers.diagnostics.metrics.base import Metric as Metric
+    from fedlayers.diagnostics.metrics.base import metric as metric
     from fedlayers.diagnostics.report import Report as Report
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
     from fl_core.algorithms.base import register as register
     from fl_core.config import RunConfig as RunConfig
     from fl_core.data.federated import FederatedData as FederatedData
+    from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import of_silos as of_silos
     from fl_core.errors import RunError as RunError
     from fl_core.errors import UsageError as UsageError
     from fl_core.layers import Layer as Layer
     from fl_core.layers import layers_of as layers_of
+    from fl_core.models.registry import model as model
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.runner import load_models as load_models
 
@@ -53,13 +57,17 @@ _HOMES = {
     "UsageError": "fl_core.errors",
     "__version__": "fl_core",
     "compare": "fedlayers.studies.compare",
+    "dataset": "fl_core.data.registry",
     "diagnose": "fedlayers.diagnostics.diagnosis",
     "layers_of": "fl_core.layers",
     "load_models": "fl_core.runner",
+    "metric": "fedlayers.diagnostics.metrics.base",
+    "model": "fl_core.models.registry",
     "of_silos": "fl_core.data.silos",
     "register": "fl_core.algorithms.base",
     "regret": "fedlayers.studies.regret",
     "resume": "fedlayers.runs",
+    "rule": "fedlayers.diagnostics.decide.rules.base",
     "run": "fedlayers.runs",
     "select": "fedlayers.diagnostics.decide.select",
     "study": "fedlayers.studies.study",

@@ -25,7 +25,7 @@ HOMES = {
     "rule": ("fedlayers.diagnostics.decide.rules", "rule"),
     "dataset": ("fl_core.data.named", "dataset"),
     "partition": ("fl_core.data.partitions", "partition"),
-    "model": ("fl_core.models", "register"),
+    "model": ("fl_core.models", "model"),
 }
 """Of each kind the package whose files hold the members, and the decorator that makes one."""
 MODEL_SOURCES = {

@@ -17,10 +17,10 @@ from fl_core.algorithms.partial import MEASURED, PLayerFL, Scout
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
+from fl_core.registry import is_outside
 from fl_core.schedule import sampled_clients
 from fl_core.training.local import Observer
 from fl_core.tree import Tree
-from fl_core.registry import is_outside
 
 if TYPE_CHECKING:
     from fl_core.engine import Engine, Work
