@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fl_core.data import FederatedData
-    from fl_core.engine import Engine, Instruments
+    from fl_core.decision import Instruments
+    from fl_core.engine import Engine
     from fl_core.plan import LayerPlan
 
 

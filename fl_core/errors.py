@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UsageError(ValueError):
@@ -46,3 +46,19 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(f"unknown {kind} {name!r}: {hint}known: {listing(known, 40)}")
+
+
+def check_distinct(asks: str, what: str, values: Sequence[object]) -> None:
+    """Refuse a list that is empty, or that holds something twice.
+
+    Args:
+        asks: who needs it, as the message says it; ``what``: what each value is.
+
+    Raises:
+        UsageError: says which.
+    """
+    if not values:
+        raise UsageError(f"{asks} needs at least one {what}")
+    twice = [value for place, value in enumerate(values) if value in values[:place]]
+    if twice:
+        raise UsageError(f"the {what} {twice[0]} is named twice")

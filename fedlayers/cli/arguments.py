@@ -1,4 +1,4 @@
-"""What the commands share: flags for a run's configuration, KEY=VALUE arguments, and where results may be written."""
+"""Flags that several commands share: a run's configuration, KEY=VALUE arguments, and where results may be written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedlayers import catalogue
 from fl_core.config import RunConfig, check
 from fl_core.errors import RunError, UsageError, check_known
 
-KINDS = {"plan": "plan", "rows": "diagnosis"}
+RESULTS = {"plan": "plan", "rows": "diagnosis"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
@@ -87,11 +87,11 @@ SetLoss = Annotated[
 def documented() -> Mapping[str, str]:
     """The text beneath each field of the configuration, which is also its flag's help."""
     body = ast.parse(inspect.getsource(RunConfig)).body[0].body  # type: ignore[attr-defined]
-    found = {}
+    texts = {}
     for field, text in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return found
+            texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return texts
 
 
 def flags(without: Collection[str] = ()) -> Any:
@@ -100,29 +100,34 @@ def flags(without: Collection[str] = ()) -> Any:
     defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
     groups: dict[str, Any] = {}
     for group, names in GROUPS.items():
-        made: list[Any] = [(name, _flag(name, hints[name]), defaults[name]) for name in names if name not in without]
-        if made:
-            kind: Any = dataclasses.make_dataclass(group.capitalize(), made, frozen=True, kw_only=True)
-            kind.__doc__ = ABOUT.get(group, " ")  # a blank, lest the help show the constructor's signature
-            groups[group] = Annotated[kind, OmitArgPrefixes]
+        fields: list[Any] = [(name, _flag(name, hints[name]), defaults[name]) for name in names if name not in without]
+        if fields:
+            group_class: Any = dataclasses.make_dataclass(group.capitalize(), fields, frozen=True, kw_only=True)
+            group_class.__doc__ = ABOUT.get(group, " ")  # a blank, lest the help show the constructor's signature
+            groups[group] = Annotated[group_class, OmitArgPrefixes]
 
-    def config(**given: Any) -> RunConfig:
-        return RunConfig(**{name: value for group in given.values() for name, value in vars(group).items()})
+    def config(**filled: Any) -> RunConfig:
+        return RunConfig(**{name: value for group in filled.values() for name, value in vars(group).items()})
 
-    parameters = [inspect.Parameter(g, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for g, kind in groups.items()]
+    parameters = [
+        inspect.Parameter(g, inspect.Parameter.KEYWORD_ONLY, annotation=group_class)
+        for g, group_class in groups.items()
+    ]
     config.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     config.__annotations__ = groups
     return arg(constructor=config, name="")
 
 
-def _flag(name: str, kind: Any) -> Any:
-    switchable = kind == bool | None  # the dataset's default may be yes, so that no must be sayable
+def _flag(name: str, field_type: Any) -> Any:
+    switchable = field_type == bool | None  # the dataset's default may be yes, so that no must be sayable
     metavar = "{True,False}" if switchable else None
-    kind = Annotated[kind, option(documented()[name], metavar)]
-    return Annotated[kind, FlagConversionOff] if switchable else kind
+    field_type = Annotated[field_type, option(documented()[name], metavar)]
+    return Annotated[field_type, FlagConversionOff] if switchable else field_type
 
 
-def configured(config: RunConfig, own: Sequence[str], model: Sequence[str], loss: Sequence[str]) -> RunConfig:
+def configured(
+    config: RunConfig, options: Sequence[str], model_options: Sequence[str], loss_options: Sequence[str]
+) -> RunConfig:
     """A configuration with the ``--set`` arguments in it, its names and choices checked.
 
     Raises:
@@ -133,30 +138,30 @@ def configured(config: RunConfig, own: Sequence[str], model: Sequence[str], loss
     catalogue.check_deciding(config.rule)
     return dataclasses.replace(
         config,
-        options=pairs("--set", own),
-        model_options=pairs("--set-model", model),
-        loss_options=pairs("--set-loss", loss) or None,
+        options=pairs("--set", options),
+        model_options=pairs("--set-model", model_options),
+        loss_options=pairs("--set-loss", loss_options) or None,
     )
 
 
 # --- KEY=VALUE -------------------------------------------------------------------------------------------------
 
 
-def pairs(kind: str, given: Sequence[str]) -> dict[str, Any]:
+def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
     """``key=value`` arguments as a dictionary; a value is JSON where it reads as JSON, a list where it has commas.
 
     Raises:
         UsageError: an argument without ``=``, or a key that was given twice.
     """
-    found: dict[str, Any] = {}
-    for item in given:
+    values: dict[str, Any] = {}
+    for item in arguments:
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise UsageError(f"{kind} takes KEY=VALUE, not {item!r}")
-        if key in found:
-            raise UsageError(f"{kind} gives {key!r} twice")
-        found[key] = _value(value)
-    return found
+            raise UsageError(f"{flag} takes KEY=VALUE, not {item!r}")
+        if key in values:
+            raise UsageError(f"{flag} gives {key!r} twice")
+        values[key] = _value(value)
+    return values
 
 
 def _value(text: str) -> Any:
@@ -168,36 +173,37 @@ def _value(text: str) -> Any:
     return text
 
 
-def by_algorithm(given: Sequence[str], algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
+def by_algorithm(arguments: Sequence[str], algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
     """``--set algorithm.key=value`` arguments of a comparison, by algorithm; errors as of :func:`by_name`."""
-    return by_name(given, "algorithm", algorithms, "of this comparison")
+    return by_name(arguments, "algorithm", algorithms, "of this comparison")
 
 
-def by_name(given: Sequence[str], kind: str, names: Sequence[str], of: str) -> dict[str, dict[str, Any]]:
+def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) -> dict[str, dict[str, Any]]:
     """``--set NAME.KEY=VALUE`` arguments, by name.
 
     Raises:
         UsageError: a key that names none of ``names``.
     """
     elsewhere = catalogue.entries(kind)
-    found: dict[str, dict[str, Any]] = {}
-    for key, value in pairs("--set", given).items():
-        name, dot, own = key.partition(".")
-        if not dot:
+    options: dict[str, dict[str, Any]] = {}
+    for key, value in pairs("--set", arguments).items():
+        name = next((name for name in names if key.startswith(f"{name}.")), key.partition(".")[0])
+        option_name = key.removeprefix(name).removeprefix(".")
+        if name == key:
             raise UsageError(f"--set names the {kind} that it is for: --set {kind.upper()}.{key}=...")
         if name in elsewhere and name not in names:
             raise UsageError(f"unknown {kind} {of} {name!r}: add --{kind}s {name}")
-        found.setdefault(check_known(f"{kind} {of}", name, names), {})[own] = value
-    return found
+        options.setdefault(check_known(f"{kind} {of}", name, names), {})[option_name] = value
+    return options
 
 
 # --- paths -----------------------------------------------------------------------------------------------------
 
 
-def check_output(path: Path, kind: str) -> None:
+def check_output(path: Path, result: str) -> None:
     """Refuse, before any work, a file that could not be written, or in whose place no result belongs.
 
-    An empty file is filled, an earlier plan makes room for a plan (``kind``: ``plan``), the rows of an earlier
+    An empty file is filled, an earlier plan makes room for a plan (``result``: ``plan``), the rows of an earlier
     diagnosis for those of another (``rows``); everything else stays: a part of a run, the rows of a figure, any other
     file.
 
@@ -209,21 +215,21 @@ def check_output(path: Path, kind: str) -> None:
     if path.is_dir():
         raise UsageError(f"--out {path} is a folder; name a file in it, such as {path / 'rows.jsonl'}")
     _no_run(path, path.parent)
-    if path.exists() and not (path.is_file() and path.stat().st_size == 0) and kind not in _held(path):
+    if path.exists() and not (path.is_file() and path.stat().st_size == 0) and result not in _contents(path):
         raise UsageError(
-            f"--out {path} is there already and stays as it is, for it is no earlier {KINDS[kind]}: choose another "
+            f"--out {path} is there already and stays as it is, for it is no earlier {RESULTS[result]}: choose another "
             "file, or remove it first"
         )
 
 
 def note_replaced(path: Path) -> None:
-    """Warns of what is there, just before a result takes its place."""
-    for what in _held(path).values():
+    """Warn which earlier result a new one is about to replace."""
+    for what in _contents(path).values():
         warnings.warn(f"{path} is replaced; it was {what}", stacklevel=2)
 
 
-def _held(path: Path) -> dict[str, str]:
-    """What of this package's a file holds, by kind: a plan, or the rows of a diagnosis."""
+def _contents(path: Path) -> dict[str, str]:
+    """Which result of this package a file holds, described, by what it is: a plan, or the rows of a diagnosis."""
     from fl_core import rows
     from fl_core.plan import LayerPlan
 

@@ -1,4 +1,4 @@
-"""What all commands share."""
+"""What every command is: flags that become its fields, and what it does with them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ModelCode = Annotated[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """What all commands share."""
+    """A command: its fields are its flags, its docstring is its help."""
 
     debug: Annotated[bool, option("Show the whole traceback of an error.")] = False
 
     def main(self, line: str) -> None:
-        """Do it; ``line`` is the command as it was typed.
+        """Do what the command is for; ``line`` is the command as it was typed.
 
         Raises:
             UsageError, RunError: with the reason.
@@ -36,5 +36,5 @@ class Command:
         raise NotImplementedError
 
     def interrupted(self) -> str:
-        """What to know after Ctrl-C."""
+        """What the user should know after Ctrl-C: how to go on, where something was begun."""
         return "nothing was written"

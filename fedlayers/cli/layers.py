@@ -95,13 +95,13 @@ class Diagnose(Command):
         arguments.check_output(self.out, "rows")
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
-        own = {
+        options = {
             name: {key: _option(chosen[name], key, value) for key, value in given.items()}
             for name, given in arguments.by_name(self.set, "metric", tuple(chosen), "that is measured").items()
         }
         if self.measure_batch < 1:
             raise UsageError(f"--measure-batch {self.measure_batch}; at least 1 sample is needed")
-        how: dict[str, Any] = {"command": line, "options": own, "resamples": check_resamples(self.resamples)}
+        how: dict[str, Any] = {"command": line, "options": options, "resamples": check_resamples(self.resamples)}
         how["measure_batch"] = self.measure_batch
         if self.dir is not None:
             round = self.round if self.round == "last" else int(self.round)
@@ -127,11 +127,11 @@ class Diagnose(Command):
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round takes a number or last, not {self.round!r}")
-        given = [f.name for f in dataclasses.fields(RunConfig) if getattr(self.config, f.name) != f.default]
-        given = [name for name in given if name not in ("options", "model_options")]
-        given += [name for name in ("set_model", "set_loss") if getattr(self, name)]
-        if given:
-            raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
+        changed = [f.name for f in dataclasses.fields(RunConfig) if getattr(self.config, f.name) != f.default]
+        changed = [name for name in changed if name not in ("options", "model_options")]
+        changed += [name for name in ("set_model", "set_loss") if getattr(self, name)]
+        if changed:
+            raise UsageError(f"--{changed[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
 
 
 def _option(metric: Metric, key: str, value: Any) -> Any:
@@ -149,12 +149,12 @@ def _option(metric: Metric, key: str, value: Any) -> Any:
         return None
     if torch.dtype in kinds:
         return getattr(torch, check_known(f"{metric.name}.{key}", value, _DTYPES))
-    known = [kind for kind in kinds if kind in _LIKE]
-    if not known:
+    plain = [kind for kind in kinds if kind in _LIKE]
+    if not plain:
         raise UsageError(f"--set {metric.name}.{key} is no text or number; give it from Python")
     several = isinstance(value, list) and any(get_origin(kind) is Sequence for kind in kinds)
-    if not all(any(type(each) in _LIKE[kind] for kind in known) for each in (value if several else [value])):
-        such = f"a value such as {default!r}" if default not in (None, ()) else known[0].__name__
+    if not all(any(type(each) in _LIKE[kind] for kind in plain) for each in (value if several else [value])):
+        such = f"a value such as {default!r}" if default not in (None, ()) else plain[0].__name__
         raise UsageError(f"--set {metric.name}.{key} takes {such}, not {value!r}")
     return value
 

@@ -103,15 +103,15 @@ def parsed(words: Sequence[str]) -> Command:
     Raises:
         UsageError: an unknown command.
     """
-    kind = command_class(words[0])
+    command = command_class(words[0])
     import inspect
 
     import tyro
 
     from fedlayers.cli.arguments import MARKERS
 
-    text = inspect.getdoc(kind)
-    return tyro.cli(kind, prog=f"fedlayers {words[0]}", description=text, args=words[1:], config=MARKERS)
+    text = inspect.getdoc(command)
+    return tyro.cli(command, prog=f"fedlayers {words[0]}", description=text, args=words[1:], config=MARKERS)
 
 
 class _Notes:

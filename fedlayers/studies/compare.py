@@ -19,7 +19,7 @@ from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
 from fl_core.data import FederatedData, Partition
 from fl_core.decision import Instruments
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_distinct, check_known, listing
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from fl_core.records.files import write_atomically
@@ -77,7 +77,7 @@ class Comparison:
         self.table = self._table(statistics.ranks(blocks, higher_is_better=True))
 
     def _blocks(self, metric: str) -> pd.DataFrame:
-        """Algorithms x seeds."""
+        """A metric's scores, algorithms x seeds."""
         chosen = self.scores[self.scores["metric"] == metric]
         return chosen.pivot(index="algorithm", columns="seed", values="value").loc[chosen["algorithm"].unique()]
 
@@ -88,20 +88,18 @@ class Comparison:
             for metric in METRICS:
                 mean, low, high = statistics.mean_interval(part.loc[part["metric"] == metric, "value"])
                 line |= {metric: mean, f"{metric}_low": low, f"{metric}_high": high}
-            own = self._of(str(name), "macro_f1")
-            line["fairness"] = statistics.fairness(own)
+            line["fairness"] = statistics.fairness(self._of(str(name), "macro_f1"))
             line["incentive"] = self._incentive(str(name))
             line["rank"] = ranks[name]
             lines.append(line)
         return pd.DataFrame(lines)
 
     def _of(self, algorithm: str, metric: str) -> pd.Series:
-        own = (self.clients["algorithm"] == algorithm) & (self.clients["metric"] == metric)
-        return self.clients[own].set_index("client")["value"]
+        chosen = (self.clients["algorithm"] == algorithm) & (self.clients["metric"] == metric)
+        return self.clients[chosen].set_index("client")["value"]
 
     def _incentive(self, name: str) -> float:
-        known = set(self.clients["algorithm"])
-        if name in BASELINES or not set(BASELINES) <= known:
+        if name in BASELINES or not set(BASELINES) <= set(self.clients["algorithm"]):
             return float("nan")
         local, fedavg = (self._of(base, "macro_f1") for base in BASELINES)
         return statistics.incentive(self._of(name, "macro_f1"), local, fedavg, higher_is_better=True)
@@ -176,8 +174,8 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     if wanted["round"].isna().any():
         name, seed, client, _ = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
         raise UsageError(f"client {client!r} has no validation loss in the run of {name} with seed {seed}")
-    found = test.merge(wanted)
-    return found.assign(model=found["model"] + BEST)
+    best_rounds = test.merge(wanted)
+    return best_rounds.assign(model=best_rounds["model"] + BEST)
 
 
 @dataclass(frozen=True)
@@ -210,12 +208,8 @@ def jobs_of(
     Raises:
         UsageError: as :func:`compare`.
     """
-    for what, given in (("algorithm", algorithms), ("seed", seeds)):
-        if not given:
-            raise UsageError(f"a comparison needs at least one {what}")
-        twice = [each for k, each in enumerate(given) if each in given[:k]]
-        if twice:
-            raise UsageError(f"the {what} {twice[0]} is named twice")
+    check_distinct("a comparison", "algorithm", algorithms)
+    check_distinct("a comparison", "seed", seeds)
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
     plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
@@ -227,9 +221,10 @@ def jobs_of(
     for seed in seeds:
         data = None  # the same for all algorithms of a seed
         for name in algorithms:
-            each = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
-            job = (each, plans.get(name)) if name in obey else (replace(each, plan=None), None)
-            jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", *job))
+            run_config = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
+            its_plan = plans.get(name) if name in obey else None
+            run_config = run_config if name in obey else replace(run_config, plan=None)
+            jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
             task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
             data = task.data
             dealt[seed] = data.digest, data.partition
@@ -271,17 +266,17 @@ def compare(
     """
     out, instruments = Path(out), instruments or of_diagnostics()
     jobs = jobs_of(config, algorithms, seeds, out, options, plan)
-    held: dict[int, FederatedData] = {}  # the data of one seed at a time
+    data_of: dict[int, FederatedData] = {}  # the data of one seed at a time
     frames = []
     for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):
         if not (job.path / "config.json").exists():
-            if job.config.seed not in held:
-                held = {job.config.seed: runner.assemble(job.config, plan=job.plan).data}
+            if job.config.seed not in data_of:
+                data_of = {job.config.seed: runner.assemble(job.config, plan=job.plan).data}
             runner.run(
                 job.config,
                 job.path,
                 instruments=instruments,
-                loaded=held[job.config.seed],
+                loaded=data_of[job.config.seed],
                 plan=job.plan,
                 command=command,
                 progress=False,
@@ -295,6 +290,16 @@ def compare(
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
     write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
     return result
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder for many runs that is a single run itself, or a file.
+
+    Raises:
+        UsageError: names it.
+    """
+    if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
+        raise UsageError(f"{out} is {'a run' if out.is_dir() else 'a file'}; choose another folder")
 
 
 def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
@@ -313,7 +318,7 @@ def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[
     if measured[0] != plan.why.data:
         return  # measured on other data: which samples it has seen is not known
     seen = _samples(measured[1], "train")
-    leaking = [each for each, (_, partition) in dealt.items() if seen & _samples(partition, "test")]
+    leaking = [seed for seed, (_, partition) in dealt.items() if seen & _samples(partition, "test")]
     if leaking:
         warnings.warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
@@ -324,7 +329,7 @@ def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[
 
 
 def _samples(partition: Partition, split: str) -> set[int]:
-    return {int(place) for own in partition.indices.values() for place in own[split]}
+    return {int(place) for places in partition.indices.values() for place in places[split]}
 
 
 def _record(record: Mapping[Any, Any]) -> rows.Row:

@@ -15,11 +15,11 @@ from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.rules.base import RULES, deciding
 from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
-from fedlayers.studies.compare import compare, headline
+from fedlayers.studies.compare import check_folder, compare, headline
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
-from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.files import write_atomically
@@ -66,8 +66,8 @@ class Regret:
             raise UsageError(f"regret needs the scores of all cuts from 0 to {len(self.layers)}")
         lines = []
         for seed, part in self.scores.groupby("seed", sort=False):
-            own = self.decisions[self.decisions["seed"] == seed]
-            lines += self._lines(seed, part.set_index("cut"), own)
+            of_seed = self.decisions[self.decisions["seed"] == seed]
+            lines += self._lines(seed, part.set_index("cut"), of_seed)
         self.choices = pd.DataFrame(lines)
         order = [*self.decisions["rule"].unique(), *REFERENCES]
         self.table = pd.DataFrame([self._summary(rule, self.choices[self.choices["rule"] == rule]) for rule in order])
@@ -81,19 +81,19 @@ class Regret:
         asked += [(name, cut, "ok") for name, cut in zip(REFERENCES, (0, count - 1, count, None), strict=True)]
         lines = []
         for rule, cut, status in asked:
-            found = dict.fromkeys(("validation", "test"), math.nan)
+            scored = dict.fromkeys(("validation", "test"), math.nan)
             if rule == RANDOM:
-                found = {split: float(inner[split].mean()) for split in found}
+                scored = {split: float(inner[split].mean()) for split in scored}
             elif not pd.isna(cut):
-                found = {split: float(scores.loc[cut, split]) for split in found}
+                scored = {split: float(scores.loc[cut, split]) for split in scored}
             differences = {
-                "regret": best["validation"] - found["validation"],
-                "over_random": found["validation"] - inner["validation"].mean(),
-                "test_regret": best["test"] - found["test"],
+                "regret": best["validation"] - scored["validation"],
+                "over_random": scored["validation"] - inner["validation"].mean(),
+                "test_regret": best["test"] - scored["test"],
             }
-            known = {name: sign * float(value) + 0.0 for name, value in differences.items()}
+            lost = {name: sign * float(value) + 0.0 for name, value in differences.items()}
             cut = None if pd.isna(cut) else int(cut)
-            lines.append({"rule": rule, "seed": seed, "cut": cut, "best": int(best.name), **found, **known})
+            lines.append({"rule": rule, "seed": seed, "cut": cut, "best": int(best.name), **scored, **lost})
             lines[-1]["status"] = status
         return lines
 
@@ -155,26 +155,21 @@ def regret(
     """
     check_known("score", score, SCORES)
     asked = {text: _parsed(text) for text in rules}
-    for what, given in (("rule", rules), ("seed", seeds)):
-        if not given:
-            raise UsageError(f"regret needs at least one {what}")
-        twice = [each for k, each in enumerate(given) if each in given[:k]]
-        if twice:
-            raise UsageError(f"the {what} {twice[0]} is named twice")
+    check_distinct("regret", "rule", rules)
+    check_distinct("regret", "seed", seeds)
     if config.plan is not None:
         raise UsageError("regret makes every plan itself; leave the plan out")
     if not find(config.algorithm).splits:
         obey = sorted(name for name, kind in registry().items() if kind.splits)
         raise UsageError(f"{config.algorithm} takes no plan; these do: {listing(obey)}")
     out = Path(out)
-    if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
-        raise UsageError(f"{out} is {'a run' if out.is_dir() else 'a file'}; choose another folder")
+    check_folder(out)
 
     decided: list[dict[str, Any]] = []
     layers: tuple[Layer, ...] = ()
     for seed in tqdm(seeds, desc="measured", unit="seed", disable=not progress):
-        layers, found = _decisions(replace(config, seed=seed), asked, out, command)
-        decided += found
+        layers, decisions = _decisions(replace(config, seed=seed), asked, out, command)
+        decided += decisions
     nothing = LayerPlan(layers, ())
     names = nothing.trainable
     frames = []
@@ -208,7 +203,7 @@ def _decisions(
     report = measure.of_task(task, tuple(dict.fromkeys(metrics)), command=command, progress=False)
     (out / "measured").mkdir(parents=True, exist_ok=True)
     report.write(out / "measured" / f"{config.seed}.jsonl")
-    found = []
+    decisions = []
     for text, (rule, metric) in asked.items():
         line: dict[str, Any] = {"rule": text, "seed": config.seed, "cut": None, "status": "ok"}
         try:
@@ -216,8 +211,8 @@ def _decisions(
             line["cut"] = plan.cut
         except RunError as error:
             line["status"] = str(error)
-        found.append(line)
-    return task.layers, found
+        decisions.append(line)
+    return task.layers, decisions
 
 
 def _trained(

@@ -15,7 +15,7 @@ from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.pictures.album import album, figure_of
 from fedlayers.diagnostics.pictures.page import Page
 from fedlayers.diagnostics.report import Report
-from fedlayers.studies.compare import Comparison, compare, jobs_of, pretty
+from fedlayers.studies.compare import Comparison, check_folder, compare, jobs_of, pretty
 from fedlayers.studies.pictures import of_comparison, save
 from fl_core import __version__, runner
 from fl_core.config import RunConfig, resolved
@@ -67,8 +67,7 @@ def study(
     if config.plan is not None:
         raise UsageError("a study decides on its own plan; compare takes one")
     out = Path(out)
-    if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
-        raise UsageError(f"{out} is {'a run' if out.is_dir() else 'a file'}; choose another folder for the study")
+    check_folder(out)
     jobs_of(config, algorithms, seeds[:1], None, options)
     config = replace(config, seed=seeds[0], algorithm="playerfl")
     task = runner.assemble(config)
@@ -172,7 +171,7 @@ def write_page(
         _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
     page.table(pretty(result.table), result.legend)
 
-    made = (
+    facts = (
         *([f"command: `{command}`"] if command else []),
         f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch}, {config.optimizer}, "
         f"lr {config.lr}, {config.loss}",
@@ -181,7 +180,7 @@ def write_page(
         "beside this page: `rows.jsonl` (the measurement), `plan.json`, `comparison/` (all runs, their rows and table)",
     )
     page.text("## How it was made")
-    page.text("\n".join(f"- {line}" for line in made))
+    page.text("\n".join(f"- {line}" for line in facts))
     path = out / "report.html"
     page.write(path)
     return path
@@ -196,11 +195,11 @@ _COMPARISON_CAPTIONS = {
 
 
 def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
-    """Who chose each."""
-    found: dict[str, list[Any]] = {}
-    for who, choice in choices.items():
-        found.setdefault(choice, []).append(who)
-    return found
+    """The keys (seeds, thresholds) that lead to each choice, by choice."""
+    keys: dict[str, list[Any]] = {}
+    for key, choice in choices.items():
+        keys.setdefault(choice, []).append(key)
+    return keys
 
 
 def verdict(result: Comparison, reference: str = "playerfl") -> str:
@@ -218,13 +217,13 @@ def verdict(result: Comparison, reference: str = "playerfl") -> str:
             f"- `{line.algorithm}`: {points} of macro-F1 [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
         )
     test = result.friedman
-    said = (
+    friedman = (
         f"Friedman test over {test.n_blocks} seeds: p = {test.p_value:.2g}."
         if test.status == "ok"
         else f"No Friedman test: {test.status}."
     )
     text = f"Differences from `{reference}`, paired by seed, with their 95 % intervals:\n\n" + "\n".join(parts)
-    return f"{text}\n\n{said} Seeds share the data, so this speaks of this dataset only."
+    return f"{text}\n\n{friedman} Seeds share the data, so this speaks of this dataset only."
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:

@@ -634,3 +634,9 @@ def test_rows_that_are_none_are_refused(fedlayers, measured):
     torn = measured.read_text()[:-20]
     Path("torn.jsonl").write_text(torn)
     assert "torn.jsonl, line" in fedlayers.refused("select", "torn.jsonl", code=1)
+
+
+def test_options_of_somebodys_own_algorithm_are_told_by_its_place():
+    own = "pkg.mod:Mine"
+    given = arguments.by_algorithm([f"{own}.mu=1", "fedprox.mu=2"], [own, "fedprox"])
+    assert given == {own: {"mu": 1}, "fedprox": {"mu": 2}}
