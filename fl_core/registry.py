@@ -83,9 +83,10 @@ class Registry(Generic[Member]):
         return entries
 
     def entries(self) -> dict[str, Entry]:
-        """All members that have a name, without importing any."""
+        """All members that have a name, without importing any; the package's own first, in sorted order."""
         here = {name: _entry(name, *origin, self._members[name]) for origin, name in self._made_from.items()}
-        return {**self.announced, **here, **self.inside}
+        others = {name: entry for name, entry in {**self.announced, **here}.items() if name not in self.inside}
+        return {**self.inside, **others}
 
     def names(self) -> list[str]:
         """All names, the package's own first."""
