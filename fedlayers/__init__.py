@@ -15,6 +15,7 @@ from fl_core.lazy import attach
 if TYPE_CHECKING:
     from fedlayers.diagnostics.capture import batches as batches
     from fedlayers.diagnostics.capture import set_mode as set_mode
+    from fedlayers.diagnostics.costs import plan_cost as plan_cost
     from fedlayers.diagnostics.decide.rules.base import RULES as RULES
     from fedlayers.diagnostics.decide.rules.base import Rule as Rule
     from fedlayers.diagnostics.decide.rules.base import rule as rule
@@ -24,58 +25,83 @@ if TYPE_CHECKING:
     from fedlayers.diagnostics.metrics.base import Metric as Metric
     from fedlayers.diagnostics.metrics.base import metric as metric
     from fedlayers.diagnostics.report import Report as Report
+    from fedlayers.diagnostics.representation.probe import probe_set as probe_set
     from fedlayers.diagnostics.subject import Measurement as Measurement
+    from fedlayers.diagnostics.subject import Subject as Subject
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
     from fedlayers.studies.choose import Choice as Choice
     from fedlayers.studies.choose import choose as choose
     from fedlayers.studies.compare import Comparison as Comparison
     from fedlayers.studies.compare import compare as compare
+    from fedlayers.studies.compare import pretty as pretty
     from fedlayers.studies.regret import Regret as Regret
     from fedlayers.studies.regret import regret as regret
     from fedlayers.studies.study import study as study
     from fl_core import __version__ as __version__
     from fl_core.algorithms.base import Algorithm as Algorithm
+    from fl_core.algorithms.base import Message as Message
+    from fl_core.algorithms.base import Round as Round
+    from fl_core.algorithms.base import State as State
+    from fl_core.algorithms.base import Update as Update
     from fl_core.algorithms.base import register as register
     from fl_core.config import RunConfig as RunConfig
     from fl_core.data.federated import FederatedData as FederatedData
+    from fl_core.data.loading import load as load
+    from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import of_silos as of_silos
     from fl_core.errors import RunError as RunError
     from fl_core.errors import UsageError as UsageError
     from fl_core.layers import Layer as Layer
     from fl_core.layers import layers_of as layers_of
+    from fl_core.models.registry import model as model
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.rows import Row as Row
     from fl_core.rows import row as row
     from fl_core.runner import load_models as load_models
+    from fl_core.training.local import Context as Context
+    from fl_core.training.local import Phase as Phase
 
 _HOMES = {
     "Algorithm": "fl_core.algorithms.base",
     "Choice": "fedlayers.studies.choose",
     "Comparison": "fedlayers.studies.compare",
+    "Context": "fl_core.training.local",
     "FederatedData": "fl_core.data.federated",
     "Layer": "fl_core.layers",
     "LayerPlan": "fl_core.plan",
     "METRICS": "fedlayers.diagnostics.metrics.base",
     "Measurement": "fedlayers.diagnostics.subject",
+    "Message": "fl_core.algorithms.base",
     "Metric": "fedlayers.diagnostics.metrics.base",
+    "Phase": "fl_core.training.local",
     "RULES": "fedlayers.diagnostics.decide.rules.base",
     "Regret": "fedlayers.studies.regret",
     "Report": "fedlayers.diagnostics.report",
+    "Round": "fl_core.algorithms.base",
     "Row": "fl_core.rows",
     "Rule": "fedlayers.diagnostics.decide.rules.base",
     "RunConfig": "fl_core.config",
     "RunError": "fl_core.errors",
+    "State": "fl_core.algorithms.base",
+    "Subject": "fedlayers.diagnostics.subject",
+    "Update": "fl_core.algorithms.base",
     "UsageError": "fl_core.errors",
     "__version__": "fl_core",
     "batches": "fedlayers.diagnostics.capture",
     "choose": "fedlayers.studies.choose",
     "compare": "fedlayers.studies.compare",
+    "dataset": "fl_core.data.registry",
     "diagnose": "fedlayers.diagnostics.diagnosis",
     "layers_of": "fl_core.layers",
+    "load": "fl_core.data.loading",
     "load_models": "fl_core.runner",
     "metric": "fedlayers.diagnostics.metrics.base",
+    "model": "fl_core.models.registry",
     "of_silos": "fl_core.data.silos",
+    "plan_cost": "fedlayers.diagnostics.costs",
+    "pretty": "fedlayers.studies.compare",
+    "probe_set": "fedlayers.diagnostics.representation.probe",
     "register": "fl_core.algorithms.base",
     "regret": "fedlayers.studies.regret",
     "resume": "fedlayers.runs",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fl_core.config import RunConfig
 from fl_core.errors import check_known
+from fl_core.models.registry import describe
 from fl_core.registry import Registry, is_outside
 from fl_core.sources import Entry
 
@@ -28,12 +29,6 @@ HOMES = {
     "model": ("fl_core.models", "model"),
 }
 """Of each kind the package whose files hold the members, and the decorator that makes one."""
-MODEL_SOURCES = {
-    "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
-    "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
-    "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names",
-}
-"""What else a model's name may be."""
 
 
 def entries(kind: str) -> dict[str, Entry]:
@@ -76,7 +71,7 @@ def check_names(config: RunConfig) -> None:
     """
     check("algorithm", config.algorithm)
     if config.model is not None and ":" not in config.model:
-        check_known("model", config.model, [*entries("model"), *MODEL_SOURCES])
+        check_known("model", config.model, describe())
     if config.partition is not None:
         check("partition", config.partition)
     dataset = Path(config.dataset)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedlayers import catalogue
 from fl_core.errors import UsageError, check_known
+from fl_core.models.registry import describe
 from fl_core.sources import Entry
 
 BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -58,7 +59,8 @@ def datasets() -> str:
 
 def models() -> str:
     """A row a model."""
-    summaries = {entry.name: entry.summary for entry in _ours("model")} | catalogue.MODEL_SOURCES
+    ours = catalogue.own_entries("model")
+    summaries = {name: line for name, line in describe().items() if name in ours or ":" in name}
     return _table(("model", "what it is"), ((f"`{name}`", summary) for name, summary in summaries.items()))
 
 

@@ -10,7 +10,3 @@ STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
 FORMATS = ("auto", "contiguous", "channels_last")
 """How images lie in memory."""
-CLIENT_COLUMN = "client"
-LABEL_COLUMN = "label"
-TEXT_COLUMN = "text"
-"""The columns of somebody's own table, unless they say others."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from fl_core import choices
+from fl_core import choices, data
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
 from fl_core.registry import is_outside
 
 if TYPE_CHECKING:
-    from fl_core.data import FederatedData
     from fl_core.training.local import Training
 
 AUTO = "auto"
@@ -116,11 +116,11 @@ class RunConfig:
     """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Let torchvision fetch missing files."""
-    client_column: str = choices.CLIENT_COLUMN
+    client_column: str = CLIENT_COLUMN
     """Of your own .csv or .jsonl file."""
-    label_column: str = choices.LABEL_COLUMN
+    label_column: str = LABEL_COLUMN
     """Of your own .csv or .jsonl file."""
-    text_column: str = choices.TEXT_COLUMN
+    text_column: str = TEXT_COLUMN
     """Of your own texts, .csv or .jsonl."""
 
     @property
@@ -174,7 +174,7 @@ def check(config: RunConfig) -> None:
         raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
 
 
-def resolved(config: RunConfig, given: FederatedData | None = None) -> RunConfig:
+def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
     """The configuration with the dataset's defaults filled in, checked as far as names and numbers go.
 
     Args:
@@ -183,8 +183,6 @@ def resolved(config: RunConfig, given: FederatedData | None = None) -> RunConfig
     Raises:
         UsageError: names the key and what it may be; with ``given``, a key that says how data are read or dealt.
     """
-    from fl_core import data
-
     check(config)
     if given is not None:
         _check_undealt(config, given.name)

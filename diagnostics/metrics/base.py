@@ -67,6 +67,7 @@ class Metric:
         options_type: a frozen dataclass, the type of ``options``, whose ``__post_init__`` refuses what is out of range.
             Where a value depends on the layers, batch or mode, its method ``check(measurement)`` does.
         description, direction: one line each; the direction says what a higher value means.
+        how: how it is obtained, and what its options change, for the README's list.
         unit: of its values, or of each variant; empty for a pure number.
         variants: of its rows, the default first.
         look: how it is drawn.
@@ -91,6 +92,7 @@ class Metric:
     description: str
     direction: str = ""
     options_type: type = NoOptions
+    how: str = ""
     unit: str | Mapping[str, str] = ""
     variants: tuple[str, ...] = ()
     look: Look = Look()
@@ -219,6 +221,7 @@ def metric(
     *,
     description: str,
     direction: str,
+    how: str = "",
     unit: str | Mapping[str, str] = "",
     variants: Sequence[str] = (),
     look: Mapping[str, Any] | None = None,
@@ -258,8 +261,8 @@ def metric(
     for name in look or {}:
         check_known("attribute of a look", name, [each.name for each in fields(Look)])
     facts: dict[str, Any] = {
-        "unit": unit, "variants": tuple(variants), "look": Look(**(look or {})), "pairs": pairs, "distance": distance,
-        "reads": reads, "whole": whole, "shared": shared, "decides": decides, "rule": rule,
+        "how": how, "unit": unit, "variants": tuple(variants), "look": Look(**(look or {})), "pairs": pairs,
+        "distance": distance, "reads": reads, "whole": whole, "shared": shared, "decides": decides, "rule": rule,
     }  # fmt: skip
 
     def add(function: Compute) -> Compute:

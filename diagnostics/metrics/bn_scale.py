@@ -18,6 +18,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 @metric(
     description="mean absolute scale of a layer's normalisations, the importance of network slimming",
     direction="higher = the normalised channels are let through stronger",
+    how="what network slimming ranks by",
     variants=("mean_abs",),
     look={"label": "scale of normalisations", "meaning": "higher = let through stronger"},
     reads="weights",

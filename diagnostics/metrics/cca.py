@@ -13,6 +13,7 @@ from .base import Measurement, metric
 @metric(
     description="mean canonical correlation between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same up to a linear map",
+    how="mean canonical correlation of all directions",
     variants=("flatten", "samples", "mean"),
     look={"label": "mean 1 − CCA to the others", "meaning": "0 = same up to a linear map"},
     pairs=True,

@@ -64,6 +64,7 @@ class Cka(SimilarityOptions):
 @metric(
     description="linear CKA between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
+    how="all pairs of clients, full or unbiased minibatch; also of any two layers, and by torch-cka",
     variants=("flatten", "samples", "mean"),
     look={
         "label": "mean 1 − CKA to the others",

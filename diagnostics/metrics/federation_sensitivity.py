@@ -87,6 +87,7 @@ class FederationSensitivity:
 @metric(
     description="importance of the layers up to one, relative to the first layer",
     direction="higher = the layers up to here matter more to the loss; 1 at the first layer",
+    how="from the gradients of the training epoch itself, or after it",
     unit={"importance": "loss^2"},
     variants=("after", "training", "figure", "importance"),
     look={

@@ -90,6 +90,7 @@ class GradNoise:
 @metric(
     description="trace of the covariance of a layer's per-sample gradients",
     direction="higher = the samples disagree more on the layer's weights",
+    how="exact, in the common pass and without forming the gradients where the layer has a formula",
     unit="(loss/weight)^2",
     variants=("trace", "per_parameter"),
     look={"label": "per-sample gradient noise", "meaning": "higher = samples disagree more", "log": True},

@@ -46,6 +46,7 @@ class GradNorm(Statistic):
 @metric(
     description="length and mean of a layer's weight gradient",
     direction="higher = the loss is steeper in the layer's weights",
+    how="length, mean and mean size, of the whole epoch's gradient or batch by batch",
     unit="loss/weight",
     variants=("norm", "mean", "mean_abs", "norm_batch", "mean_batch", "mean_abs_batch"),
     look={"label": "gradient norm", "meaning": "higher = steeper", "log": True},

@@ -80,6 +80,7 @@ class GradSimilarity:
 @metric(
     description="cosine between the clients' gradients of a layer",
     direction="higher = more alike; 1 = same direction, -1 = opposite",
+    how="cosine between all pairs of clients",
     variants=("cosine",),
     look={"label": "mean 1 − cosine of gradients to the others", "meaning": "0 = same direction"},
     pairs=True,

@@ -44,6 +44,7 @@ class GradVariance(Statistic):
 @metric(
     description="variance over the entries of a layer's weight gradient",
     direction="higher = the entries of the gradient are spread wider",
+    how="of the whole epoch's gradient, or batch by batch",
     unit="(loss/weight)^2",
     variants=("epoch", "batch"),
     look={"label": "gradient variance", "meaning": "higher = spread wider", "log": True},

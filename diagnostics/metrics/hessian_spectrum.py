@@ -43,6 +43,10 @@ class HessianSpectrum:
 @metric(
     description="largest eigenvalues of a layer's block of the loss's Hessian",
     direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights",
+    how=(
+        "by Lanczos, each with its residual; `--set hessian_spectrum.density=50` adds how all eigenvalues are"
+        " distributed"
+    ),
     unit="loss/weight^2",
     variants=("top1", "top2", "top3"),
     look={

@@ -55,6 +55,12 @@ class HessianTrace:
 @metric(
     description="trace of a layer's block of the loss's Hessian, exact where the network allows it",
     direction="higher = the loss curves more upwards in the layer's weights",
+    how=(
+        "exact where the network is piecewise linear downstream, decided layer by layer; elsewhere "
+        'Hutchinson\'s estimate with its standard error; `estimator="fast"` takes one backward pass; '
+        '`variant="released"` is the nuclear norm of the authors\' code; `backend="pyhessian"` or '
+        '`"curvlinops"` cross-checks'
+    ),
     unit="loss/weight^2",
     variants=("per_parameter", "absolute", "released"),
     look={"label": "Hessian trace", "meaning": "higher = sharper", "log": True},

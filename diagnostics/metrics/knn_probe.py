@@ -41,6 +41,7 @@ class KnnProbe(ProbeOptions):
 @metric(
     description="accuracy of the vote of the nearest neighbours by a layer's output",
     direction="higher = neighbours are of one class more often; 1 = all right",
+    how="judged on validation samples, a holdout or folds; for each client and for all together",
     variants=("own", "pooled"),
     look={"label": "accuracy of nearest neighbours", "meaning": "1 = all right"},
 )

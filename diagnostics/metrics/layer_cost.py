@@ -21,6 +21,9 @@ SAMPLES = 2
 @metric(
     description="parameters, bytes, training FLOPs and activation memory of a layer",
     direction="higher = costs more",
+    how=(
+        "FLOPs forward and backward, memory kept for the backward pass; `plan_cost` adds up what a plan sends and saves"
+    ),
     unit={"bytes": "byte", "forward_flops": "FLOP", "backward_flops": "FLOP", "activation_bytes": "byte"},
     variants=("parameters", "bytes", "forward_flops", "backward_flops", "activation_bytes"),
     look={"label": "cost of a layer", "log": True, "beside": ("costs",)},

@@ -34,6 +34,7 @@ class LinearProbe(ProbeOptions):
 @metric(
     description="accuracy of a logistic regression on a layer's output, on samples that it was not trained on",
     direction="higher = a linear classifier tells the classes apart better; 1 = all right",
+    how="judged on validation samples, a holdout or folds; for each client and for all together",
     variants=("own", "pooled"),
     look={"label": "accuracy of a linear probe", "meaning": "1 = all right"},
 )

@@ -30,6 +30,10 @@ class Procrustes(SimilarityOptions):
 @metric(
     description="orthogonal Procrustes angle between the clients' representations of the same samples",
     direction="higher = less similar; 0 = same up to a rotation, pi/2 = unrelated",
+    how=(
+        "the best rotation; variant `released` is the least angle over all shifts of a convolution's maps, as"
+        " PLayer-FL's authors measured"
+    ),
     unit="rad",
     variants=("flatten", "released", "samples", "mean"),
     look={"label": "mean Procrustes angle to the others", "meaning": "0 = same representation"},

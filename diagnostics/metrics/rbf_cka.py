@@ -44,6 +44,7 @@ class RbfCka(SimilarityOptions):
 @metric(
     description="CKA with a radial kernel between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
+    how="a bandwidth relative to the median distance",
     variants=("flatten", "mean"),
     look={"label": "mean 1 − RBF CKA to the others", "meaning": "0 = same representation"},
     pairs=True,

@@ -39,6 +39,7 @@ class Separability:
 @metric(
     description="scatter between the classes over scatter within them, of a layer's output",
     direction="higher = the classes lie further apart",
+    how="scatter between the classes over scatter within them, with a jackknife error",
     variants=("own", "pooled"),
     look={"label": "class scatter, between / within", "meaning": "higher = classes further apart", "log": True},
 )

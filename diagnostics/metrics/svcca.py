@@ -33,6 +33,7 @@ class Svcca(SimilarityOptions):
 @metric(
     description="mean canonical correlation of the principal directions that hold 99 % of the variance",
     direction="higher = more similar; 1 = same up to a linear map of these",
+    how="mean canonical correlation of the directions that hold 99 % of the variance",
     variants=("flatten", "samples", "mean"),
     look={"label": "mean 1 − SVCCA to the others", "meaning": "0 = same up to a linear map"},
     pairs=True,

@@ -36,6 +36,7 @@ class UpdateMagnitude(WeightOptions):
 @metric(
     description="how far a layer's weights have moved from the common start",
     direction="higher = moved further; 0 = not moved",
+    how="distance from the common start",
     variants=("relative_l2", "l2"),
     look={"label": "update magnitude", "meaning": "0 = not moved", "log": True},
     reads="weights",

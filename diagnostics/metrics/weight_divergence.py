@@ -16,6 +16,7 @@ from .base import Measurement, metric
 @metric(
     description="relative or angular distance between the clients' weights of a layer",
     direction="higher = further apart; 0 = equal",
+    how="relative distance, or one minus the cosine, of all pairs",
     variants=("relative_l2", "cosine"),
     look={"label": "mean distance of weights to the others", "meaning": "0 = equal"},
     pairs=True,

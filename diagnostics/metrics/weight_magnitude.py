@@ -13,6 +13,7 @@ from .base import Measurement, metric
 @metric(
     description="mean absolute value and length of a layer's weights, the importance of magnitude pruning",
     direction="higher = larger weights",
+    how="what magnitude pruning ranks by",
     variants=("mean_abs", "l2"),
     look={"label": "weight magnitude", "meaning": "higher = larger", "log": True},
     reads="weights",

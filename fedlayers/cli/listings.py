@@ -15,6 +15,7 @@ from fedlayers import catalogue
 from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command
 from fl_core.errors import check_known
+from fl_core.models.registry import describe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,7 @@ def datasets() -> str:
 
 def models() -> str:
     """Name and one line of every model."""
-    lines = {name: entry.summary for name, entry in catalogue.entries("model").items()} | catalogue.MODEL_SOURCES
-    return _table([{"name": name, "model": line} for name, line in lines.items()])
+    return _table([{"name": name, "model": line} for name, line in describe().items()])
 
 
 def metrics() -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fl_core.choices import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.errors import UsageError
 
+CLIENT_COLUMN = "client"
+LABEL_COLUMN = "label"
+TEXT_COLUMN = "text"
 COLUMNS = (CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN)
 
 

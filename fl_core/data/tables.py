@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from fl_core.choices import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.data import arrays, text
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing

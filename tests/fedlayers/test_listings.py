@@ -10,7 +10,7 @@ import pytest
 
 from fedlayers import catalogue
 from fedlayers.cli import listings
-from fl_core import data, registry
+from fl_core import data, models, registry
 from fl_core.algorithms.base import ALGORITHMS, Algorithm, register
 
 
@@ -39,7 +39,7 @@ def shown(text, name):
 @pytest.mark.parametrize("what", sorted(set(listings.LISTINGS) - {"algorithms"}))
 def test_everything_registered_is_listed_once(what):
     text = listings.LISTINGS[what]()
-    known = {*catalogue.entries(what.removesuffix("s")), *(catalogue.MODEL_SOURCES if what == "models" else ())}
+    known = models.describe() if what == "models" else catalogue.entries(what.removesuffix("s"))
     assert sorted(filter(None, column(text, "name"))) == sorted(known)
     assert max(map(len, text.splitlines())) <= 160
     assert text == "\n".join(line.rstrip() for line in text.splitlines())

@@ -63,3 +63,45 @@ def test_what_is_not_there_is_told_with_the_nearest(own_file, capsys):
         cli.main(["run", "--algorithm", "own_of_a_test:Quartr"])
     assert "'Quartr': did you mean 'Quarter'?" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+# --- metrics, rules and datasets --------------------------------------------------------------------------------
+
+OTHERS = '''
+import numpy as np
+from fl_core.rows import row
+
+def tensors(measurement):
+    """Number of a layer's tensors."""
+    return [
+        row("tensors", len(layer.tensors), client=subject.client, layer=layer.name)
+        for subject in measurement.subjects
+        for layer in measurement.layers
+    ]
+
+def first(values):
+    """Share the first layer alone."""
+    return 1
+
+def coins():
+    """Coins by their weight, of two mints."""
+    random = np.random.default_rng(0)
+    return {mint: (random.normal(size=(60, 3)), np.arange(60) % 2) for mint in ("north", "south")}
+'''
+
+
+def test_a_dataset_a_metric_and_a_rule_are_named_by_their_places(own_file, capsys):
+    Path("own_of_a_test.py").write_text(ALGORITHM + OTHERS)
+    data = ["--dataset", "own_of_a_test:coins"]
+    metrics = ["own_of_a_test:tensors", "federation_sensitivity"]
+    cli.main(["diagnose", *data, "--metrics", *metrics, "--out", "rows.jsonl"])
+    assert "tensors\n" in capsys.readouterr().out
+    cli.main(["select", "rows.jsonl", "--rule", "own_of_a_test:first", "--out", "plan.json"])
+    assert "1 of " in capsys.readouterr().out
+    run = ["run", *data, "--algorithm", "playerfl", "--rule", "own_of_a_test:first", "--rounds", "1", "--out", "run"]
+    cli.main(run)
+    assert "north" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["resume", "run"])
+    assert "--model-code own_of_a_test:coins own_of_a_test:first" in capsys.readouterr().err
+    cli.main(["resume", "run", "--model-code", "own_of_a_test:coins", "own_of_a_test:first"])
