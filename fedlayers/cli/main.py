@@ -1,4 +1,4 @@
-"""The command line: fedlayers study | run | resume | verify | diagnose | select | plot | choose | compare | regret | list.
+"""The command line, ``fedlayers COMMAND``: finds the command, runs it, and says in one line whatever ends it.
 
 Nothing heavy is imported before a command needs it: what only asks, or is mistaken, is answered at once.
 """

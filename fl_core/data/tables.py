@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fl_core.data import arrays, text
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 
