@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING
 from fl_core.lazy import attach
 
 if TYPE_CHECKING:
+    from fedlayers.diagnostics import measure as measure
+    from fedlayers.diagnostics import plots as plots
     from fedlayers.diagnostics.capture import batches as batches
     from fedlayers.diagnostics.capture import set_mode as set_mode
+    from fedlayers.diagnostics.costs import cost_steps as cost_steps
     from fedlayers.diagnostics.costs import plan_cost as plan_cost
+    from fedlayers.diagnostics.decide.explain import explain as explain
     from fedlayers.diagnostics.decide.rules.base import RULES as RULES
     from fedlayers.diagnostics.decide.rules.base import Rule as Rule
     from fedlayers.diagnostics.decide.rules.base import rule as rule
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from fl_core.algorithms.base import register as register
     from fl_core.config import RunConfig as RunConfig
     from fl_core.data.federated import FederatedData as FederatedData
+    from fl_core.data.loading import at_hand as at_hand
     from fl_core.data.loading import load as load
     from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import of_silos as of_silos
@@ -56,9 +61,13 @@ if TYPE_CHECKING:
     from fl_core.layers import layers_of as layers_of
     from fl_core.models.registry import model as model
     from fl_core.plan import LayerPlan as LayerPlan
+    from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row
     from fl_core.rows import row as row
+    from fl_core.runner import first_epoch as first_epoch
+    from fl_core.runner import frame as frame
     from fl_core.runner import load_models as load_models
+    from fl_core.task import assemble as assemble
     from fl_core.training.local import Context as Context
     from fl_core.training.local import Phase as Phase
 
@@ -81,6 +90,7 @@ _HOMES = {
     "Round": "fl_core.algorithms.base",
     "Row": "fl_core.rows",
     "Rule": "fedlayers.diagnostics.decide.rules.base",
+    "Run": "fl_core.records.store",
     "RunConfig": "fl_core.config",
     "RunError": "fl_core.errors",
     "State": "fl_core.algorithms.base",
@@ -88,18 +98,26 @@ _HOMES = {
     "Update": "fl_core.algorithms.base",
     "UsageError": "fl_core.errors",
     "__version__": "fl_core",
+    "assemble": "fl_core.task",
+    "at_hand": "fl_core.data.loading",
     "batches": "fedlayers.diagnostics.capture",
     "choose": "fedlayers.studies.choose",
     "compare": "fedlayers.studies.compare",
+    "cost_steps": "fedlayers.diagnostics.costs",
     "dataset": "fl_core.data.registry",
     "diagnose": "fedlayers.diagnostics.diagnosis",
+    "explain": "fedlayers.diagnostics.decide.explain",
+    "first_epoch": "fl_core.runner",
+    "frame": "fl_core.runner",
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
     "load_models": "fl_core.runner",
+    "measure": "fedlayers.diagnostics.measure:",
     "metric": "fedlayers.diagnostics.metrics.base",
     "model": "fl_core.models.registry",
     "of_silos": "fl_core.data.silos",
     "plan_cost": "fedlayers.diagnostics.costs",
+    "plots": "fedlayers.diagnostics.plots:",
     "pretty": "fedlayers.studies.compare",
     "probe_set": "fedlayers.diagnostics.representation.probe",
     "register": "fl_core.algorithms.base",

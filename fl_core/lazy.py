@@ -16,7 +16,8 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: the package's ``__name__``.
-        homes: the module of each public name; relative to the package where it begins with a dot.
+        homes: the module of each public name; relative to the package where it begins with a dot, and where it ends
+            with a colon the name is that module itself.
 
     >>> homes = {"dumps": "json"}
     >>> look_up, names = attach("fl_core", homes)
@@ -27,7 +28,8 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
     def look_up(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name], package), name)
+        module = import_module(homes[name].removesuffix(":"), package)
+        value = module if homes[name].endswith(":") else getattr(module, name)
         vars(sys.modules[package]).setdefault(name, value)
         return value
 
