@@ -41,6 +41,7 @@ def executed(name: str, folder: Path, data_root: str | None = None) -> NotebookN
     notebook = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
     hidden = ("MPLBACKEND", "FEDLAYERS_DATA_ROOT")  # a kernel's own backend is inline
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     if data_root is not None:
         environment["FEDLAYERS_DATA_ROOT"] = data_root
     client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(folder)}})
