@@ -5,10 +5,10 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures notebooks lists test clean
+.PHONY: help setup demo figures notebooks lists test test-slow clean
 
 help:            ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 setup: $(READY)  ## the environment in .venv, with pinned versions
 
@@ -35,6 +35,9 @@ test: $(READY)   ## style, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+test-slow: $(READY) ## the tests that take long, some minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
 
 clean:           ## remove the environment and the caches; runs and reports stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
