@@ -122,7 +122,7 @@ class Decision:
 
     def _decide_by(self, name: str) -> Decide:
         if self.instruments.decide is None:
-            raise UsageError(f"{name} decides on a plan: pass diagnostics.instruments(), or a plan")
+            raise UsageError(f"{name} decides on a plan: pass a plan, or instruments as fl.run does")
         return self.instruments.decide
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -91,7 +92,7 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     freedom = (n_arms - 1) * (n_seeds - 1)
     deviation = math.sqrt(float((residuals**2).sum()) / freedom)
     error = deviation * math.sqrt(2 / n_seeds)
-    reach = float(stats.studentized_range.ppf(LEVEL, n_arms, freedom)) / math.sqrt(2)
+    reach = _reach(n_arms, freedom)
     means = values.mean(axis=1)
     lines, left = [], [leader]
     for name in others:
@@ -111,6 +112,12 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     return Certainty(
         "not decided", tuple(left), differences, at_stake, _more(means, left, deviation, reach, n_seeds, margin)
     )
+
+
+@cache
+def _reach(n_arms: int, freedom: int) -> float:
+    """Standard errors of a difference that all pairs of arms stay within, at the level."""
+    return float(stats.studentized_range.ppf(LEVEL, n_arms, freedom)) / math.sqrt(2)
 
 
 def _more(means: pd.Series, left: list[str], deviation: float, reach: float, n_seeds: int, margin: float) -> int | None:

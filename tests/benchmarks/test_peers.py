@@ -105,6 +105,7 @@ def test_standard_jobs() -> None:
     assert sum(p.numel() for p in training.silo_network().parameters()) == 122_570
 
 
+@pytest.mark.slow
 def test_every_peer_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = {
         "fake": Peer(fake, reach={"some": 1e9}),

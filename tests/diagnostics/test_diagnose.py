@@ -494,6 +494,7 @@ def growth(call: Callable[[], Any], times: int = 20, series: int = 4) -> float:
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("metric", list(METRICS))
 def test_twenty_calls_keep_no_memory_and_change_nothing(metric: str) -> None:

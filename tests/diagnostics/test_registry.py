@@ -272,7 +272,7 @@ def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
 
         report = diagnose(models(), pair(), "tensor_count", progress=False)
         assert len(select(report, "first", metric="tensor_count").shared) == 1
-        with pytest.raises(UsageError, match="there is a metric 'cka' already"):
+        with pytest.raises(UsageError, match="the name 'cka' is taken by another metric"):
             metric(description="x", direction="y")(type(tensor_count)(tensor_count.__code__, globals(), "cka"))
 
 

@@ -66,7 +66,9 @@ def after(seconds):
     return lambda process: time.sleep(seconds)
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.9])
+@pytest.mark.parametrize(
+    "seconds", [0.4, pytest.param(0.1, marks=pytest.mark.slow), pytest.param(0.9, marks=pytest.mark.slow)]
+)
 def test_in_the_first_seconds(tmp_path, seconds):
     """While modules are imported and arguments parsed; on a slow machine perhaps only the former."""
     code, lines = interrupted(tmp_path, "list", "metrics", until=after(seconds))
@@ -89,13 +91,14 @@ def while_workers_start(seconds):
     return until
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.4])
+@pytest.mark.parametrize("seconds", [0.4, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_while_workers_start(tmp_path, seconds):
     code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=while_workers_start(seconds))
     assert (code, lines) == (130, [BEGUN])
     assert Run(tmp_path / "run").config["workers"] == 2
 
 
+@pytest.mark.slow
 def test_while_workers_train(tmp_path):
     def until(process):
         while not list(tmp_path.glob("run/checkpoints/*.json")):

@@ -229,7 +229,7 @@ def test_sensitivities_are_the_mean_over_steps_of_squared_weight_times_gradient(
 
 @pytest.mark.parametrize("options", [{"algorithm": "playerfl"}, {"algorithm": "fedper", "config_plan": "auto"}])
 def test_a_decision_without_instruments_is_refused_before_any_round(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"decides on a plan: pass diagnostics\.instruments\(\), or a plan"):
+    with pytest.raises(UsageError, match=r"decides on a plan: pass a plan, or instruments as fl\.run does"):
         play(borrowed=Instruments(), **options)
 
 

@@ -140,7 +140,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(device
     "config", [replace(HEART, algorithm="playerfl"), replace(HEART, algorithm="fedrep", plan="auto")]
 )
 def test_a_decision_needs_instruments(config: RunConfig, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"decides on a plan: pass diagnostics\.measure\.instruments\(\), or a plan"):
+    with pytest.raises(UsageError, match=r"decides on a plan: pass a plan, or instruments as fl\.run does"):
         runner.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -48,6 +48,7 @@ def test_runs_without_any_data_and_shows_pictures(name: str, tmp_path: Path) -> 
         assert "large_digits" in printed(notebook)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ROOT is None, reason="FEDLAYERS_DATA_ROOT is not set")
 @pytest.mark.parametrize("name", WISHING)
 def test_takes_fashion_mnist_where_it_is_at_hand(name: str, tmp_path: Path) -> None:
