@@ -16,9 +16,22 @@ from fedlayers.cli.main import main
 from fl_core.registry import GROUP, Registry
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+EXAMPLES = PAGE.parent / "examples" / "README.md"
 
 
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of a page's blocks."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def run_lines(text: str) -> None:
+    for line in text.splitlines():
+        program, *words = shlex.split(line)
+        assert program == "fedlayers", line
+        main(words)
+
+
+BLOCKS = blocks(PAGE)
 REGISTRIES = (fl.METRICS, fl.RULES, *Registry.of_kind.values())
 
 
@@ -76,10 +89,7 @@ def test_every_block_does_what_it_says(folder: Folder, capsys: pytest.CaptureFix
                 for test in tests:
                     test()
         elif language == "sh":
-            for line in text.splitlines():
-                program, *words = shlex.split(line)
-                assert program == "fedlayers", line
-                main(words)
+            run_lines(text)
         elif language == "toml":
             folder.announce(tomllib.loads(text)["project"]["entry-points"][GROUP])
         else:
@@ -87,6 +97,14 @@ def test_every_block_does_what_it_says(folder: Folder, capsys: pytest.CaptureFix
         done.append(language)
     assert {"python", "sh", "toml", "text"} == set(done)
     assert "tempered_avg" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:client")
+def test_the_examples_are_run_as_their_page_says(folder: Folder) -> None:
+    ((language, text),) = blocks(EXAMPLES)
+    assert language == "sh"
+    run_lines(text)
+    assert {path.name for path in folder.path.iterdir()} == {"runs", "rows.jsonl", "plan.json"}
 
 
 def test_each_kind_has_its_row_and_its_example() -> None:
@@ -99,7 +117,7 @@ def test_each_kind_has_its_row_and_its_example() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (PAGE, PAGE.with_name("README.md"), PAGE.with_name("CHANGELOG.md")):
-        for target in re.findall(r"\]\(([^)#]+)\)|src=\"([^\"]+)\"", page.read_text(encoding="utf-8")):
+    for page in (PAGE, EXAMPLES, PAGE.with_name("README.md"), PAGE.with_name("CHANGELOG.md")):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)|src=\"([^\"]+)\"", page.read_text(encoding="utf-8")):
             path = "".join(target)
             assert path.startswith("http") or (page.parent / path).exists(), (page.name, path)
