@@ -55,6 +55,15 @@ def diagnose(
 ) -> Report:
     """Measure ``metrics`` on clients' models; the models and torch's random state are left as they were.
 
+    >>> import torch
+    >>> models = {silo: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for silo in ("north", "south")}
+    >>> data = {silo: (torch.randn(40, 4), torch.arange(40) % 3) for silo in models}
+    >>> report = diagnose(models, data, ["grad_norm", "cka"], progress=False)
+    >>> report
+    Report(grad_norm, cka; 2 layers, 2 clients, 0 rows without a value)
+    >>> report.values("grad_norm").shape  # layers x clients
+    (2, 2)
+
     Args:
         models: one model, a list, or {client: model}; all with the same tensors. Clients without names are called
             client_0, client_1 and so on.

@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 class Report:
     """What a diagnosis found: rows of the one schema, and the header that says of what.
 
+    >>> import fedlayers as fl, torch
+    >>> model = torch.nn.Linear(4, 3)
+    >>> data = {"north": (torch.randn(20, 4), torch.arange(20) % 3)}
+    >>> report = fl.diagnose(model, data, ["weight_magnitude"], progress=False)
+    >>> report.frame[["client", "metric", "variant", "status"]].values.tolist()[0]
+    ['north', 'weight_magnitude', 'mean_abs', 'ok']
+    >>> report.write("rows.jsonl")
+    >>> Report.read("rows.jsonl").values("weight_magnitude").equals(report.values("weight_magnitude"))
+    True
+
     Attributes:
         frame: the rows.
         resamples: the rows of resampled batches, where some were asked for; see :mod:`diagnostics.resampling`.

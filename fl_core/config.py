@@ -27,7 +27,16 @@ DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_c
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. What is None is the dataset's default; :func:`resolved` fills it in."""
+    """One run. What is None is the dataset's default; :func:`resolved` fills it in.
+
+    >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
+    >>> resolved(config).model, resolved(config).batch
+    ('mlp', 32)
+    >>> RunConfig.from_json({"algoritm": "fedavg"})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: unknown configuration key 'algoritm': did you mean 'algorithm'? known: ...
+    """
 
     dataset: str = "heart"
     """Registered name, package.module:function, or your file or folder."""

@@ -25,6 +25,12 @@ _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 class Layer:
     """One layer of a model: the unit that is federated or kept local.
 
+    >>> layer = Layer("conv1", ("conv1.weight", "conv1.bias", "norm1.weight", "norm1.bias"), ("norm1.running_mean",))
+    >>> layer.weights
+    ('conv1.weight', 'norm1.weight')
+    >>> len(layer.tensors)
+    5
+
     Attributes:
         name: exact name; a module path wherever one module holds the layer.
         parameters: exact names in ``model.named_parameters()``.
@@ -73,6 +79,14 @@ def layers_of(
     position table) joins the layer that was running, or had last run, when it was first used. Layers that the pass
     does not reach come last, marked ``used=False``. A model whose parameters are all frozen has been put aside, not
     decided on: none of them is marked as frozen.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    >>> [(layer.name, layer.parameters) for layer in layers_of(model, torch.zeros(2, 4))]
+    [('0', ('0.weight', '0.bias', '1.weight', '1.bias')), ('3', ('3.weight', '3.bias'))]
+    >>> [layer.name for layer in layers_of(model, torch.zeros(2, 4), by="module")]
+    ['0', '1', '3']
 
     Args:
         model: any module; it is left as it was (mode, buffers, random state).

@@ -59,6 +59,18 @@ class LayerPlan:
 
     The shared layers are the body, the rest is the head; either may be empty, and the body need not be a prefix.
 
+    >>> layers = [Layer(name, (f"{name}.weight", f"{name}.bias")) for name in ("conv1", "conv2", "fc")]
+    >>> plan = LayerPlan.all_but_last(layers)
+    >>> plan
+    LayerPlan([conv1] [conv2] fc; [shared], by all_but_last)
+    >>> sorted(plan.head_tensors)
+    ['fc.bias', 'fc.weight']
+    >>> plan.with_first(1).diff(plan)
+    ('conv2: local here, shared there',)
+    >>> plan.save("plan.json")
+    >>> LayerPlan.load("plan.json") == plan
+    True
+
     Raises:
         UsageError: a shared name that is no layer, or a layer or tensor named twice.
     """

@@ -50,6 +50,11 @@ Opener = Callable[[str, int], int]
 def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any) -> Row:
     """One row; columns not given are empty. A value that is None or not finite needs a ``status`` of its own.
 
+    >>> row("weight_norm", 0.7, client="north", layer="fc1")["status"]
+    'ok'
+    >>> row("weight_norm", None, status="the layer has no weights", client="north", layer="pool")["value"] is None
+    True
+
     Raises:
         KeyError: a column that the schema does not have.
         ValueError: no finite value, but the status says ok; or a value, but another status.

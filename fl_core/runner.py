@@ -316,6 +316,14 @@ def load_models(
 ) -> tuple[dict[str, nn.Module], Task]:
     """The models of a checkpoint, one for each client, with the task they belong to.
 
+    >>> engine = run(RunConfig(dataset="heart", rounds=1), "runs/first", progress=False)
+    >>> models, task = load_models("runs/first", which="global")
+    >>> sorted(models)
+    ['cleveland', 'hungarian', 'switzerland', 'va']
+    >>> test = task.data.clients[0].test
+    >>> models["cleveland"](test.x).shape == (len(test), len(task.data.classes))
+    True
+
     Args:
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round),

@@ -75,6 +75,13 @@ def select(
     where the rows have such (:func:`~.stability.stability`), what each metric votes, and on request what the
     layers cost.
 
+    >>> import fedlayers as fl
+    >>> report = fl.measure.of_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])
+    >>> select(report, "sensitivity_ratio", threshold=1.2)
+    LayerPlan([fc1] fc2 fc3 fc4; [shared], by sensitivity_ratio t=1.2)
+    >>> select(report, "manual", layers=["fc1", "fc2"]).shared
+    ('fc1', 'fc2')
+
     Args:
         rows: a rows file, a report, or (header, frame), which may be filtered.
         rule: one of :data:`RULES`, or ``package.module:function``, which the plan then names.

@@ -254,6 +254,11 @@ def compare(
     started again; it refuses runs whose configuration, plan, data or initial model differ. All algorithms of a seed
     have the same initial model, data split, client sample and batches.
 
+    >>> config = RunConfig(dataset="heart", rounds=1)
+    >>> comparison = compare(config, ["local", "fedavg"], seeds=[0, 1], out="comparison", progress=False)
+    >>> comparison.table[["algorithm", "model", "seeds"]].values.tolist()
+    [['local', 'personal', 2], ['fedavg', 'global', 2]]
+
     Args:
         instruments: what measures and decides in mid-run; the diagnostics' by default.
         options: each algorithm's own configuration, by name.

@@ -87,12 +87,24 @@ class Algorithm:
 
     FedPer (Arivazhagan et al. 2019), complete: the plan's body travels, its head stays with each client.
 
-    >>> import fl_core.algorithms as algorithms
-    >>> class FedPer(algorithms.Algorithm):
+    >>> import fedlayers as fl
+    >>> @fl.register
+    ... class FedPer(fl.Algorithm):
     ...     name, splits, evaluates = "my_fedper", True, "personal"
     ...
     ...     def shared(self, rnd, client):
     ...         return self.plan.body_tensors - self.problem.stays(rnd)
+    >>> engine = fl.run(dataset="heart", algorithm="my_fedper", rounds=2, progress=False)
+    >>> engine.algorithm.plan
+    LayerPlan([fc1] [fc2] [fc3] fc4; [shared], by all_but_last)
+    >>> sorted(engine.algorithm.local_tensors(fl.Round(1), client=0))
+    ['fc4.linear.bias', 'fc4.linear.weight']
+    >>> sent = engine.algorithm.send(engine.server, client=0, rnd=fl.Round(1))
+    >>> sent.bytes, sorted({name.partition(".")[0] for name in sent.trees["model"]})
+    (7960, ['fc1', 'fc2', 'fc3'])
+    >>> scores = fl.frame(engine).query("round == 2 and metric == 'accuracy' and split == 'test'")
+    >>> sorted(scores["model"].unique())
+    ['local', 'personal']
     """
 
     name: ClassVar[str] = ""

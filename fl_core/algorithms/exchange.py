@@ -14,7 +14,18 @@ from fl_core.tree import Tree
 
 @dataclass
 class State:
-    """What the server or a client keeps between rounds: trees, and plain JSON data."""
+    """What the server or a client keeps between rounds: trees, and plain JSON data.
+
+    >>> import torch
+    >>> client = State({"model": {"head.weight": torch.zeros(3, 8)}}, {"rounds_trained": 1})
+    >>> client.meta["rounds_trained"] += 1
+    >>> client.trees["model"]["head.weight"].shape
+    torch.Size([3, 8])
+
+    Attributes:
+        trees: tensors by name, under what they are: ``model``, and whatever else an algorithm keeps.
+        meta: numbers, texts, lists and dictionaries.
+    """
 
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
@@ -22,7 +33,15 @@ class State:
 
 @dataclass
 class Message:
-    """What crosses between server and client, either way; :attr:`bytes` is what the costs count."""
+    """What crosses between server and client, either way; :attr:`bytes` is what the costs count.
+
+    >>> import torch
+    >>> Message({"model": {"fc.weight": torch.zeros(3, 8)}}, {"loss": 0.7}).bytes  # 24 floats, and a number
+    100
+
+    Attributes:
+        trees, meta: as of :class:`State`.
+    """
 
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
