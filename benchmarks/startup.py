@@ -1,18 +1,21 @@
-"""How soon the command line answers: CPU time and peak memory of what only asks, against an empty program."""
+"""How soon the command line answers: CPU time and peak memory of what trains nothing, against an empty program."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 
+RUN = Path(__file__).parents[1] / "tests/fixtures/0.1.0/finished"
 EMPTY = ("-c", "pass")
 ASKED = {
     "fedlayers --help": ("-m", "fedlayers", "--help"),
     "import fedlayers": ("-c", "import fedlayers"),
     "fedlayers run --help": ("-m", "fedlayers", "run", "--help"),
     "fedlayers list algorithms": ("-m", "fedlayers", "list", "algorithms"),
+    "fedlayers verify": ("-m", "fedlayers", "verify", str(RUN)),
     "an unknown algorithm": ("-m", "fedlayers", "run", "--algorithm", "fedavgg"),
 }
 AT_MOST = 10
@@ -34,7 +37,7 @@ def usage(*words: str) -> tuple[float, float]:
 
 
 def startup(pairs: int = PAIRS) -> list[Measured]:
-    """CPU time of help, lists and mistakes in multiples of an empty program's, and their peak memory."""
+    """CPU time of help, lists, the check of a small run and mistakes, in times an empty program's, and peak memory."""
     rows = []
     for what, words in ASKED.items():
         peaks: list[float] = []
@@ -45,7 +48,7 @@ def startup(pairs: int = PAIRS) -> list[Measured]:
             return seconds
 
         frame = alternate({"asked": asked, "empty": lambda: usage(*EMPTY)[0]}, pairs)
-        targeted = what in ("fedlayers --help", "import fedlayers")
+        targeted = what in ("fedlayers --help", "import fedlayers", "fedlayers verify")
         row = judged(
             "startup",
             what,

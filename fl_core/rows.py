@@ -10,12 +10,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records.files import check_version, write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = 1
 COLUMNS: dict[str, str] = {
@@ -81,6 +82,8 @@ def dumps(record: dict[str, Any]) -> str:
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """A tidy frame with every column of the schema; missing numbers are NaN, integers are pandas' Int64."""
+    import pandas as pd  # here alone: who only checks or appends rows goes without
+
     rows = list(rows)
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     for name in _NUMBERS:

@@ -23,8 +23,6 @@ GROUP = 8
 BLOCK = 2**16
 """Numbers that a mean converts at a time, so that they stay in the processor's cache."""
 
-_SEPARATOR = "|"  # between the name of a tree and the name of a tensor; module paths have no such character
-
 
 def of(module: nn.Module) -> Tree:
     """A copy of a module's parameters and buffers. Tied tensors are kept once, under their first name."""
@@ -70,27 +68,6 @@ def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     if missing:
         raise KeyError(f"not in the tree: {listing(sorted(missing))}")
     return {name: tensor for name, tensor in tree.items() if name in wanted}
-
-
-def joined(trees: Mapping[str, Mapping[str, Tensor]]) -> Tree:
-    """Several trees as one, whose keys begin with a tree's name; :func:`parted` undoes it. Nothing is copied.
-
-    Raises:
-        UsageError: a tree's name that has the separator.
-    """
-    for name in trees:
-        if _SEPARATOR in name:
-            raise UsageError(f"a tree called {name!r} cannot be stored: the name has a {_SEPARATOR!r}")
-    return {f"{name}{_SEPARATOR}{key}": tensor for name, tree in trees.items() for key, tensor in tree.items()}
-
-
-def parted(tree: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tree]:
-    """The trees that :func:`joined` made one of; ``names`` are all their names, for an empty one leaves no trace."""
-    found: dict[str, Tree] = {name: {} for name in names}
-    for key, tensor in tree.items():
-        name, _, own = key.partition(_SEPARATOR)
-        found[name][own] = tensor
-    return found
 
 
 def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_core import tree
 from fl_core.algorithms.base import State
+from fl_core.records.blobs import joined, parted
 from fl_core.tree import Tree
 
 BOUND = 2**28
@@ -127,12 +128,12 @@ class ClientStates(Mapping[str, State]):
                 raise KeyError(name)
             return self.beginning(name)
         names, meta = self._rest[name]
-        return State(tree.parted(self._trees.get(name, {}), names), meta)
+        return State(parted(self._trees.get(name, {}), names), meta)
 
     def __setitem__(self, name: str, state: State) -> None:
         if name not in self._names:
             raise KeyError(name)
-        flat = tree.joined(state.trees)
+        flat = joined(state.trees)
         if flat:
             self._trees[name] = flat
         elif name in self._trees:

@@ -29,7 +29,7 @@ def verify(run: Run) -> list[str]:
             raise CorruptError(f"{run.checkpoint_path(found['previous'])} is missing")
         for entry in found["states"].values():
             if entry["blob"] not in seen:
-                run.trees(entry)
+                run.check_trees(entry)
                 seen.add(entry["blob"])
         ends.append(found["rows"])
         checked.append(f"checkpoint after round {which}: {len(found['states'])} states")

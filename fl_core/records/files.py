@@ -9,17 +9,14 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from safetensors import SafetensorError
-from safetensors.torch import load
+from typing import Any, BinaryIO, TypeVar
 
 from fl_core.errors import BusyError, CorruptError, UsageError
-from fl_core.tree import Tree
 
+Parsed = TypeVar("Parsed")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without waiting for the other end of a pipe
 
@@ -162,16 +159,16 @@ class Folder:
             raise CorruptError(f"{path} is damaged: its digest is {sha(data)[:12]}…, recorded is {digest[:12]}…")
         return data
 
-    def read_tensors(self, name: str, digest: str) -> Tree:
-        """The tensors of a safetensors file whose SHA-256 is known.
+    def read_as(self, parse: Callable[[bytes], Parsed], name: str, digest: str) -> Parsed:
+        """What ``parse`` makes of a file whose SHA-256 is known.
 
         Raises:
-            CorruptError: missing, or any byte differs.
+            CorruptError: missing, any byte differs, or ``parse`` raised a ValueError.
         """
         data = self.read_checked(name, digest)
         try:
-            return load(data)
-        except SafetensorError as error:
+            return parse(data)
+        except ValueError as error:
             raise CorruptError(f"{self.path / name} is damaged: {error}") from error
 
     # --- writing ---

@@ -11,8 +11,9 @@
     timing.jsonl                  wall-clock seconds; not covered, since no two runs agree on them
     lock                          held by the writer
 
-:mod:`fl_core.records.writing` writes it; here it is read. No pickle ever is, and no link below it is
-followed. Directories of format 1, whose checkpoints do not name their run or the checkpoint before, are read too.
+:mod:`fl_core.records.writing` writes it; here it is read, and torch imported only where tensors are returned. No
+pickle ever is read, and no link below it is followed. Directories of format 1, whose checkpoints do not name their run
+or the checkpoint before, are read too.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import rows
-from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, ForeignError, UsageError
-from fl_core.records import checking
+from fl_core.records import blobs, checking
 from fl_core.records.files import Folder, check_version, json_bytes, sha
-from fl_core.tree import Tree, parted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fl_core.algorithms.base import State
+    from fl_core.tree import Tree
 
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 START = "start.safetensors"  # of a run that does not start from its seed's weights
@@ -154,7 +157,7 @@ class Run:
             CorruptError: it is damaged.
         """
         name = "partition.safetensors"
-        return self.folder.read_tensors(name, self.begin()["files"][name]["sha256"])
+        return self.folder.read_as(blobs.tensors, name, self.begin()["files"][name]["sha256"])
 
     def start(self) -> dict[str, Tensor] | None:
         """The weights that the run started from, if they were given; None = its seed's.
@@ -163,7 +166,7 @@ class Run:
             CorruptError: they are damaged.
         """
         entry = self.begin()["files"].get(START)
-        return None if entry is None else self.folder.read_tensors(START, entry["sha256"])
+        return None if entry is None else self.folder.read_as(blobs.tensors, START, entry["sha256"])
 
     def manifest(self, which: int) -> dict[str, Any]:
         """The manifest of the checkpoint after round ``which``.
@@ -212,20 +215,34 @@ class Run:
             entries.setdefault(kind, {})[client] = entry
         server = self._state(entries.pop("server")[""])
         clients: Mapping[str, State] = _Lazy(entries.pop("client", {}), self._state)
-        models: dict[str, Mapping[str, Tree]] = {
-            kind: _Lazy(found, lambda entry: self.trees(entry)["model"]) for kind, found in entries.items()
-        }
+        models: dict[str, Mapping[str, Tree]] = {kind: _Lazy(found, self._model) for kind, found in entries.items()}
         if not lazy:
             clients, models = dict(clients), {kind: dict(found) for kind, found in models.items()}
         return Checkpoint(manifest["round"], server, clients, models)
 
     def _state(self, entry: Mapping[str, Any]) -> State:
-        return State(self.trees(entry), entry["meta"])
+        from fl_core.algorithms.base import State
 
-    def trees(self, entry: Mapping[str, Any]) -> dict[str, Tree]:
+        return State(self._trees(entry, blobs.tensors), entry["meta"])
+
+    def _model(self, entry: Mapping[str, Any]) -> Tree:
+        return self._trees(entry, blobs.tensors)["model"]
+
+    def check_trees(self, entry: Mapping[str, Any]) -> None:
+        """Check the trees of a manifest's entry as loading them would, without torch.
+
+        Raises:
+            CorruptError: their file is missing, a byte of it differs, it is no sound file of tensors
+                (:func:`fl_core.records.blobs.types`), or holds one of no tree that the entry names.
+        """
+        self._trees(entry, blobs.types)
+
+    def _trees(self, entry: Mapping[str, Any], parse: Callable[[bytes], dict[str, V]]) -> dict[str, dict[str, V]]:
+        def read(data: bytes) -> dict[str, dict[str, V]]:
+            return blobs.parted(parse(data), entry["trees"])
+
         blob = entry["blob"]
-        flat = self.folder.read_tensors(blob_name(blob), blob) if blob else {}
-        return parted(flat, entry["trees"])
+        return self.folder.read_as(read, blob_name(blob), blob) if blob else blobs.parted({}, entry["trees"])
 
     def verify(self) -> list[str]:
         """Check every covered byte.

@@ -369,17 +369,29 @@ def test_a_pickle_in_a_run_is_not_executed(finished, bomb, kind):
     assert not executed()
 
 
-def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
-    """Digests are no signatures: who can write the manifest can name any blob, and still gets no code run."""
-    pickled, executed = bomb
-    path = finished / KINDS["last checkpoint"](Run(finished))
-    forged = files.sha(pickled)
-    (finished / "blobs" / f"{forged}.safetensors").write_bytes(pickled)
+def forge_states(run, **changes):
+    """Change every state's entry in the last checkpoint, whose digest then fits."""
+    path = run / KINDS["last checkpoint"](Run(run))
     manifest = json.loads(path.read_bytes())
     del manifest["sha256"]
     for entry in manifest["states"].values():
-        entry["blob"] = forged
+        entry.update(changes)
     path.write_bytes(files.signed(manifest))
+
+
+def test_tensors_of_trees_that_a_state_does_not_have_are_refused(finished):
+    forge_states(finished, trees=["body"])
+    for reader in (Run(finished).verify, Run(finished).checkpoint, lambda: resume(finished)):
+        with pytest.raises(CorruptError, match=r"safetensors is damaged: its tensor 'model\|.*' belongs to none"):
+            reader()
+
+
+def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
+    """Digests are no signatures: who can write the manifest can name any blob, and still gets no code run."""
+    pickled, executed = bomb
+    forged = files.sha(pickled)
+    (finished / "blobs" / f"{forged}.safetensors").write_bytes(pickled)
+    forge_states(finished, blob=forged)
     for reader in (Run(finished).verify, Run(finished).checkpoint, lambda: resume(finished)):
         with pytest.raises(CorruptError, match=f"{forged}.safetensors is damaged"):
             reader()

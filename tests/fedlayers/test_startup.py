@@ -13,6 +13,7 @@ import pytest
 from fedlayers.cli.main import COMMANDS
 
 HEAVY = {"torch", "sklearn", "pandas", "numpy", "scipy", "matplotlib", "seaborn", "PIL", "safetensors", "timm"}
+RUN = Path(__file__).parents[1] / "fixtures/0.1.0/finished"
 TIMES_PASS = 15  # of the CPU time of an empty program; measured beside it: about 3
 PEAK = 80 * 2**20
 PROBE = """
@@ -91,6 +92,12 @@ def test_listings_and_wrong_words_need_nothing_heavy(tmp_path, line, status):
     assert not modules & HEAVY
 
 
+def test_verify_needs_nothing_that_trains(tmp_path):
+    status, modules = loaded("verify", str(RUN), cwd=tmp_path)
+    assert status == 0
+    assert modules & HEAVY == {"safetensors"}
+
+
 MEASURED = """
 import resource, subprocess, sys
 subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, check=True)
@@ -106,8 +113,10 @@ def usage(*words: str) -> tuple[float, float]:
     return seconds, peak
 
 
-@pytest.mark.parametrize("words", [("-m", "fedlayers", "--help"), ("-c", "import fedlayers")])
-def test_help_is_cheap(words):
+@pytest.mark.parametrize(
+    "words", [("-m", "fedlayers", "--help"), ("-c", "import fedlayers"), ("-m", "fedlayers", "verify", str(RUN))]
+)
+def test_what_only_asks_is_cheap(words):
     pairs = [(usage(*words), usage("-c", "pass")) for _ in range(5)]
     assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(empty[0] for _, empty in pairs)
     assert max(asked[1] for asked, _ in pairs) < PEAK

@@ -1,0 +1,100 @@
+"""Several trees of tensors in one file: how their names are joined, and what such a file holds, told without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from fl_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SEPARATOR = "|"  # between the name of a tree and the name of a tensor; module paths have no such character
+_TYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+"""Torch's names of the types of numbers that it loads from a safetensors file, by their names there."""
+
+V = TypeVar("V")
+
+
+def joined(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
+    """Several trees as one, whose keys begin with a tree's name; :func:`parted` undoes it. Nothing is copied.
+
+    Raises:
+        UsageError: a tree's name that has the separator.
+    """
+    for name in trees:
+        if _SEPARATOR in name:
+            raise UsageError(f"a tree called {name!r} cannot be stored: the name has a {_SEPARATOR!r}")
+    return {f"{name}{_SEPARATOR}{key}": value for name, tree in trees.items() for key, value in tree.items()}
+
+
+def parted(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[str, V]]:
+    """The trees that :func:`joined` made one of; ``names`` are all their names, for an empty one leaves no trace.
+
+    Raises:
+        ValueError: a key that begins with none of the names.
+    """
+    trees: dict[str, dict[str, V]] = {name: {} for name in names}
+    for key, value in tree.items():
+        name, _, rest = key.partition(_SEPARATOR)
+        if name not in trees:
+            raise ValueError(f"its tensor {key!r} belongs to none of the trees that it should hold")
+        trees[name][rest] = value
+    return trees
+
+
+def types(data: bytes) -> dict[str, str]:
+    """Torch's name of the type of numbers of each tensor in a safetensors file, by the tensor's name.
+
+    Checked is what loading checks before it makes any tensor: the header must be sound, its tensors must fill the file
+    without gap or overlap, each with as many bytes as its shape and type take, and torch must load those types.
+
+    Raises:
+        ValueError: one of these does not hold.
+    """
+    from safetensors import deserialize
+
+    with _refused():
+        return {name: _TYPES[view["dtype"]] for name, view in deserialize(data)}
+
+
+def tensors(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name; errors as of :func:`types`."""
+    from safetensors.torch import load
+
+    with _refused():
+        loaded: dict[str, Tensor] = load(data)
+    return loaded
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    except KeyError as error:
+        raise ValueError(f"it has numbers of a type that torch does not load, {error}") from error
