@@ -1,4 +1,4 @@
-"""How soon the command line answers: CPU time and peak memory of what only asks, against an empty program."""
+"""How fast the command line answers simple requests: CPU time and peak memory against an empty program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def usage(*words: str) -> tuple[float, float]:
 
 
 def startup(pairs: int = PAIRS) -> list[Measured]:
-    """CPU time of help, lists and mistakes in multiples of an empty program's, and their peak memory."""
+    """CPU time of help, lists and mistakes, as multiples of an empty program's, and their peak memory."""
     rows = []
     for what, words in ASKED.items():
         peaks: list[float] = []
