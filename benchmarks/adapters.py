@@ -1,4 +1,4 @@
-"""Public packages as sides of a comparison: each runs a job's rounds through its own interface."""
+"""Public packages as benchmark sides: each runs a job's rounds through its own interface."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fl_core.errors import RunError, UsageError
 
 @contextmanager
 def pfllib(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """PFLlib's FedAvg server and clients, with its own data files; a round is its ``train`` less the evaluation."""
+    """PFLlib's FedAvg server and clients on its own data files; a round is its ``train`` without the evaluation."""
     data = job.data()
     with tempfile.TemporaryDirectory() as folder:
         _pfllib_files(Path(folder) / "dataset" / "random", data)
@@ -67,7 +67,7 @@ def pfllib(job: Job, checkout: Path | None) -> Iterator[Side]:
 
 
 def _pfllib_files(folder: Path, data: FederatedData) -> None:
-    """The clients' samples as its dataset scripts write them: a compressed archive a client and split."""
+    """Write the clients' samples as PFLlib's dataset scripts do: a compressed archive per client and split."""
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
         for k, client in enumerate(data.clients):
@@ -77,7 +77,7 @@ def _pfllib_files(folder: Path, data: FederatedData) -> None:
 
 
 def _pfllib_arguments(job: Job, data: FederatedData) -> SimpleNamespace:
-    """What its command line would have made of the job, with everything else switched off."""
+    """PFLlib's parsed arguments for the job, with everything else switched off."""
     used = {
         "algorithm": "FedAvg",
         "batch_size": job.batch,
@@ -120,7 +120,7 @@ def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
     done: queue.Queue[int | list[str]] = queue.Queue()  # steps, or what went wrong
 
     class Over(Exception):
-        """Tell Flower that no further round is wanted."""
+        """Raised to tell Flower that no further round is wanted."""
 
     class OnDemand(FedAvg):
         def configure_train(self, *args: Any, **options: Any) -> Any:
@@ -180,7 +180,7 @@ def _flower_job(pickled: bytes) -> tuple[Job, Any, nn.Module]:
 
 
 def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
-    """One client's local training, in an actor."""
+    """One client's local training, within a Ray actor."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
     job, data, model = _flower_job(pickled)
@@ -249,7 +249,7 @@ def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
 
 
 def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any]]:
-    """A chain of modules as JAX code on images in JAX's order, [n, H, W, C]: its parameters, and the forward pass."""
+    """A chain of modules as JAX code for images in JAX's order, [n, H, W, C]: parameters and forward pass."""
     import jax
     from jax import lax
 
@@ -291,7 +291,7 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
 
 
 def _from_jax(params: list[Any]) -> list[Tensor]:
-    """The parameters of :func:`_to_jax` as the model has them."""
+    """The parameters of :func:`_to_jax` in the layout of the PyTorch model."""
     found = []
     for layer in params:
         weight = torch.from_numpy(np.array(layer["w"]))

@@ -18,7 +18,7 @@ SHAPE, CLASSES = (1, 28, 28), 10
 
 
 def main(clients: int = 10_000, algorithm: str = "fedper", samples: int = 12, rounds: int = 2) -> None:
-    """Run the 582,026-parameter network with its last layer personal, everyone in the first round, and print a table.
+    """Run the 582,026-parameter network with a personal last layer, all clients in the first round; print a table.
 
     Args:
         clients: number of clients; all take part in every round, so that everyone comes to hold a head.

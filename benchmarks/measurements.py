@@ -1,4 +1,4 @@
-"""J1, J2 and J3: the Hessian trace, CKA and the gradient metrics, against the packages that people use for them."""
+"""Benchmarks J1, J2 and J3: Hessian trace, CKA and gradient metrics, against the packages in use for them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def network(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
 
 
 def trained(model: nn.Module, steps: int = 150, client: int | None = None) -> nn.Module:
-    """The model after steps of SGD; a client sees three of the ten classes only."""
+    """The network after some steps of SGD on data of a client with three of the ten classes."""
     x, y = images()
     pool = torch.arange(SAMPLES, len(y))
     if client is not None:
@@ -78,13 +78,13 @@ def trained(model: nn.Module, steps: int = 150, client: int | None = None) -> nn
 
 
 def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
-    """The samples that metrics are measured on; no model trained on them."""
+    """Samples to measure metrics on; no model was trained on them."""
     x, y = images()
     return x[:n].clone(), y[:n].clone()
 
 
 def plain_pass(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> None:
-    """One forward and backward pass of the data, nothing else."""
+    """One forward and backward pass over the data and nothing else."""
     parameters = list(model.parameters())
     for start in range(0, len(y), batch):
         torch.autograd.grad(F.cross_entropy(model(x[start : start + batch]), y[start : start + batch]), parameters)
@@ -94,7 +94,7 @@ def plain_pass(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> No
 
 
 def traces(pairs: int = PAIRS) -> list[Measured]:
-    """The per-layer Hessian trace of 1,000 samples."""
+    """Time the Hessian trace of each layer on 1,000 samples."""
     torch.set_num_threads(1)
     model, (x, y) = trained(network()), held_out()
     layers = layers_of(model, x[:2])
@@ -127,7 +127,7 @@ def _probes_needed(found: list[TraceResult]) -> dict[str, int]:
 def _against_pyhessian(
     trace: Callable[..., list[TraceResult]], layers: tuple[Layer, ...], probes: dict[str, int], pairs: int
 ) -> Measured:
-    """PyHessian's time is that of its setup and some probes a layer, stretched to the probes that are needed."""
+    """PyHessian's time: its setup, and some probes per layer extrapolated to the number needed."""
     ratios, ours, theirs = [], [], []
     model, (x, y) = trained(network()), held_out()
     for _ in range(pairs):
@@ -188,7 +188,7 @@ def _against_backpack(
 
 
 def memory(repeats: int = 5) -> list[Measured]:
-    """Peak memory of the trace beyond what the process had before, each in a fresh process, against PyHessian's."""
+    """Peak memory of the trace above that of the process before, each in a fresh process, against PyHessian's."""
     code = "from benchmarks.measurements import peak; peak({!r})"
 
     def peaks(how: str) -> list[float]:
@@ -203,7 +203,7 @@ def memory(repeats: int = 5) -> list[Measured]:
 
 
 def peak(how: str) -> None:
-    """Print the MB that a trace needs at its peak beyond what the process had before."""
+    """Print how many MB a trace needs at its peak, above what the process had before."""
     torch.set_num_threads(1)
     model, (x, y) = trained(network(), steps=5), held_out()
     layers = layers_of(model, x[:2])
@@ -221,13 +221,13 @@ def peak(how: str) -> None:
 
 
 def _status(name: str) -> float:
-    """One line of this process's memory status, in MB (Linux)."""
+    """One field of this process's memory status, in MB (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
 
 def smooth(pairs: int = PAIRS) -> list[Measured]:
-    """A net with GELU: the time until every layer has the asked standard error."""
+    """A net with GELU: time until every layer has the requested standard error."""
     torch.set_num_threads(1)
     model, (x, y) = trained(network(nn.GELU)), held_out(300)
     layers = layers_of(model, x[:2])
@@ -266,7 +266,7 @@ def smooth(pairs: int = PAIRS) -> list[Measured]:
 
 
 def coverage(repeats: int = 1000) -> list[Measured]:
-    """How often the interval value +- 1.96 standard errors of the fast trace holds the exact one, layer by layer."""
+    """How often the fast trace's interval, value +- 1.96 standard errors, holds the exact one, by layer."""
     torch.set_num_threads(1)
     model, (x, y) = trained(network()), held_out()
     layers = layers_of(model, x[:2])
@@ -286,7 +286,7 @@ def coverage(repeats: int = 1000) -> list[Measured]:
 
 
 def covered(count: int, repeats: int, probes: int, layer: str) -> Measured:
-    """The share of seeds whose interval holds the exact trace; both of its ends have to be within the target."""
+    """The share of seeds whose interval holds the exact trace; both ends of its own interval must meet the target."""
     share = count / repeats
     half = 1.96 * math.sqrt(share * (1 - share) / repeats)
     low, high = share - half, share + half
@@ -301,7 +301,7 @@ def covered(count: int, repeats: int, probes: int, layer: str) -> Measured:
 
 
 def similarities(pairs: int = PAIRS) -> list[Measured]:
-    """Linear CKA between ten clients, 45 pairs, 4 layers, 1,000 samples."""
+    """Time linear CKA between ten clients: 45 pairs, 4 layers, 1,000 samples."""
     from torch_cka import CKA
 
     torch.set_num_threads(1)
@@ -332,7 +332,7 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
 
 
 def _error(found: list[Any], models: list[nn.Module], paths: list[str], x: Tensor, batch: int) -> Measured:
-    """The largest difference to plain float64 arithmetic on the same features: images lie as in the measurement."""
+    """The largest difference from plain float64 arithmetic on the same features, with images laid out as measured."""
     grams = []
     x = x.to(memory_format=torch.channels_last)
     for model in models:
@@ -369,7 +369,7 @@ def _hsic(k: Tensor, m: Tensor) -> Tensor:
 
 
 def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
-    """Gradient variance and federation sensitivity of ten clients with 1,000 samples each."""
+    """Time gradient variance and federation sensitivity of ten clients with 1,000 samples each."""
     torch.set_num_threads(1)
     models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
     x, y = held_out()

@@ -1,4 +1,4 @@
-"""Two ways of doing the same job, timed in turn: what is reported is their ratio, pair by pair."""
+"""Times two ways of doing the same job in turn, and reports the ratio pair by pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Measured:
-    """One comparison.
+    """The result of one comparison.
 
     Attributes:
         job, what, baseline: what was measured and against what.
@@ -86,7 +86,7 @@ def compare(
 
 
 def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFrame:
-    """Let sides take turns; returns seconds [turns, sides], as each side says.
+    """Let sides take turns; returns the seconds that each side reports, [turns, sides].
 
     They follow one another, in the opposite order every other turn.
 
@@ -119,7 +119,7 @@ def judged(
     baseline_seconds: float | None = None,
     unit: str = "time",
 ) -> Measured:
-    """The median of ratios with its interval, held against a target."""
+    """The median of ratios with its interval, compared with a target."""
     found = median_interval(ratios)
     target, holds = "", ""
     if at_most is not None:
@@ -145,7 +145,7 @@ def judged(
 
 
 def table(name: str, rows: list[Measured], command: str) -> Path:
-    """Write ``results/NAME.csv``, with the command and the machine in its first lines."""
+    """Write ``results/NAME.csv`` with the command and the machine in its first lines."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.csv"
     frame = pd.DataFrame([asdict(row) for row in rows])

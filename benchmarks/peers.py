@@ -1,4 +1,4 @@
-"""Rounds of S1 to S3 by this package, by the bare loop and by public packages, all in one alternating run."""
+"""Times rounds of S1 to S3 by this package, a bare loop and public packages, in one alternating run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOBS = (
 
 @contextmanager
 def ours(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """This package's engine, as a run has it, without evaluation and without files."""
+    """This package's engine as a run uses it, without evaluation and files."""
     data = job.data()
     names = [name for name, _ in job.model(data).named_parameters()]
     with training.rounds(job.config, data, model=job.network() if job.network else None) as engine:
@@ -49,7 +49,7 @@ def bare(job: Job, checkout: Path | None) -> Iterator[Side]:
 
 @dataclass(frozen=True)
 class Peer:
-    """A public package that rounds are timed beside.
+    """A public package whose rounds are timed for comparison.
 
     Attributes:
         open: prepares it for a job.
@@ -64,14 +64,14 @@ class Peer:
     reach: Mapping[str, float] = field(default_factory=dict)
 
     def missing(self, checkout: Path | None) -> str:
-        """The reason why it cannot be measured here; empty where it can."""
+        """Why the package cannot be measured here; empty if it can."""
         if self.checkout and checkout is None:
             return "no path to its sources was given"
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         return f"not installed: {', '.join(absent)}" if absent else ""
 
     def versions(self) -> str:
-        """The versions of the packages that it needs."""
+        """Versions of the packages that it needs."""
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.needs)
 
 
@@ -84,7 +84,7 @@ PEERS = {
 
 
 def sources(pflib: Path | None) -> Path | None:
-    """The folder of PFLlib's modules in a checkout of it.
+    """The folder of PFLlib's modules in a checkout.
 
     Raises:
         UsageError: the path has none.
@@ -98,7 +98,7 @@ def sources(pflib: Path | None) -> Path | None:
 
 
 def measure(job: Job, peers: Mapping[str, Peer], pairs: int = PAIRS, checkout: Path | None = None) -> list[Measured]:
-    """One job by this package and by every peer that is here, and a row for each peer, also for those that are not.
+    """Time one job by this package and by every available peer; returns a row for each peer, also for missing ones.
 
     Raises:
         RunError: a side failed, or took another number of steps than the others.
@@ -134,7 +134,7 @@ def measure(job: Job, peers: Mapping[str, Peer], pairs: int = PAIRS, checkout: P
 
 
 def peers(pairs: int = PAIRS, pflib: Path | None = None) -> list[Measured]:
-    """S1 to S3 beside public packages: PFLlib, Flower's simulation, fedjax, as far as they are here."""
+    """S1 to S3 beside public packages: PFLlib, Flower's simulation and fedjax, if they are installed."""
     checkout = sources(pflib)
     training.tuned()
     return [row for job in JOBS for row in measure(job, PEERS, pairs, checkout)]

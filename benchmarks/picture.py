@@ -1,4 +1,4 @@
-"""The committed tables as one picture: each ratio with its interval, and its target."""
+"""Draws the committed benchmark tables as one picture: each ratio with its interval and target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = (
 
 
 def read() -> pd.DataFrame:
-    """The rows of all tables that there are.
+    """The rows of all stored tables.
 
     Raises:
         UsageError: there is none.

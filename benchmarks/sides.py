@@ -1,4 +1,4 @@
-"""A job done by several sides, each in a process of its own with the same environment."""
+"""Runs a job by several sides, each in a process of its own with the same environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE = 600.0  # seconds that a side may take to begin
 
 @dataclass(frozen=True)
 class Job:
-    """Rounds of FedAvg that every side can run alike.
+    """Rounds of FedAvg that every side can run in the same way.
 
     Attributes:
         config: optimiser, batch, share of clients a round, and how this package runs it.
@@ -46,7 +46,7 @@ class Job:
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what some side would silently do in another way.
+        """Refuse settings that some side would silently treat differently.
 
         Raises:
             UsageError: batches that are not whole, several epochs, no learning rate, or an optimiser other than AdamW
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def batch(self) -> int:
-        """Samples in a step's batch."""
+        """Samples per step."""
         return int(self.config.batch or 1)
 
     @property
@@ -80,12 +80,12 @@ class Job:
 
     @property
     def taken(self) -> int:
-        """Clients that take part in a round."""
+        """Number of clients that take part in a round."""
         return max(1, int(self.config.participation * self.clients))
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of a round, all clients together."""
+        """Optimiser steps of a round, summed over clients."""
         return self.taken * (self.samples // self.batch)
 
     def data(self) -> FederatedData:
@@ -93,33 +93,33 @@ class Job:
         return federation(self.clients, self.samples, self.shape, self.classes)
 
     def model(self, data: FederatedData) -> nn.Module:
-        """The model that every side begins with."""
+        """The model with which every side starts."""
         return assemble(self.config, data=data, model=self.network() if self.network else None).model
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """PyTorch's own optimiser, as a plain loop would have it."""
+        """PyTorch's own optimiser, as used in a plain loop."""
         if self.config.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.decay, fused=True)
         return torch.optim.SGD(parameters, lr=self.lr)
 
 
 class Side(Protocol):
-    """One way of running a job."""
+    """One implementation of a job."""
 
     def round(self) -> int:
-        """Run a round, without evaluation.
+        """Run one round without evaluation.
 
         Returns:
             Optimiser steps that the side itself counted, all clients together.
         """
 
     def weights(self) -> list[Tensor]:
-        """The global model's parameters, shaped and ordered as the PyTorch model's."""
+        """The global model's parameters, in the PyTorch model's shapes and order."""
 
 
 @dataclass
 class Plain:
-    """A side made of two functions."""
+    """A side made from two functions."""
 
     round: Callable[[], int]
     weights: Callable[[], list[Tensor]]
@@ -130,13 +130,13 @@ Open = Callable[[Job, Path | None], AbstractContextManager[Side]]
 
 
 class Remote:
-    """A side in another process, which times itself: neither the pipe nor another side's threads are in its seconds."""
+    """A side in another process that times itself, so that neither the pipe nor other sides' threads count."""
 
     def __init__(self, name: str, job: Job, connection: Connection) -> None:
         self.name, self.job, self.connection = name, job, connection
 
     def turn(self) -> float:
-        """Seconds of one turn.
+        """Run one turn and return its seconds.
 
         Raises:
             RunError: the side failed, or took another number of steps than the job has.
@@ -152,7 +152,7 @@ class Remote:
         return [torch.from_numpy(array) for array in self.ask("weights")[0]]
 
     def ask(self, what: str) -> tuple:
-        """An answer of the process; "ready" waits for its first one."""
+        """Ask the process something and wait for its answer; "ready" waits for its first one."""
         try:
             if what != "ready":
                 self.connection.send(what)
@@ -168,7 +168,7 @@ class Remote:
 
 @contextmanager
 def remote(sides: Mapping[str, Open], job: Job, checkout: Path | None = None) -> Iterator[dict[str, Remote]]:
-    """All sides, ready; their processes have ended when the block has.
+    """Start all sides and wait until they are ready; their processes end with the block.
 
     Raises:
         RunError: a side could not be prepared; its own error is in the message.
@@ -194,7 +194,7 @@ def remote(sides: Mapping[str, Open], job: Job, checkout: Path | None = None) ->
 
 
 def _serve(connection: Connection, start: Open, job: Job, checkout: Path | None) -> None:
-    """Serve a side in its process until the other end of the pipe is closed."""
+    """Serve a side in its process until the other end closes the pipe."""
     torch.set_num_threads(THREADS)
     try:
         with start(job, checkout) as side:

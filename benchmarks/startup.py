@@ -1,4 +1,4 @@
-"""How soon the command line answers: CPU time and peak memory of what trains nothing, against an empty program."""
+"""How fast the command line answers what trains nothing: CPU time and peak memory against an empty program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S1 to S4: rounds of federated training, against the same steps written as plainly as PyTorch allows."""
+"""Benchmarks S1 to S4: rounds of federated training against the same steps written as a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ TINY = RunConfig(
 
 
 def tuned() -> None:
-    """Start this program again with the allocator's settings, so that both sides of every comparison have them."""
+    """Restart this program with the allocator's settings, so that both sides of every comparison have them."""
     if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
         os.environ.update(ALLOCATOR)
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
 
 
 def federation(clients: int, n: int, shape: tuple[int, ...], classes: int = 10, held: int = 0) -> FederatedData:
-    """Clients with ``n`` random training samples each; and ``held`` for validation and test each, at least two."""
+    """Clients with ``n`` random training samples each, and ``held`` (at least two) each for validation and test."""
     held = max(held, 2)
     generator = np.random.default_rng(0)
     size = clients * (n + 2 * held)
@@ -102,7 +102,7 @@ def rounds(
     model: nn.Module | None = None,
     count: int = 10**6,
 ) -> Iterator[Engine]:
-    """An engine that has begun; each call of its ``step`` is a round without evaluation.
+    """A started engine; each call of its ``step`` is a round without evaluation.
 
     Args:
         make, model: the algorithm and the model, if they are not the configuration's.
@@ -127,7 +127,7 @@ def rounds(
 
 
 class BareLoop:
-    """FedAvg as plainly as PyTorch allows: tensor slices, one model, state dictionaries added up."""
+    """FedAvg as a plain loop: tensor slices, one model, state dictionaries added up."""
 
     def __init__(
         self, model: nn.Module, data: FederatedData, batch: int, make: Callable[[Any], Any], take: int
@@ -136,7 +136,7 @@ class BareLoop:
         self.round = 0
 
     def __call__(self) -> int:
-        """One round; returns the steps taken."""
+        """Run one round; returns the number of steps."""
         chosen = np.random.default_rng(self.round).choice(len(self.data.clients), self.take, replace=False)
         self.round += 1
         start = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -153,7 +153,7 @@ class BareLoop:
 
 
 def plain_epoch(model: nn.Module, split: Split, batch: int, make: Callable[[Any], Any]) -> int:
-    """One pass over a client's samples with a new optimiser; returns the steps taken."""
+    """One pass over a client's samples with a new optimiser; returns the number of steps."""
     optimizer = make(model.parameters())
     parts = torch.randperm(len(split)).split(batch)
     for part in parts:
@@ -164,7 +164,7 @@ def plain_epoch(model: nn.Module, split: Split, batch: int, make: Callable[[Any]
 
 
 class OneLayer(Algorithm):
-    """FedAvg of one layer; the rest stays at its start."""
+    """FedAvg of one layer; all others keep their initial weights."""
 
     name = "one layer"
 
@@ -196,7 +196,7 @@ def _job(
     model: nn.Module | None = None,
     times: int = 1,
 ) -> list[Measured]:
-    """A configuration's rounds against the bare loop's; ``times`` rounds are timed at once."""
+    """Time a configuration's rounds against the bare loop's, ``times`` rounds at once."""
     torch.set_num_threads(THREADS)
     take = max(1, int(config.participation * len(data.clients)))
     start = assemble(config, data=data, model=model).model
@@ -290,7 +290,7 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
 
 
 def overhead(rounds: int = 100) -> list[Measured]:
-    """Evaluating and saving at the default intervals, as a share of a run's time: S1 and S2."""
+    """Share of a run's time that evaluating and saving take at the default intervals: S1 and S2."""
     tuned()
     rows = []
     for name, config, data, model in (("S1", *_cross_device(held=167), None), ("S2", *_cross_silo(held=667))):

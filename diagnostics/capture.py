@@ -1,4 +1,4 @@
-"""Looking at a model without leaving a trace: recorded activations, checked batches, and everything put back after."""
+"""Watch a model without changing it: recorded activations, checked batches, and everything restored afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOOKS = (
 
 @contextmanager
 def untouched(*models: nn.Module) -> Iterator[None]:
-    """Put models and random state back as they were when the block ends, also after an error.
+    """Restore models and random state when the block ends, also after an error.
 
     Covered: every module's training flag and hooks; every parameter's ``requires_grad`` and ``grad`` (the same tensor
     object with the same values); buffers (same objects, same values, also non-persistent ones); torch's CPU
@@ -75,7 +75,7 @@ def _remember(model: nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def set_mode(model: nn.Module, mode: str) -> Iterator[None]:
-    """Run the block with the whole model in ``"eval"`` or ``"train"`` mode, then everything is as in :func:`untouched`.
+    """Put the whole model in ``"eval"`` or ``"train"`` mode inside the block; restores everything as :func:`untouched`.
 
     Raises:
         UsageError: another mode.
@@ -105,7 +105,7 @@ def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The output itself, or the first tensor in it (an LSTM gives (sequence, (h, c)); attention (values, weights))."""
+    """A module's output tensor: the output itself, or the first tensor in it (as of an LSTM or an attention)."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
@@ -119,7 +119,7 @@ def first_tensor(output: Any) -> Tensor | None:
 def activations(
     model: nn.Module, outputs: Sequence[str], *, allow_repeats: bool = False
 ) -> Iterator[dict[str, Tensor]]:
-    """Record what the named modules put out, in a dictionary that every forward pass of ``model`` fills anew.
+    """Record the outputs of the named modules, in a dictionary that every forward pass of ``model`` refills.
 
     The tensors are detached copies (a later in-place ReLU does not reach them), of the module's first tensor where
     it returns several, in the module's own shape. A module that a forward pass does not call is absent.
@@ -151,7 +151,7 @@ def activations(
 
 
 def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
-    """Batches (x [n, ...], y [n]) of data, in order.
+    """Yield batches (x [n, ...], y [n]) of data, in order.
 
     Args:
         data: a pair (x, y) of tensors, an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
@@ -175,7 +175,7 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
 
 
 def whole(data: Data) -> Batch | None:
-    """The pair of tensors (x, y) that data are; None for a loader.
+    """The pair (x, y) if data are a pair of tensors; None if they are a loader.
 
     Raises:
         UsageError: as :func:`batches`.

@@ -81,10 +81,11 @@ def _by_layer(costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[s
 
 
 def cost_steps(tasks: Mapping[str, runner.Task]) -> pd.DataFrame:
-    """What each round of several runs costs, before anything is trained: columns run, round (from 1), then of all
-    clients together naive [scalars x batches], flops [FLOP] and moved [bytes] (:class:`fl_core.costs.TrainingCost`).
+    """The cost of each round of several runs, computed before anything is trained.
 
-    Everyone takes part in every round (the layer-scheduling paper's Table 4 and Fig. 7).
+    Columns run, round (from 1), then of all clients together naive [scalars x batches], flops [FLOP] and moved [bytes]
+    (:class:`fl_core.costs.TrainingCost`). Everyone takes part in every round (the layer-scheduling paper's Table 4 and
+    Fig. 7).
 
     Args:
         tasks: as :func:`fl_core.runner.assemble` gives them, by the name of the run.

@@ -1,4 +1,4 @@
-"""One call from models and data to tidy rows: :func:`diagnose`."""
+"""One call that measures metrics on models and data, and returns tidy rows: :func:`diagnose`."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def diagnose(
 
 @dataclass(frozen=True)
 class DiagnosisRequest:
-    """What is to be measured, as far as names and numbers go: to be checked before there are models.
+    """The metrics, layers and options asked for, to be checked before there are models.
 
     Attributes:
         metrics: each once, in the order given.
@@ -187,7 +187,7 @@ class DiagnosisRequest:
         batch: int = 256,
         mode: str = "eval",
     ) -> DiagnosisRequest:
-        """A request by the arguments of :func:`diagnose`.
+        """A request from the arguments of :func:`diagnose`.
 
         Raises:
             UsageError: an unknown metric or mode, an option that is unknown or out of range, or both a probe and its
@@ -201,13 +201,13 @@ class DiagnosisRequest:
         return cls(chosen, given, settings, asked, batch, mode)
 
     def kept(self, every: Sequence[Layer]) -> list[Layer]:
-        """The layers to report, of all."""
+        """The layers to report, out of all."""
         names = [layer.name for layer in every]
         wanted = names if self.layers is None else [check_known("layer", name, names) for name in self.layers]
         return [layer for layer in every if layer.name in wanted]
 
     def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
-        """The layers that a metric is given: all, where it is relative to the first or to the whole."""
+        """The layers that a metric is given: all of them if it is relative to the first layer or to the whole."""
         return every if metric.shared or metric.whole else self.kept(every)
 
     def check(self, every: Sequence[Layer]) -> None:
@@ -239,7 +239,7 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
 def _options(
     chosen: Sequence[Metric], options: Mapping[str, Mapping[str, Any]], probe: Data | None
 ) -> dict[str, dict[str, Any]]:
-    """The options of each chosen metric by its name."""
+    """The options of each chosen metric, by its name."""
     by_name: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
     for name, given in options.items():
         by_name[check_known("metric with options", name, by_name)].update(given)
@@ -264,7 +264,7 @@ def _loss(loss: Loss | str | None) -> Loss:
 
 
 def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Subject], int]:
-    """The subjects, and the number of models that were given."""
+    """The clients as subjects, and the number of models that were given."""
     model_names, own_models = _listed("models", models, isinstance(models, nn.Module))
     data_names, own_data = _listed("data", data, _is_one(data))
     for model in own_models:
@@ -292,7 +292,7 @@ def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Sub
 
 
 def _listed(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
-    """Names (none for a list) and items."""
+    """Names and items of a mapping or a sequence, or of a single item; names are empty without a mapping."""
     if one:
         return [], [given]
     items = list(given.values()) if isinstance(given, Mapping) else list(given)
@@ -325,7 +325,7 @@ def _n_train(given: Any, name: str, k: int, count: int, data: Data, seed: int) -
 
 
 def _data_digest(data: Data) -> str | None:
-    """SHA-256 of a pair; None for a loader, whose samples may come in any order."""
+    """SHA-256 of a pair of tensors; None for a loader, whose samples may come in any order."""
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
     if not (isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data)):
@@ -334,14 +334,14 @@ def _data_digest(data: Data) -> str | None:
 
 
 def _digest(clients: Mapping[str, str | None]) -> str:
-    """One digest over every client's; empty if one is not known (a loader's data are not read for it)."""
+    """One digest over all clients' digests; empty if one is unknown, as for a loader."""
     if None in clients.values():
         return ""
     return hashlib.sha256(json.dumps(clients, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """An option as JSON: of a pair its digest, of anything else that is no JSON its type."""
+    """An option as JSON: data by their digest, anything else that JSON cannot hold by its type."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""From a run, or from a dataset and a model, to a diagnosis and a plan: the steps behind the command line."""
+"""From a run, or from a dataset and a model, to a diagnosis: the functions behind the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEASURE_BATCH = 256
 
 
 def instruments() -> Instruments:
-    """What a run needs to measure and decide in its first round: pass it to :func:`fl_core.runner.run`."""
+    """The diagnostics that a run needs to decide in its first round, as :func:`fl_core.runner.run` takes them."""
     rules = tuple(name for name, rule in select.RULES.members().items() if rule.decides)
     return Instruments(observers={SENSITIVITY: SensitivityAccumulator}, decide=select.decide, rules=rules)
 
@@ -52,7 +52,7 @@ def of_run(
     command: str = "",
     **options: Any,
 ) -> Report:
-    """Diagnose the models of a checkpoint, each on its own client's training data.
+    """Diagnose the models of a run's checkpoint, each on its own client's training data.
 
     Clients are compared, and probes judged, on validation samples, which the rows' column ``split`` says: ``probe``
     where you give the samples yourself.
@@ -92,7 +92,7 @@ def of_task(
     command: str = "",
     **options: Any,
 ) -> Report:
-    """Diagnose after the first round's local training of every client from the common start: where PLayer-FL looks.
+    """Diagnose after every client's first round of local training from the common start, where PLayer-FL measures.
 
     That is one epoch, unless the configuration has more. The rows also hold what the training itself measured in its
     first epoch (federation sensitivity, variant ``training``), which is what PLayer-FL decides on. It was measured in
@@ -126,7 +126,7 @@ def of_task(
 
 
 def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mapping[str, Any]) -> None:
-    """Refuse what a diagnosis would, so that nobody trains in vain."""
+    """Refuse before any training what a diagnosis would refuse after it."""
     layers = _layering(task, options) or layers_of(task.model, example(task.data.shape), by=options["by"])
     settings, _ = _settings(task, metrics, [c.name for c in task.data.clients if len(c.train)], options)
     how = {name: options[name] for name in ("probe", "layers", "mode") if name in options}
@@ -135,13 +135,13 @@ def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mappin
 
 
 def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
-    """The layers that are given or else the task's; None where ``by`` asks for others, which the model then shows."""
+    """The given layers or else the task's; None if ``by`` asks for a grouping to be traced anew."""
     task_layers = task.layers if options.get("by", task.config.by) == task.config.by else None
     return options.get("layering") or task_layers
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
-    """The variants of a metric that a reader wants to see first: the default, and what a decision reads.
+    """The variants of a metric to show first: the default, and the ones that decisions read.
 
     Where options made others than the default, the first of them.
     """
@@ -186,7 +186,7 @@ def _diagnosed(
 def _settings(
     task: Task, metrics: str | Sequence[str], clients: Collection[str], options: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Each metric's own options, filled with what the task knows, and the split whose samples it is measured on."""
+    """Each metric's options with the task's facts filled in, and the split of samples that it is measured on."""
     settings = {name: dict(given) for name, given in (options.get("options") or {}).items()}
     splits = {}
     held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in clients}

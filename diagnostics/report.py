@@ -1,4 +1,4 @@
-"""What a diagnosis gives: tidy rows of the one schema, and the header that says of what."""
+"""The report that a diagnosis returns: rows, and a header on what was measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a diagnosis found: rows of the one schema, and the header that says of what.
+    """The result of a diagnosis: rows of the common schema, and a header on what was measured.
 
     >>> import fedlayers as fl, torch
     >>> model = torch.nn.Linear(4, 3)
@@ -48,16 +48,16 @@ class Report:
 
     @property
     def table(self) -> pd.DataFrame:
-        """All rows: the frame's, then those of the resamples."""
+        """All rows, including those of resamples."""
         return pd.concat([self.frame, self.resamples], ignore_index=True) if len(self.resamples) else self.frame
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """All layers of the model, from input to output, with their tensors."""
+        """All layers of the model with their tensors, from input to output."""
         return tuple(layer_from_json(item) for item in self.header["layers"])
 
     def values(self, metric: str, variant: str | None = None) -> pd.DataFrame:
-        """Values of one metric, layers x clients; NaN where there is none (the frame's status says why).
+        """Values of one metric, layers x clients; NaN where there is none (see the frame's status).
 
         Of a metric of pairs: each client's mean over the others; where layers are compared ``against`` another, of the
         client's own layer with the others' other one (of a single client its own). Default variant: the metric's first
@@ -98,7 +98,7 @@ class Report:
         return matrix
 
     def plot(self, metric: str, ax: Axes | None = None) -> Axes:
-        """One metric drawn over the layers; what an algorithm recorded of its insides has a figure of its own.
+        """Draw one metric over the layers, or what an algorithm recorded of its insides.
 
         Raises:
             UsageError: a metric that is not there, or Axes for one with its own figure.
@@ -115,14 +115,14 @@ class Report:
         return plots.metric(self.frame, metric, ax)
 
     def write(self, path: Path | str) -> None:
-        """Write header and rows as JSON lines."""
+        """Write header and rows to a file of JSON lines."""
         table = self.table
         records = table.astype(object).where(table.notna(), None).to_dict("records")
         rows.write(Path(path), self.header, ({str(name): value for name, value in r.items()} for r in records))
 
     @classmethod
     def read(cls, path: Path | str) -> Report:
-        """Read what :meth:`write` wrote.
+        """Read a report that :meth:`write` wrote.
 
         Raises:
             UsageError: no such file, or not a diagnosis; CorruptError: a damaged line.
@@ -145,5 +145,5 @@ class Report:
 
 
 def _usual(metric: str, present: Sequence[str]) -> str:
-    """The variant that is meant where none is named: the metric's first among those that were measured."""
+    """The variant to use if none is named: the first of the metric's that was measured."""
     return next((name for name in known(metric).variants if name in present), present[0])

@@ -1,4 +1,4 @@
-"""Rows of resampled batches: what a measurement would have been, had a client's batches been drawn anew.
+"""Rows of resampled batches: what a metric would have measured on other draws of a client's batches.
 
 A client's batches are dealt in turn into at most :data:`PARTS` parts. A resample draws as many parts as there are, with
 replacement, and gives the metric's rows of what they hold: the bootstrap of the batches (Efron 1979), in groups, so
@@ -22,7 +22,7 @@ _MARK = ", resample "
 
 
 def check_resamples(resamples: int) -> int:
-    """Refuse a number of resamples below 0.
+    """Refuse a negative number of resamples.
 
     Raises:
         UsageError: says so.
@@ -33,7 +33,7 @@ def check_resamples(resamples: int) -> int:
 
 
 def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]:
-    """How often each part counts, [resamples, parts], each summing to ``parts``; none of fewer than two parts.
+    """How often each part counts in each resample, [resamples, parts], rows summing to ``parts``; none below two parts.
 
     The seed and the client's name alone decide, so that metrics which see the same batches draw the same ones.
     """
@@ -45,7 +45,7 @@ def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]
 
 
 def marked(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
-    """The single clients' rows as those of a numbered resample, from 1: the variant and the estimator say so."""
+    """Mark single clients' rows as those of resample ``number`` (from 1), in variant and estimator."""
     return [
         {
             **row,
@@ -59,13 +59,13 @@ def marked(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
 
 
 def parted(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A frame's own rows, and those of resamples."""
+    """Split a frame into its own rows and those of resamples."""
     redrawn = table["variant"].str.contains(_MARK, regex=False)
     return table[~redrawn], table[redrawn]
 
 
 def resamples_of(table: pd.DataFrame, variant: str) -> pd.DataFrame:
-    """The resamples of a variant, with the resample's number in the column ``resample``."""
+    """The resamples of a variant, numbered in the column ``resample``."""
     start = f"{variant}{_MARK}"
     redrawn = table[table["variant"].str.startswith(start)]
     return redrawn.assign(resample=redrawn["variant"].str.removeprefix(start).astype(int))

@@ -1,4 +1,4 @@
-"""What a metric is given: the clients as subjects, and the measurement that all metrics share."""
+"""The input of every metric: the clients as subjects, and the settings that all metrics share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tick = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Subject:
-    """One client as a metric sees it.
+    """One client as a metric sees it: its model and data.
 
     Attributes:
         client: the name that stands in the rows.
@@ -39,12 +39,12 @@ class Subject:
 
 
 def quiet(client: str) -> None:
-    """A tick that does nothing."""
+    """A progress function that does nothing."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What all metrics share: which clients are measured, on which layers, by which loss, and how.
+    """What all metrics share: the clients, the layers, the loss and further settings.
 
     Attributes:
         subjects: the clients; for a metric of pairs, those that are compared.
@@ -69,18 +69,18 @@ class Measurement:
 
 
 def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
-    """Names of the layer's parameters that are read: its weights, or all of them."""
+    """Names of the layer's parameters to read: its weights, or all of them."""
     return layer.weights if tensors == "weights" else layer.parameters
 
 
 def placed(model: nn.Module, x: Tensor) -> Tensor:
-    """Samples on the model's device, in the model's type if they are floating."""
+    """Move samples to the model's device, and to its type if they are floating."""
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
     return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
 
 
 def placed_data(subject: Subject) -> Data:
-    """A subject's data where its model is and in the model's type: a pair, or a loader's batches as they come."""
+    """Move a subject's data to its model's device and type: a pair at once, a loader's batches as they come."""
     pair = whole(subject.data)
     if pair is None:
         return _PlacedLoader(subject)
@@ -89,7 +89,7 @@ def placed_data(subject: Subject) -> Data:
 
 
 class _PlacedLoader:
-    """A loader's batches, where the subject's model is and in the model's type."""
+    """A loader's batches, moved to the device and type of the subject's model."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -101,7 +101,7 @@ class _PlacedLoader:
 
 
 def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The model's output for ``x``, checked to be logits [n, C] that the labels ``y`` [n] fit.
+    """The model's output for ``x``, checked to be logits [n, C] that fit the labels ``y`` [n].
 
     Raises:
         UsageError: another output, or labels that are not class indices from 0 to C - 1.

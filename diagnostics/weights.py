@@ -1,4 +1,4 @@
-"""What the metrics of the weights alone share: a layer's weights as one row of numbers, and the rows they give.
+"""Helpers of the metrics of weights: a layer's weights as one vector, and the rows they give.
 
 No forward pass: a layer that the network does not use has values like any other. All sums are float64.
 """
@@ -22,7 +22,7 @@ from .subject import TENSORS, tensors_of
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """Which of a layer's tensors a metric of the weights reads: its ``weights``, or ``all``.
+    """The options of weight metrics: which tensors of a layer are read, ``weights`` or ``all``.
 
     Raises:
         UsageError: an unknown choice of tensors.
@@ -35,13 +35,13 @@ class WeightOptions:
 
 
 def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tensor:
-    """The layer's floating tensors as one row of float64, [n]; empty where it has none."""
+    """The layer's floating tensors as one float64 vector, [n]; empty without any."""
     floating = [values[name] for name in tensors_of(layer, tensors) if values[name].is_floating_point()]
     return entries(floating) if floating else torch.empty(0, dtype=torch.float64)
 
 
 def lacking(layer: Layer, tensors: str, *vectors: Tensor) -> str:
-    """Why there is nothing to compute from the layer's vectors, or ""."""
+    """Why nothing can be computed from the layer's vectors, or ""."""
     if not all(map(len, vectors)):
         return "the layer has no weights" if tensors == "weights" else "the layer has no parameters"
     finite = all(bool(v.isfinite().all()) for v in vectors)
@@ -49,7 +49,7 @@ def lacking(layer: Layer, tensors: str, *vectors: Tensor) -> str:
 
 
 def weight_row(metric: str, variant: str, value: float, status: str, n: int, tensors: str, **columns: Any) -> Row:
-    """A row of ``n`` weights; without a value where ``status`` says why."""
+    """A row of a metric of ``n`` weights; without a value if ``status`` says why."""
     return row(
         metric,
         None if status else value,

@@ -1,4 +1,4 @@
-"""The work of a training step, layer by layer: its FLOPs, and the memory that the backward pass waits for."""
+"""The work of a training step, layer by layer: FLOPs, and memory kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORK = ("forward_flops", "backward_flops", "activation_bytes")
 
 @dataclass
 class Work:
-    """Of one training step, by layer and for all its samples: FLOPs, and bytes that the backward pass waits for."""
+    """FLOPs and bytes kept for the backward pass, by layer, of one training step on all its samples."""
 
     forward_flops: dict[str, float] = field(default_factory=dict)
     backward_flops: dict[str, float] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Work:
 
 
 class _Ledger:
-    """Which layer is at work, and when in the order of the graph's nodes that changed."""
+    """Records which layer is running, and from which graph node on."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         used = [layer for layer in layers if layer.used] or list(layers)
@@ -43,7 +43,7 @@ class _Ledger:
         self.numbers, self.names = [-1], [self.last]
 
     def enter(self, layer: str | None) -> None:
-        """A module begins; None if it is no single layer's."""
+        """Note that a module starts; None if it is not of a single layer."""
         self._stack.append(layer)
         self.last = layer or self.last
         self._note()
@@ -60,12 +60,12 @@ class _Ledger:
             self.names.append(self.last)
 
     def of(self, number: int) -> str:
-        """The layer that was at work when the graph's node with this number was made."""
+        """The layer that was running when the graph node of this number was made."""
         return self.names[bisect_right(self.numbers, number) - 1]
 
 
 def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str = "eval", seed: int = 0) -> Work:
-    """FLOPs and kept bytes of one forward and backward pass over ``x`` [n, ...], by layer; the model is left alone.
+    """FLOPs and kept bytes, by layer, of one forward and backward pass over ``x`` [n, ...]; the model stays unchanged.
 
     Every floating parameter is differentiated, also a frozen one; the input is not.
     """
@@ -135,8 +135,10 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
 
 
 def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
-    """The layer of each module that has tensors of one layer only; a module with several layers' own tensors: its
-    first own tensor's layer."""
+    """The layer to which each module's work is charged.
+
+    That is the layer of all its tensors; where these belong to several layers, that of its first own tensor.
+    """
     layer_of = {name: layer.name for layer in layers for name in layer.tensors}
     beneath: dict[str, set[str]] = {}
     direct: dict[str, str] = {}
@@ -152,7 +154,7 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
 
 @contextmanager
 def _countable(model: nn.Module) -> Iterator[None]:
-    """Recurrent networks as the matrix products that they are: the fused kernels are not counted."""
+    """Let recurrent networks run as plain matrix products inside the block, since fused kernels are not counted."""
     with ExitStack() as stack:
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

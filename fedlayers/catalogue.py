@@ -1,4 +1,4 @@
-"""What can be named: algorithms, metrics, rules, datasets and models, read from sources with nothing heavy imported.
+"""Lists all named things (algorithms, metrics, rules, datasets, models) from sources, importing nothing heavy.
 
 >>> from fedlayers import catalogue
 >>> catalogue.entries("algorithm")["fedprox"].facts["paper"]
@@ -32,7 +32,7 @@ HOMES = {
 
 
 def entries(kind: str) -> dict[str, Entry]:
-    """All members of a kind by name: the packages' own, those of installed packages, and those of this process.
+    """All members of a kind by name: the packages' own, those of installed packages, and those made in this process.
 
     Args:
         kind: one of :data:`HOMES`.
@@ -41,12 +41,12 @@ def entries(kind: str) -> dict[str, Entry]:
 
 
 def own_entries(kind: str) -> dict[str, Entry]:
-    """Those members of a kind that the packages' own files hold, by name."""
+    """The members of a kind that are in this project's own files, by name."""
     return _registry(kind).inside
 
 
 def _registry(kind: str) -> Registry[object]:
-    """The registry of a kind: the one with this process's members where it is loaded, else one that only reads."""
+    """The registry of a kind: the one with this process's members if its package is loaded, else a read-only one."""
     return Registry.of_kind.get(kind) or Registry(kind, *HOMES[check_known("kind", kind, HOMES)], _no_member)
 
 
@@ -55,7 +55,7 @@ def _no_member(made: object, name: str) -> object:
 
 
 def check(kind: str, name: str) -> str:
-    """Return the name if there is such a member, or if it says where one is, ``package.module:attribute``.
+    """Return the name if it is a member's or the place of one, ``package.module:attribute``; else refuse it.
 
     Raises:
         UsageError: unknown, with the nearest name.
@@ -80,7 +80,7 @@ def check_names(config: RunConfig) -> None:
 
 
 def check_deciding(rule: str) -> str:
-    """Return the rule's name if it can decide in mid-run, from one curve and a threshold.
+    """Return the rule's name if it can decide during a run, from one curve and a threshold; else refuse it.
 
     Raises:
         UsageError: it cannot, with the nearest that can.
@@ -90,7 +90,7 @@ def check_deciding(rule: str) -> str:
 
 
 def families(members: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """Entries by what their module is about, in the order of modules and names."""
+    """Entries grouped by the subject of their module, in the order of modules and names."""
     grouped: dict[str, list[Entry]] = {}
     for entry in sorted(members, key=lambda each: (each.module, each.name)):
         grouped.setdefault(entry.family or entry.module, []).append(entry)

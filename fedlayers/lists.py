@@ -1,4 +1,4 @@
-"""``python -m fedlayers.lists``: the README's lists of what can be named, made anew from what there is.
+"""``python -m fedlayers.lists``: regenerates the README's lists of algorithms, metrics, rules, datasets and models.
 
 A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``; all else in the file stays.
 """
@@ -19,7 +19,7 @@ BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def algorithms() -> str:
-    """A row a family, those in bold that obey a plan."""
+    """The table of algorithms, a row per family; in bold those that obey a plan."""
     families = catalogue.families(_ours("algorithm"))
     rows = []
     for family, members in families.items():
@@ -29,7 +29,7 @@ def algorithms() -> str:
 
 
 def metrics() -> str:
-    """A row a metric: what it says of a layer, and how it is obtained."""
+    """The table of metrics: what each says of a layer, and how it is computed."""
     return _table(
         ("metric", "what it says of a layer", "its value", "how"),
         (
@@ -40,13 +40,13 @@ def metrics() -> str:
 
 
 def rules() -> str:
-    """A row a rule."""
+    """The table of rules."""
     rows = ((f"`{each.name}`", str(each.facts.get("summary", each.summary))) for each in _ours("rule"))
     return _table(("rule", "what it decides"), rows)
 
 
 def datasets() -> str:
-    """A row a dataset: what it is, and the clients and the model that it has by default."""
+    """The table of datasets: what each is, and its default clients and model."""
     from fl_core import data
 
     rows, recipes = [], data.datasets()
@@ -58,7 +58,7 @@ def datasets() -> str:
 
 
 def models() -> str:
-    """A row a model."""
+    """The table of models."""
     ours = catalogue.own_entries("model")
     summaries = {name: line for name, line in describe().items() if name in ours or ":" in name}
     return _table(("model", "what it is"), ((f"`{name}`", summary) for name, summary in summaries.items()))
@@ -74,7 +74,7 @@ LISTS: dict[str, Callable[[], str]] = {
 
 
 def updated(text: str) -> str:
-    """A page with its lists made anew.
+    """A page's text with its lists regenerated.
 
     >>> page = "Rules:\\n<!-- list:rules -->\\nan old list\\n<!-- end -->\\nThe end."
     >>> print(updated(page).splitlines()[2])
@@ -89,7 +89,7 @@ def updated(text: str) -> str:
 
 
 def _ours(kind: str) -> list[Entry]:
-    """The packages' own members of a kind: what else an environment holds is not the README's."""
+    """The members of a kind in this project: other installed packages do not belong in the README."""
     return list(catalogue.own_entries(kind).values())
 
 
@@ -103,7 +103,7 @@ def _cell(text: str) -> str:
 
 
 def main(path: Path = Path("README.md")) -> None:
-    """Bring a page's lists up to date."""
+    """Regenerate the lists of a page."""
     path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The package ``diagnostics`` under two names: in this one, where no user's file can take its place, and bare."""
+"""Makes ``diagnostics`` importable under two names with the same modules: ``fedlayers.diagnostics`` and bare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _SameModules(MetaPathFinder, Loader):
-    """Gives ``bare.x`` as the very module ``full.x``, so that a class exists once whatever name it is imported by."""
+    """An import hook that gives ``bare.x`` as the very module ``full.x``, so that each class exists only once."""
 
     def __init__(self, bare: str, full: str) -> None:
         self.bare, self.full = bare, full
@@ -32,7 +32,7 @@ class _SameModules(MetaPathFinder, Loader):
 
 
 def by_bare_name(bare: str) -> None:
-    """Make a top-level name stand for the package of that name in here, and its modules for that package's modules.
+    """Make a top-level name stand for a subpackage of this one, and its modules for that subpackage's modules.
 
     >>> import diagnostics.report
     >>> import fedlayers.diagnostics.report

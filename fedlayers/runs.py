@@ -1,4 +1,4 @@
-"""Run and resume with what the diagnostics bring along: the doors ``fl.run`` and ``fl.resume``."""
+"""``fl.run`` and ``fl.resume``: runs that can use the diagnostics to decide on their plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(
     progress: bool = True,
     **keys: Any,
 ) -> Engine:
-    """Train one algorithm on one federation to the end; the run's last state and its rows come back.
+    """Train one algorithm on one federation to the end; returns the run's last state and its rows.
 
     >>> import fedlayers as fl
     >>> engine = fl.run(dataset="heart", algorithm="playerfl", rounds=2, progress=False)
@@ -82,7 +82,7 @@ def run(
 
 
 def resume(out: Path | str, *, instruments: Instruments | None = None, **options: Any) -> Engine:
-    """Go on with a run that was interrupted, to the very bits of an undisturbed one.
+    """Continue an interrupted run, to exactly the bits of an undisturbed one.
 
     >>> import fedlayers as fl, tempfile
     >>> folder = tempfile.mkdtemp() + "/run"
@@ -103,7 +103,7 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, **options
 
 
 def of_diagnostics() -> Instruments:
-    """What measures and decides in a run's first round: the diagnostics' observers and rules."""
+    """How a run decides in its first round: by the diagnostics' observers and rules."""
     from fedlayers.diagnostics.measure import instruments
 
     return instruments()

@@ -1,1 +1,1 @@
-"""The papers' figures and tables made anew: recipes, the rows they gave, and pictures beside published values."""
+"""Reproduces the papers' figures and tables: recipes, their stored rows, and pictures beside published values."""

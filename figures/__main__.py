@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(wanted: Figures) -> str:
-    """The command that makes the same rows, without the folders of one machine."""
+    """The command that reproduces these rows, without the paths of one machine."""
     parts = ["python", "-m", "figures", wanted.name, *(["--train"] if wanted.train else [])]
     parts += ["--scale", wanted.scale] if wanted.scale != items.QUICK else []
     parts += ["--seeds", str(wanted.seeds)] if wanted.seeds is not None else []

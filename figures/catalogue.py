@@ -1,4 +1,4 @@
-"""Every figure and table of the five papers, and how far each has come."""
+"""A list of every figure and table of the five papers, each with its state of reproduction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = items.HERE / "catalogue.csv"
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list.
+    """One line of the list of figures and tables.
 
     Attributes:
         name: ``paper.fig1``, ``paper.tableA5``, ``paper.sec54``; or an item's.
@@ -29,7 +29,7 @@ class Entry:
 
     @property
     def paper(self) -> str:
-        """The paper, or the family of items, that the name begins with."""
+        """The paper, or the family of items, with which the name begins."""
         return self.name.partition(".")[0]
 
     def state(self, scale: str = QUICK) -> str:
@@ -50,7 +50,7 @@ def published() -> list[Entry]:
 
 
 def entries(paper: str = "") -> list[Entry]:
-    """The papers' figures and tables, then what else is registered by name; if asked those of one paper or family.
+    """The papers' figures and tables, then other registered items by name; optionally of one paper or family only.
 
     Raises:
         UsageError: an unknown paper or family; names the nearest.
@@ -65,7 +65,7 @@ def entries(paper: str = "") -> list[Entry]:
 
 
 def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
-    """The list: name, state and title, and the reason of what cannot be had, one a line."""
+    """The list as text: name, state and title, and why something cannot be had, one per line."""
     states = [(entry, entry.state(scale)) for entry in entries(paper)]
     wide, deep = (max(len(text) for text in column) for column in zip(*((e.name, s) for e, s in states), strict=True))
     for entry, state in states:

@@ -1,4 +1,4 @@
-"""Scores of two runs held against each other: their difference paired by seed, and what it decides."""
+"""Compares the scores of two runs: their differences paired by seed, and what those decide."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, i
 
 
 def outcome(difference: Interval, pairs: int) -> str:
-    """The verdict on a difference: ``above`` or ``below`` where its interval says so, ``level`` where that holds 0.
+    """The verdict on a difference: ``above`` or ``below`` if its interval excludes 0, else ``level``.
 
     It is ``equal`` where all pairs are, and empty below three pairs.
     """

@@ -1,4 +1,4 @@
-"""All that has rows, drawn anew: items and views at each scale, the gallery and the benchmarks' picture."""
+"""Redraws everything that has stored rows: items and views at each scale, the gallery and the benchmarks' picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_core.errors import RunError, UsageError, listing
 
 
 def jobs(out: Path | None) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What can be drawn: the name of each drawing, and a function that makes it."""
+    """Everything that can be drawn: names, each with a function that draws."""
     for _, item in sorted(items.REGISTRY.items()):
         for scale in items.SCALES:
             if scale != items.QUICK and not item.study.paper:

@@ -59,7 +59,7 @@ ALGORITHMS, SEEDS = ("local", "fedavg", "fedper", "playerfl"), 5
 
 @dataclass(frozen=True)
 class Stored:
-    """The gallery's data: rows of metrics, tables by name, and a plan."""
+    """The stored data of the gallery: rows of metrics, tables by name, and a plan."""
 
     header: Mapping[str, Any]
     frame: pd.DataFrame
@@ -68,7 +68,7 @@ class Stored:
 
     @property
     def metrics(self) -> list[str]:
-        """The registered metrics that have rows, as they stand on the page: in the order of the rows."""
+        """The registered metrics with stored rows, in the order of the rows."""
         names = [str(name) for name in self.frame["metric"].unique() if name in METRICS]
         for name, before in AFTER.items():
             if {name, before} <= set(names):
@@ -78,7 +78,7 @@ class Stored:
 
     @property
     def without_rows(self) -> str:
-        """A line on the registered metrics that have no rows, and what measures them; empty where there is none."""
+        """A line on registered metrics without rows, and the command that measures them; empty if all have rows."""
         names = sorted(set(METRICS) - set(self.metrics))
         return f"no rows yet: {listing(names)}; measure with: python -m figures {NAME} --train" if names else ""
 
@@ -105,12 +105,12 @@ class Entry:
 
 
 def folder(out: Path | None = None) -> Path:
-    """Where rows and tables are stored."""
+    """The folder of stored rows and tables."""
     return items.ROWS / NAME if out is None else out / NAME
 
 
 def measured(to: Path, *, data_root: str | None = None, command: str = "", progress: bool = True) -> float:
-    """Make the runs, measure, and store rows and tables in ``to``; returns the seconds that it took.
+    """Make the runs, measure, and store rows and tables in ``to``; returns the seconds taken.
 
     Raises:
         UsageError: data that are not there; RunError: a run failed.
@@ -174,7 +174,7 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
 
 
 def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that are drawn: of each metric the variant that the album shows; of the density one client's."""
+    """The rows to draw: the variant that the album shows of each metric; of the density one client's."""
     parts = []
     for name, part in frame.groupby("metric", sort=False):
         if name == "hessian_spectrum":
@@ -209,7 +209,7 @@ def _diagnose(metric: str) -> str:
 
 
 def _plotted(metric: str, picture: str | None = None) -> Callable[[Stored], Figure]:
-    """The album's picture of a metric, or the one beside it."""
+    """The album's picture of a metric, or a further one beside it."""
 
     def draw(stored: Stored) -> Figure:
         return album(stored.frame[stored.frame["metric"] == metric], [metric])[picture or metric]()
@@ -218,7 +218,7 @@ def _plotted(metric: str, picture: str | None = None) -> Callable[[Stored], Figu
 
 
 def _says(metric: str, stored: Stored) -> str:
-    """The sentence on a metric: what it is, which direction is which, and the unit."""
+    """A sentence on a metric: meaning, direction and unit."""
     about = METRICS[metric]
     part = stored.frame[stored.frame["metric"] == metric]
     if metric != WHOLE:
@@ -234,7 +234,7 @@ def _says(metric: str, stored: Stored) -> str:
 
 
 def entries(stored: Stored) -> list[Entry]:
-    """The gallery: a picture of every metric that has rows, and of what stands beside and behind them."""
+    """The pictures of the gallery: one of every metric with rows, and further ones."""
     pictures = [
         Entry(
             name,
@@ -338,7 +338,7 @@ def load(at: Path) -> Stored:
 
 
 def redraw(at: Path, out: Path | None = None) -> Path:
-    """Draw the stored rows and tables: pictures, and the page that shows them; returns the page.
+    """Draw the stored rows and tables as pictures, and write the page that shows them; returns the page.
 
     Raises:
         UsageError, CorruptError: as of :func:`load`.

@@ -1,4 +1,4 @@
-"""An item is one figure or table of a paper: the runs behind it, what is measured on them, and how it is drawn.
+"""Items: a figure or table of a paper with its runs, what is measured on them, and how it is drawn.
 
 Training and drawing never meet. :func:`train` makes rows from an item's runs, :func:`redraw` makes a picture, a table
 of published and measured values and a page of findings from stored rows alone. An item whose runs are long keeps a
@@ -44,7 +44,7 @@ ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was ma
 
 @dataclass(frozen=True)
 class Finding:
-    """One expectation and what came out; ``held`` is None where the runs do not decide it."""
+    """An expectation and its outcome; ``held`` is None if the runs do not decide it."""
 
     expected: str
     measured: str
@@ -76,7 +76,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Item:
-    """One figure or table, or a study that several are drawn from.
+    """A figure or table, or a study from which several are drawn.
 
     Attributes:
         name: ``paper.what``.
@@ -102,7 +102,7 @@ class Item:
 
     @property
     def study(self) -> Item:
-        """The item whose rows are drawn: this one."""
+        """The item whose rows are drawn: itself."""
         return self
 
     @property
@@ -113,7 +113,7 @@ class Item:
 
     @property
     def without_rows(self) -> str:
-        """A line on what could be drawn and has no rows yet; empty where there is nothing."""
+        """A line on what could be drawn but has no rows yet; empty if there is nothing."""
         return ""
 
     @property
@@ -141,7 +141,7 @@ class Item:
         )
 
     def path(self, folder: Path | None = None) -> Path:
-        """Where its rows are stored."""
+        """The path of its stored rows."""
         return rows_path(self.name, folder)
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -177,7 +177,7 @@ class View:
 
     @property
     def study(self) -> Item:
-        """The item whose rows are drawn: the source, at its scale.
+        """The item whose rows are drawn: the view's source, at the view's scale.
 
         Raises:
             UsageError: there is no such item, or not at this scale.
@@ -194,7 +194,7 @@ class View:
         return replace(self, name=_scaled(self.name, scale), scale=scale)
 
     def path(self, folder: Path | None = None) -> Path:
-        """Where the source's rows are stored."""
+        """The path of the source's stored rows."""
         return self.study.path(folder)
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -227,7 +227,7 @@ def find(name: str) -> Drawn:
 
 
 def drawings(item: Drawn) -> list[Drawn]:
-    """All drawings that an item's name stands for: itself if it has a drawing, and the views of it at its scale."""
+    """All drawings of an item: itself if it can be drawn, and the views of it at the same scale."""
     name, _, scale = item.name.partition("@")
     views = [each for each in REGISTRY.values() if isinstance(each, View) and each.source == name]
     return [*([item] if item.draw else []), *(each.at(scale or QUICK) for each in views)]
@@ -238,7 +238,7 @@ def _scaled(name: str, scale: str) -> str:
 
 
 def rows_path(name: str, folder: Path | None = None) -> Path:
-    """Where an item's rows are stored."""
+    """The path of an item's stored rows."""
     return (ROWS if folder is None else folder) / f"{name}.jsonl"
 
 
@@ -254,7 +254,7 @@ def train(
     command: str = "",
     progress: bool = True,
 ) -> float:
-    """Make an item's rows anew and store them; returns the seconds that it took.
+    """Make an item's rows anew and store them; returns the seconds taken.
 
     Args:
         seeds: number of seeds in place of the item's own.
@@ -290,14 +290,14 @@ def train(
 
 
 def about(task: runner.Task) -> dict[str, Any]:
-    """A run as the rows' header describes it: configuration, layers and data, nothing of this machine."""
+    """A run's description for the rows' header: configuration, layers and data, nothing of this machine."""
     config = {k: v for k, v in task.config.to_json().items() if k not in (*ELSEWHERE, "seed")}
     config["init"] = config["init"] and Path(config["init"]).name
     return {"config": config, "layers": [asdict(layer) for layer in task.layers], "data": {}}
 
 
 def records(frame: pd.DataFrame) -> Iterator[rows.Row]:
-    """The rows of a frame, as they are written."""
+    """The rows of a frame as records to be written."""
     table = frame.astype(object).where(frame.notna(), None)
     return ({str(name): value for name, value in record.items()} for record in table.to_dict("records"))
 

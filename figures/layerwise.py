@@ -1,4 +1,4 @@
-"""What figures of layer-wise measurements share: measuring after one epoch, curves, reference values, drawing."""
+"""Helpers of figures that measure layers: measuring after one epoch, curves, reference values, drawing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BAND: dict[str, Any] = {"facecolor": "0.85", "edgecolor": "0.55", "linewidth": 
 
 @dataclass(frozen=True)
 class Definition:
-    """One way to measure federation sensitivity, and how clients are combined: plain mean, or by training samples."""
+    """One definition of federation sensitivity, with the mean over clients: plain, or by training samples."""
 
     run: str
     variant: str
@@ -39,12 +39,12 @@ class Definition:
     colour: str
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The clients' rows of this definition."""
+        """The clients' rows by this definition."""
         own = (frame["run"] == self.run) & (frame["metric"] == SENSITIVITY) & (frame["variant"] == self.variant)
         return frame[own & (frame["client"] != "")]
 
     def combined(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Federation sensitivity of all clients together: seeds x layers."""
+        """Federation sensitivity of all clients together, seeds x layers."""
         rows = self.rows(frame)
         rows = rows if self.weighted else rows.assign(n_train=1)
         return weighted_mean(rows, ["seed", "layer"]).unstack("layer")[list(rows["layer"].unique())]
@@ -54,7 +54,7 @@ class Definition:
 
 
 class Sites:
-    """Every client's locally trained model of one round, ready to be diagnosed; ``round`` 0 is the common start's."""
+    """Every client's locally trained model of one round, to be diagnosed; ``round`` 0 is that of the common start."""
 
     def __init__(self, task: runner.Task, models: Mapping[str, nn.Module], round: int) -> None:
         self.task, self.models, self.round = task, models, round
@@ -95,7 +95,7 @@ class Epoch(Sites):
         super().__init__(task, models, 0)
 
     def sensitivity(self, variant: str) -> pd.DataFrame:
-        """S of every client by one definition."""
+        """Federation sensitivity of every client by one definition."""
         options: dict[str, Any] = {"when": variant}
         if variant == "training":
             options["recorded"] = self.recorded
@@ -104,7 +104,7 @@ class Epoch(Sites):
 
 
 def after_run(task: runner.Task) -> Sites:
-    """Every client in the last round of the configured run, after its local training and before any averaging.
+    """Every client's model of a run's last round, after local training and before aggregation.
 
     The run is kept in a temporary folder while it lasts.
     """
@@ -150,7 +150,7 @@ def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
 
 
 def reference(paper: str, dataset: str, quantity: str, layers: Sequence[str], place: str) -> pd.DataFrame:
-    """Low and high of one published quantity of a paper: layers x (low, high, how); ``attrs`` says where it stands."""
+    """Published range of a quantity: layers x (low, high, how); ``attrs`` says where it is published."""
     printed = items.published(paper)
     printed = printed[(printed["dataset"] == dataset) & (printed["quantity"] == quantity) & (printed["place"] == place)]
     ranges = printed.set_index("layer").reindex(layers)[["low", "high", "how"]]
@@ -159,7 +159,7 @@ def reference(paper: str, dataset: str, quantity: str, layers: Sequence[str], pl
 
 
 def read_off(paper: str, dataset: str, quantity: str, layers: Sequence[str]) -> pd.DataFrame:
-    """A published range over sites, wherever the paper has it; like :func:`reference`, empty where it has none."""
+    """A published range over clients, from anywhere in the paper; like :func:`reference`, empty if there is none."""
     printed = items.published(paper)
     printed = printed[
         (printed["dataset"] == dataset) & (printed["quantity"] == quantity) & printed["place"].str.startswith("Fig")
@@ -175,7 +175,7 @@ def read_off(paper: str, dataset: str, quantity: str, layers: Sequence[str]) -> 
 def lines_beside(
     quantity: str, definition: str, reference: pd.DataFrame, values: pd.DataFrame, what: str, whole_range: bool = False
 ) -> list[dict[str, Any]]:
-    """Table lines of curves (layers x curves) beside a reference; ``what`` says over what the median is taken.
+    """Table rows of curves (layers x curves) beside a reference; ``what`` says over what medians are taken.
 
     The measured bounds are the 5th and 95th percentile of the curves, or the least and greatest value.
     """
@@ -213,7 +213,7 @@ def cuts(combined: pd.DataFrame, thresholds: Sequence[float] = select.THRESHOLDS
 
 
 def cut_lines(definition: Definition, counts: pd.DataFrame, where: str) -> list[dict[str, Any]]:
-    """Table lines of :func:`cuts`; ``where`` says what the paper has."""
+    """Table rows of :func:`cuts`; ``where`` says what the paper has."""
     n = int(counts.iloc[0].sum())
     return [
         {
@@ -231,22 +231,22 @@ def cut_lines(definition: Definition, counts: pd.DataFrame, where: str) -> list[
 
 
 def listed(values: pd.Series) -> str:
-    """Names and values in one line, 4 digits."""
+    """Names and values as text on one line, with 4 digits."""
     return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def ranges(reference: pd.DataFrame) -> str:
-    """Low and high of each layer in one line, without layers at which they agree."""
+    """Lowest and highest value of each layer as text on one line, without layers where they agree."""
     return ", ".join(f"{row.Index} {row.low:g}-{row.high:g}" for row in reference.itertuples() if row.high > row.low)
 
 
 def within(values: pd.Series, reference: pd.DataFrame) -> bool:
-    """Whether every layer's value lies in its range, which is known to two decimals."""
+    """Whether every layer's value is in its range, which is known to two decimals."""
     return bool(((values >= reference["low"] - 5e-3) & (values <= reference["high"] + 5e-3)).all())
 
 
 def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float) -> Finding:
-    """Whether ``layer`` is the last shared one in at least the share ``least`` of the seeds."""
+    """Whether ``layer`` is the last shared one in at least the share ``least`` of seeds."""
     n = int(counts.loc[threshold].sum())
     found = ", ".join(f"{name} in {count}" for name, count in counts.loc[threshold].items() if count)
     return Finding(
@@ -258,7 +258,7 @@ def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str,
 
 
 def settings(header: Mapping[str, Any], run: str) -> str:
-    """How a run trained, in words."""
+    """How a run was trained, in words."""
     config = header["runs"][run]["config"]
     optimizer = config["optimizer"] + (" (amsgrad)" if config["amsgrad"] else "")
     return (
@@ -276,7 +276,7 @@ def band(ax: Axes, reference: pd.DataFrame, label: str) -> None:
 
 
 def bars(ax: Axes, counts: pd.DataFrame) -> None:
-    """Stacked bars: the share of seeds with each last shared layer, over the thresholds."""
+    """Draw stacked bars: the share of seeds with each last shared layer, over thresholds."""
     share = counts.div(counts.sum(axis=1), axis=0)
     colours = plt.get_cmap("cividis")(np.linspace(0.1, 0.95, share.shape[1]))
     bottom = np.zeros(len(share))
@@ -289,7 +289,7 @@ def bars(ax: Axes, counts: pd.DataFrame) -> None:
 
 
 def panel(ax: Axes, curves: Mapping[str, tuple[pd.DataFrame, str]], *, log: bool, ylabel: str) -> None:
-    """Thin lines of every client and seed, a thick one through their medians, for each definition."""
+    """Draw a thin line per client and seed and a thick one for their medians, for each definition."""
     for label, (values, colour) in curves.items():
         ax.plot(range(len(values)), values, color=colour, linewidth=0.5, alpha=0.35)
         ax.plot(range(len(values)), values.median(axis=1), color=colour, linewidth=2.2, marker="o", label=label)

@@ -1,4 +1,4 @@
-"""Does every algorithm learn? All of them on the same real data, beside Local and FedAvg."""
+"""Whether every algorithm learns: all of them on the same real data, beside Local and FedAvg."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ RETRAINED = "PLayer-FL, Table A.7"
 
 
 def cited() -> pd.DataFrame:
-    """The papers' accuracy of each method: value and spread, and in ``local`` and ``fedavg`` what stands beside it."""
+    """Each method's accuracy in its paper: value and spread, with Local's and FedAvg's in ``local`` and ``fedavg``."""
     columns = []
     for where, (paper, places, dataset, setting) in CITED.items():
         printed = items.published(paper)
@@ -112,7 +112,7 @@ def cited() -> pd.DataFrame:
 
 
 def recipes() -> dict[str, RunConfig]:
-    """Every registered algorithm, the references on FedPFT's network, and the runs aside.
+    """Runs of every registered algorithm, of the references on FedPFT's network, and further ones.
 
     Methods stand in the order of the papers' tables, and after them by name, wherever they are registered. What needs a
     model of residual blocks, as clients of unequal depth do, is compared elsewhere.
@@ -126,7 +126,7 @@ def recipes() -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Each client's accuracy after the last round, and a client's steps and FLOPs a round and steps of fine-tuning."""
+    """Record each client's final accuracy, a client's steps and FLOPs per round, and steps of fine-tuning."""
     _, frame = trained(task)
     accuracy = tested(frame)
     final = accuracy[(accuracy["round"] == task.config.rounds) & accuracy["model"].isin(["global", "personal"])]
@@ -143,7 +143,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def scores(frame: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
-    """Mean accuracy over clients, runs x seeds, of the personal models (where there are none, of the global one)."""
+    """Mean accuracy over clients, runs x seeds, of the personal models (of the global one without any)."""
     final = frame[frame["metric"] == "accuracy"]
     if model is None:
         personal = final.groupby(["run", "seed"])["model"].transform(lambda each: (each == "personal").any())
@@ -155,7 +155,7 @@ def scores(frame: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
 
 
 def claim(value: float, spread: float, reference: float) -> str:
-    """What a paper's numbers say: above or below a reference by more than the value's own spread, else level."""
+    """A paper's claim against a reference: above or below it by more than the value's own spread, else level."""
     if math.isnan(value) or math.isnan(reference):
         return ""
     gap, spread = round(value - reference, 6), 0.0 if math.isnan(spread) else spread  # 89.8 - 89.1 is 0.7
@@ -163,14 +163,14 @@ def claim(value: float, spread: float, reference: float) -> str:
 
 
 def came_out(expected: str, measured: str) -> str:
-    """Whether a paper's ``above`` came out: yes, no, or open; nothing where the paper does not claim it."""
+    """Whether a paper's claim ``above`` was confirmed: yes, no or open; empty without such a claim."""
     if expected != "above":
         return ""
     return {"above": "yes", "below": "no"}.get(measured, "open")
 
 
 def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """A line a run: accuracy, differences to the references on the same network, and what the papers say."""
+    """A row per run: accuracy, differences to the references on the same network, and the papers' claims."""
     best, shared = scores(frame), scores(frame, "global")
     papers, personal = cited(), set(frame.loc[frame["model"] == "personal", "run"])
     counted = frame[frame["metric"].isin(["steps", "flops"])]
@@ -336,7 +336,7 @@ def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
 
 
 def _gaps(ax: Axes, part: pd.DataFrame) -> None:
-    """Draw each run's difference to Local, in points, with its interval."""
+    """Draw each run's difference to Local in percentage points, with its interval."""
     y = np.arange(len(part))
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
     ax.hlines(y, 100 * part["local_low"], 100 * part["local_high"], color=COLOURS[0], linewidth=1.6)

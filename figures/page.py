@@ -1,4 +1,4 @@
-"""Numbers and tables as an item's page shows them, and a sentence on the runs that it lacks."""
+"""Formats numbers and tables for an item's page, and says which runs are missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def percent(mean: float, low: float, high: float, sign: str = "") -> str:
-    """A share in percent with half its interval; a dash where there is none."""
+    """A share in percent with half the width of its interval; a dash if there is none."""
     if math.isnan(mean):
         return "–"
     half = "" if math.isnan(low) else f" ± {100 * (high - low) / 2:.1f}"
@@ -16,19 +16,19 @@ def percent(mean: float, low: float, high: float, sign: str = "") -> str:
 
 
 def seeds_in_words(count: int) -> str:
-    """A number of seeds in words: ``1 seed``, ``3 seeds``."""
+    """A number of seeds as text: ``1 seed``, ``3 seeds``."""
     return f"{count} seed{'s' * (count != 1)}"
 
 
 def markdown(columns: Mapping[str, Sequence[Any]]) -> str:
-    """A Markdown table of columns of equal length."""
+    """A Markdown table from columns of equal length."""
     lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
     lines += [" | ".join(map(str, cells)) for cells in zip(*columns.values(), strict=True)]
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None) -> str:
-    """A sentence on the runs that are missing or diverged; empty where none is.
+    """A sentence on missing or diverged runs; empty without any.
 
     Args:
         header: as :meth:`figures.recipe.Recipe.read` gives it.

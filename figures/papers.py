@@ -1,4 +1,4 @@
-"""What the papers print, as data: one file a paper below ``published/``, one schema for all."""
+"""The papers' published numbers as data: one file per paper below ``published/``, all in one schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("place", "how", *KEY[1:], *NUMBERS, "note")
 
 
 def published(paper: str) -> pd.DataFrame:
-    """A paper's published numbers, a row each, in the order in which they are printed.
+    """A paper's published numbers, one per row, in printed order.
 
     What does not apply to a number is empty: ``""`` in a column of text, NaN among the numbers. Differences that a
     paper prints in brackets beside its values are left out.
@@ -58,7 +58,7 @@ def published(paper: str) -> pd.DataFrame:
 def published_table(
     paper: str, place: str, *, rows: str = "method", values: str = "value", **chosen: str
 ) -> pd.DataFrame:
-    """One table of a paper as it stands there: methods x what else it distinguishes, in the order of print.
+    """One published table: methods x its other columns, in printed order.
 
     ``published_table("player_fl", "Table 1", quantity="macro_f1")`` has methods x datasets. Columns are those of
     :data:`KEY` in which the chosen numbers differ, as levels where they are several; a cell that is not printed is NaN.

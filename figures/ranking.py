@@ -1,4 +1,4 @@
-"""How algorithms stand beside each other over several datasets: mean ranks, Friedman's test, post-hoc tests."""
+"""Ranks algorithms over several datasets: mean ranks, Friedman's test, post-hoc tests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Ranking:
 
     @property
     def says(self) -> str:
-        """Friedman's test in words."""
+        """The result of Friedman's test in words."""
         test = self.friedman
         return f"p = {test.p_value:.2g} over {test.n_blocks} datasets" if test.status == "ok" else test.status
 

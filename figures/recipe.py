@@ -1,4 +1,4 @@
-"""A recipe names data, methods and seeds; its runs are trained one after another and never twice.
+"""Recipes of data, methods and seeds, whose runs are trained one after another and stored for good.
 
 A recipe is an item (:mod:`figures.items`) whose runs take long. It keeps a file of rows for each run and seed, so that
 it can be made in parts: interrupted, within a budget, or by several processes that were given different runs. A run
@@ -44,18 +44,18 @@ def by_method(base: RunConfig, methods: Iterable[str], own: Mapping[str, Mapping
 
 
 def scored_at_end(config: RunConfig) -> RunConfig:
-    """The run evaluated, and its state stored, after the last round only."""
+    """The configuration with evaluation and saving after the last round only."""
     return replace(config, eval_every=config.rounds, checkpoint_every=config.rounds)
 
 
 def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
-    """Train a task to its end; returns the run, and its rows."""
+    """Train a task to its end; returns the run and its rows."""
     engine = runner.run(task.config, loaded=task.data, instruments=measure.instruments(), progress=False)
     return engine, runner.frame(engine)
 
 
 def labels(task: runner.Task) -> dict[str, Any]:
-    """What each row of a run says of it: algorithm and seed."""
+    """The columns that identify a run in its rows: algorithm and seed."""
     return {"algorithm": task.config.algorithm, "seed": task.config.seed}
 
 
@@ -65,7 +65,7 @@ def tested(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def unchanged(config: RunConfig, run: str, folder: Path) -> RunConfig:
-    """The configuration itself, of a run that needs nothing else before it starts."""
+    """The same configuration, for runs that need no preparation."""
     return config
 
 
@@ -74,7 +74,7 @@ def unchanged(config: RunConfig, run: str, folder: Path) -> RunConfig:
 
 @dataclass(frozen=True)
 class Recipe(items.Item):
-    """A figure or table whose rows are kept run by run, in a folder of its name.
+    """A figure or table whose rows are stored run by run, in a folder of its name.
 
     ``measure`` is given the folder too: (task, run, folder) -> rows.
 
@@ -101,19 +101,19 @@ class Recipe(items.Item):
         return [(run, seed) for seed in range(most) for run in self.runs if seed < counts[run]]
 
     def awaited(self) -> list[tuple[str, int]]:
-        """Every (run, seed) that the figure is of: all but the newcomers'."""
+        """Every (run, seed) that the figure needs: all but those of newly added runs."""
         return [(run, seed) for run, seed in self.planned() if run not in self.newcomers]
 
     @property
     def state(self) -> str:
-        """``ready`` where all rows are stored, else how many runs are."""
+        """``ready`` if all rows are stored, else how many runs are."""
         awaited = self.awaited()
         stored = sum(rows_file(self.path(), run, seed).is_file() for run, seed in awaited)
         return "no rows" if not stored else "ready" if stored == len(awaited) else f"{stored} of {len(awaited)} runs"
 
     @property
     def without_rows(self) -> str:
-        """A line on the newcomers, and what trains them; empty where there is none."""
+        """A line on newly added runs and the command that trains them; empty without any."""
         if not self.newcomers:
             return ""
         names = sorted(self.newcomers)
@@ -123,7 +123,7 @@ class Recipe(items.Item):
         return (items.ROWS if folder is None else folder) / self.name
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Read the runs that are stored, with a header like any item's.
+        """Read the stored runs, with a header like any item's.
 
         The header also has ``had``, the seeds of each run that came to its end, ``failed``, the reasons of those that
         did not, and ``missing``.
@@ -167,12 +167,12 @@ class Recipe(items.Item):
 
 
 def rows_file(folder: Path, run: str, seed: int) -> Path:
-    """The file that holds the rows of one run."""
+    """The file of one run's rows."""
     return folder / f"{run}-{seed}.jsonl"
 
 
 def newcomers(name: str, runs: Iterable[str]) -> frozenset[str]:
-    """The runs of which an item has no committed rows of seed 0."""
+    """Newly added runs: those without committed rows of seed 0."""
     return frozenset(run for run in runs if not rows_file(items.ROWS / name, run, 0).is_file())
 
 
@@ -190,7 +190,7 @@ def train(
     command: str = "",
     progress: bool = True,
 ) -> float:
-    """Make the runs that are not there yet, and store each as soon as it is finished; returns the seconds taken.
+    """Train the runs that are missing and store each at once; returns the seconds taken.
 
     Args:
         only: names of the runs to make; default all.
@@ -255,12 +255,12 @@ def _make(item: Recipe, folder: Path, run: str, seed: int, data_root: str | None
 
 
 def _asked(item: Recipe, run: str) -> dict[str, Any]:
-    """A run's configuration as it was asked for, without what belongs to a machine."""
+    """A run's configuration as it was requested, without anything of one machine."""
     return {name: value for name, value in item.runs[run].to_json().items() if name not in items.ELSEWHERE}
 
 
 def _check_same(item: Recipe, folder: Path, run: str, seed: int) -> float:
-    """How long a stored run took; refuses one that was made with another configuration."""
+    """The training time of a stored run; refuses one made with another configuration."""
     path = rows_file(folder, run, seed)
     header, now = rows.read_header(path), _asked(item, run)
     if header.get("item") != item.name:

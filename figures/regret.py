@@ -1,4 +1,4 @@
-"""Was the rule right? On real datasets every cut is trained, and each rule's choice is held against the best one."""
+"""Regret of rules on real datasets: every cut is trained, and each rule's choice is compared with the best cut."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL = 0.02
 
 
 def recipes() -> dict[str, RunConfig]:
-    """FedPer on each dataset, as small as in the comparison of PLayer-FL's methods; MNIST as Fashion-MNIST."""
+    """FedPer on each dataset, as small as in the comparison of PLayer-FL's methods; MNIST like Fashion-MNIST."""
     sizes = {name: dict(case.quick) for name, case in CASES.items()}
     sizes = {"heart": sizes.pop("heart"), "mnist": sizes["fashion_mnist"], **sizes}
     sizes["heart"]["rounds"] = CASES["heart"].rounds
@@ -52,7 +52,7 @@ def recipes() -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Validation and test score of every cut, and what every rule decides after the first epoch."""
+    """Record validation and test scores of every cut, and every rule's decision after the first epoch."""
     seed = task.config.seed
     with TemporaryDirectory() as out:
         judged = regret(task.config, RULES, (seed,), out, score=SCORE, progress=False)
@@ -72,7 +72,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def of_dataset(frame: pd.DataFrame, dataset: str) -> Regret:
-    """The rows of one dataset, read back."""
+    """The stored regret of one dataset, rebuilt from its rows."""
     part = frame[frame["run"] == dataset]
     scores = part[part["metric"] == CUT].assign(cut=lambda t: t["variant"].astype(int), last=lambda t: t["layer"])
     table = scores.pivot(index=["seed", "cut", "last"], columns="split", values="value").reset_index()
@@ -117,7 +117,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _trim(ax: Axes, title: str) -> None:
-    """Take the legend and long labels off one panel of several, which stand elsewhere."""
+    """Remove legend and long labels from one panel of several, since they are drawn elsewhere."""
     legend = ax.get_legend()
     if legend is not None:
         legend.remove()
@@ -169,7 +169,7 @@ def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, regrets: Mapping[str,
 
 
 def _table(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> pd.DataFrame:
-    """Every dataset's table of rules, one below the other, and the means over datasets."""
+    """Every dataset's table of rules, one below another, and means over datasets."""
     parts = [each.table.assign(dataset=name) for name, each in regrets.items()]
     over = [
         dict(zip(("regret", "regret_low", "regret_high"), mean_interval(line.dropna()), strict=True))

@@ -1,4 +1,4 @@
-"""Calling functions that others wrote: what they can be given by name, and whether an option is among that."""
+"""Checks before calling somebody's function: which arguments it takes by name, and whether an option is among them."""
 
 from __future__ import annotations
 

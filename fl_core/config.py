@@ -259,7 +259,7 @@ def _located(dataset: str) -> str:
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:
-    """Data that were given are dealt already."""
+    """Refuse options on reading and partitioning for data that were given as they are, clients and all."""
     for key in (*READING, *DEALING):
         if getattr(config, key) != getattr(RunConfig, key):
             raise UsageError(

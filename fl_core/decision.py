@@ -1,4 +1,4 @@
-"""How a run comes to its plan: what its clients measure in the first round, and who decides on that.
+"""How a run decides on its layer plan: what clients measure in the first round, and which rule reads it.
 
 An algorithm that decides (PLayer-FL) measures in its own first round. Any other one that obeys a plan can have the
 same measurement made ahead of its run (``plan=auto``), of which only the plan and what it cost remain.
@@ -42,12 +42,12 @@ class Decide(Protocol):
         seed: int,
         data: str,
     ) -> LayerPlan:
-        """``measured``: one mapping a client with ``client``, ``weight``, ``layers`` and ``importance``."""
+        """Make a plan of ``measured``, which per client has ``client``, ``weight``, ``layers`` and ``importance``."""
 
 
 @dataclass(frozen=True)
 class Instruments:
-    """What a run borrows from the rooms above: observers by name, and the decision they serve."""
+    """The diagnostics that a run may use, handed in from above: observers by name, and the function that decides."""
 
     observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(default_factory=dict)
     decide: Decide | None = None
@@ -56,7 +56,7 @@ class Instruments:
 
 @dataclass(frozen=True)
 class Decision:
-    """Who decides on a run's plan, by which rule, and whether the clients measure ahead of the run.
+    """How a run decides on its plan: by which function and rule, and whether clients measure before the first round.
 
     Attributes:
         ahead: measure before the first round, for an algorithm that does not do so itself.
@@ -69,7 +69,7 @@ class Decision:
     threshold: float = 1.2
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse a run that needs a decision which nobody can make, before any work.
+        """Refuse a run that needs a decision without anything to decide it, before any work.
 
         Raises:
             UsageError: no instruments, an unknown rule, or a model or training that leaves nothing to decide on.
@@ -95,7 +95,7 @@ class Decision:
             raise UsageError("a decision is made on what local training shows: epochs must be at least 1")
 
     def before(self, engine: Engine) -> LayerPlan | None:
-        """The plan of a run whose clients measure ahead of it; None where they do not, or the run knows its plan."""
+        """Measure ahead of the first round and decide on the plan; None if not asked for, or if a plan is given."""
         if not self.ahead or engine.algorithm.plan is not None:
             return None
         scouting, work = scouted(engine)
@@ -103,7 +103,7 @@ class Decision:
         return self._plan(engine, taken(scouting.server))
 
     def amid(self, engine: Engine) -> LayerPlan | None:
-        """The plan of an algorithm that decides, when its clients have measured; None before."""
+        """Decide on the plan once the clients of an algorithm that measures have done so; None before that."""
         if not engine.algorithm.decides or MEASURED not in engine.server.meta:
             return None
         return self._plan(engine, taken(engine.server))
@@ -127,13 +127,13 @@ class Decision:
 
 
 def taken(server: State) -> list[Measurement]:
-    """What the clients measured, taken out of the server's state."""
+    """Remove the clients' measurements from the server's state and return them."""
     measured: list[Measurement] = server.meta.pop(MEASURED)
     return measured
 
 
 def scouted(engine: Engine, keep: bool = False) -> tuple[Engine, Work]:
-    """The measuring exchange of PLayer-FL by the clients of the first round, beside an engine's run.
+    """Run PLayer-FL's measuring exchange with the first round's clients, apart from the engine's own run.
 
     Args:
         keep: also keep the clients' trained models, and report all that was measured, not just what a decision needs.
@@ -150,7 +150,7 @@ def scouted(engine: Engine, keep: bool = False) -> tuple[Engine, Work]:
 
 
 def first_models(engine: Engine) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
-    """Every client's model after the local training in which PLayer-FL measures, and its measurement, by client."""
+    """Each client's model after PLayer-FL's measuring training, and its measurement, by client."""
     scouting, _ = scouted(engine, keep=True)
     measured = taken(scouting.server)
     return scouting.kept["local"], {engine.names[each["client"]]: each for each in measured}

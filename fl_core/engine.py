@@ -73,11 +73,11 @@ class Engine:
 
     @property
     def problem(self) -> Problem:
-        """The task as the algorithm knows it."""
+        """What the algorithm may know of the task."""
         return self.algorithm.problem
 
     def beside(self, algorithm: Algorithm) -> Engine:
-        """An engine of the same clients and the same start, whose exchanges leave this run nothing but their time."""
+        """A second engine with the same clients and start; its exchanges change nothing of this run but its timing."""
         other = Engine(algorithm, self.data, self.initial, self.client_runner, self.executor, self.schedule)
         other.folder, other.clock = self.folder, self.clock
         other._use(algorithm)
@@ -86,7 +86,7 @@ class Engine:
     # --- the loop ---
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint; what the clients have there is read when it is needed."""
+        """Continue from a checkpoint; clients' states are read from it when they are needed."""
         self.server, self.done = checkpoint.server, checkpoint.round
         self.clients = ClientStates(self.names, checkpoint.clients.__getitem__, self.folder)
         self.clients.changed.clear()
@@ -98,7 +98,7 @@ class Engine:
 
     @tree.one_thread()
     def run(self, progress: bool = True) -> None:
-        """All rounds that are left.
+        """Run all remaining rounds.
 
         Raises:
             NonFiniteError: training or aggregation met NaN or infinity; earlier checkpoints stay.
@@ -135,7 +135,7 @@ class Engine:
 
     @tree.one_thread()
     def step(self) -> None:
-        """One round: train, aggregate, and evaluate, record and save when they are due.
+        """Run one round: train, aggregate, and where due evaluate, record and save.
 
         In one thread: what is done here is small, and a second one would wait for a core that clients train on.
         """
@@ -169,7 +169,7 @@ class Engine:
         self._note_time()
 
     def exchange(self, rnd: Round, work: Work, splits: tuple[str, ...] = (), keep_local: tuple[int, ...] = ()) -> None:
-        """Send to the sampled clients, let them train, and mix what they reply: one client after the other.
+        """Run one exchange: send to the sampled clients, train them, and aggregate their replies as they come.
 
         Args:
             work: what it costs is added here.
@@ -183,7 +183,7 @@ class Engine:
                 pass
 
     def _replies(self, rnd: Round, work: Work, splits: tuple[str, ...], keep_local: frozenset[int]) -> Iterator[Update]:
-        """The clients' updates, each made when it is asked for; their states and records are taken in here."""
+        """Yield the sampled clients' updates one by one, storing their states and recorded numbers on the way."""
 
         def jobs() -> Iterable[TrainJob]:
             for client in rnd.sampled:
@@ -206,7 +206,7 @@ class Engine:
             yield Update(client, self.problem.n_train[client], result.message)
 
     def _run(self, part: str, jobs: Iterable[Job]) -> Iterator[Result]:
-        """The executor's results; the time until each is charged to a part, but for what moving them takes."""
+        """Yield the executor's results, and charge the waiting time to a part of the run, moving data apart."""
         results = iter(self.executor.run(jobs))
         while True:
             before = self.executor.moved
@@ -223,7 +223,7 @@ class Engine:
     # --- the algorithm ---
 
     def _check_phases(self) -> None:
-        """Refuse phases of the first exchange, and of fine-tuning, that name what is not there."""
+        """Refuse phases of the first exchange or of fine-tuning that name a loss, step or tree that does not exist."""
         phases = self.algorithm.phases(Round(0, self.algorithm.exchanges(0)[0], (0,)), 0)
         phases += self.algorithm.finetuning(self.schedule.rounds, 0)
         contract.check_phases(self.algorithm, phases, self.client_runner.makers)
@@ -234,7 +234,7 @@ class Engine:
         self.executor.use(algorithm)
 
     def _adopt(self, plan: LayerPlan) -> None:
-        """Go on with the algorithm made anew under a plan that was decided on."""
+        """Continue with the algorithm rebuilt under the plan that was decided on."""
         in_force = self.algorithm.adopt(plan)
         self._use(self.algorithm.with_plan(in_force))
         self.server.meta["plan"] = in_force.to_json()
@@ -245,14 +245,14 @@ class Engine:
         return ClientStates(self.names, self._start, self.folder)
 
     def _start(self, name: str) -> State:
-        """A client that has yet to take part, as the plan in force has it."""
+        """The state of a client before its first round, under the present plan."""
         state = self.algorithm.client_state(self.initial, self.index[name])
         return State({kind: tree.clone(each) for kind, each in state.trees.items()}, state.meta)
 
     # --- evaluation ---
 
     def _finetune(self, recorded: bool) -> None:
-        """Fine-tune a copy of every client's model, if the algorithm does so now; they are kept under ``personal``."""
+        """Fine-tune a copy of every client's model if the algorithm asks for it now, and keep it under ``personal``."""
         if not self.algorithm.finetuning(self.done, 0):
             return
         rnd = Round(self.done, "finish", tuple(range(len(self.names))))
@@ -272,7 +272,7 @@ class Engine:
         self.record_work(work, variant="finish", rows=recorded)  # what is tuned to be evaluated is no cost of training
 
     def models(self, client: int) -> dict[str, Tree]:
-        """The models of one client as they stand: global and/or personal, and the fine-tuned one after the end."""
+        """The present models of one client: global and/or personal, and the fine-tuned one after the end."""
         name = self.names[client]
         models = self.algorithm.models(self.server, self.clients[name], Round(self.done))
         tuned = self.kept["personal"].get(name) if "personal" in self.kept else None
@@ -324,7 +324,7 @@ class Engine:
         return self._flops[case]
 
     def record_work(self, work: Work, variant: str = "", rows: bool = True) -> None:
-        """Count the steps of local training, and make rows of what it cost."""
+        """Count the steps of local training, and record rows of its cost."""
         self._steps += sum(int(value) for (_, metric, _), value in work.items() if metric == "steps")
         if not rows:
             return

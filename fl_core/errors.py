@@ -1,4 +1,4 @@
-"""What can go wrong, by whose hand: a request that cannot be met, or a run that failed."""
+"""The exceptions: a request that cannot be met is told apart from a run that failed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 
 class UsageError(ValueError):
-    """The request itself is at fault: an unknown name, a missing file, data that do not fit. Exit code 2."""
+    """The request is at fault: an unknown name, a missing file, data that do not fit. Exit code 2."""
 
 
 class RunError(RuntimeError):
-    """The request was sound and its execution failed. Exit code 1."""
+    """The request was valid but running it failed. Exit code 1."""
 
 
 class NonFiniteError(RunError):
@@ -26,7 +26,7 @@ class CorruptError(RunError):
 
 
 class ForeignError(CorruptError):
-    """Stored bytes are as they were written, but for another run."""
+    """Stored bytes are intact, but belong to another run."""
 
 
 class BusyError(RunError):
@@ -34,14 +34,14 @@ class BusyError(RunError):
 
 
 def listing(names: Iterable[str], most: int = 12) -> str:
-    """Comma-separated names, at most ``most`` of them, with the count of those left out."""
+    """Names separated by commas, at most ``most`` of them, followed by how many were left out."""
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
 
 def check_known(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return ``name`` if it is one of ``known``.
+    """Return ``name`` if it is one of ``known``, else refuse it and name the nearest.
 
     Raises:
         UsageError: names the kind, the unknown name, the nearest valid one, and what is known.
@@ -57,7 +57,7 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_distinct(asks: str, what: str, values: Sequence[object]) -> None:
-    """Refuse a list that is empty, or that holds something twice.
+    """Refuse an empty list, or one with duplicates.
 
     Args:
         asks: who needs it, as the message says it; ``what``: what each value is.

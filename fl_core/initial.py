@@ -1,4 +1,4 @@
-"""Where training starts: weights from a file, or from the global model of another run."""
+"""Initial weights from a file, or from the global model of another run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_core.tree import Tree
 
 
 def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[str] | None = None) -> list[str]:
-    """Put trained weights into a fresh model, and say what stays fresh.
+    """Copy trained weights into a fresh model, and return notes on what stays fresh.
 
     All tensors must be there under the model's own names and in its shapes, with two exceptions. The linear layer that
     gives the logits stays as it is where the weights are for another number of classes. Of texts, each word's row of
@@ -65,7 +65,7 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
 
 
 def _has_global_model(run: store.Run) -> bool:
-    """Whether a run's clients evaluate a global model; if its algorithm is somebody's own code, by its rows."""
+    """Whether a run's clients evaluate a global model; for an algorithm of the user's own, by its rows."""
     name, options = run.config["algorithm"], run.config["options"]
     if any(isinstance(each, str) and is_outside(each) for each in (name, *options.values())):
         return bool((run.rows()[1]["model"] == "global").any())

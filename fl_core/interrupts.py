@@ -1,4 +1,4 @@
-"""What Ctrl-C does: one line that says how to go on, and exit code 130, from the first import to the last."""
+"""How Ctrl-C ends a program: one line on how to continue, and exit code 130, from the first import to the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CODE = 130
 
 @contextmanager
 def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
-    """Let Ctrl-C within the block end this process, with what ``goes_on`` gives as its last line.
+    """Let Ctrl-C within the block end this process, with the text of ``goes_on`` as its last line.
 
     Within an import it ends at once, for an exception there could be swallowed, turned into another or end in a
     traceback; elsewhere ``KeyboardInterrupt`` is raised, so that workers are ended and files closed on the way. Where
@@ -44,7 +44,7 @@ def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterat
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Keep Ctrl-C from this process until the block ends, and for ever from a process that is started in it."""
+    """Delay Ctrl-C in this process until the block ends; processes started inside never receive it."""
     came: list[int] = []
     heard = _main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
     earlier = signal.signal(signal.SIGINT, lambda number, frame: came.append(number)) if heard else None

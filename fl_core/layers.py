@@ -1,4 +1,4 @@
-"""The ordered layers of any network: which tensors belong together, and in which order a forward pass meets them."""
+"""The layers of any network in forward order: which tensors form one layer, found by tracing a forward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a model: the unit that is federated or kept local.
+    """One layer of a model: the unit that is shared or kept local.
 
     >>> layer = Layer("conv1", ("conv1.weight", "conv1.bias", "norm1.weight", "norm1.bias"), ("norm1.running_mean",))
     >>> layer.weights
@@ -153,7 +153,7 @@ def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:
 
 
 def _owner(name: str) -> str:
-    """The path of the module that owns a tensor; a parametrised weight belongs to the module it parametrises."""
+    """The path of the module that owns a tensor; a parametrised weight belongs to the module whose weight it is."""
     return name.rpartition(".")[0].partition(".parametrizations")[0]
 
 
@@ -169,7 +169,7 @@ def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]
 def _units(
     model: nn.Module, tensors: dict[str, Tensor], by: str, groups: Sequence[str] | None
 ) -> dict[str, str | None]:
-    """The unit of each tensor, None for a parameter that a container holds loosely."""
+    """The unit (module path) to which each tensor belongs, None for a parameter that sits directly in a container."""
     modules = dict(model.named_modules())
     if groups is not None and by != "block":
         raise UsageError(f"groups of modules go with by='block', not with by={by!r}")
@@ -213,7 +213,7 @@ def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str:
-    """The deepest path that holds the most of the named tensors, at least this fraction, and no others; or ""."""
+    """The deepest module path with the most of the named tensors, at least this fraction, and no others; or ""."""
     counts = _held(names)
     everywhere = _held(tensors)
     own = [path for path, n in counts.items() if n >= least * len(names) and n == everywhere[path]]
@@ -221,7 +221,7 @@ def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str
 
 
 def _held(names: Iterable[str]) -> dict[str, int]:
-    """How many of the named tensors are under each module path."""
+    """Count the named tensors below each module path."""
     counts: dict[str, int] = {}
     for name in names:
         parts = _owner(name).split(".")
@@ -233,7 +233,7 @@ def _held(names: Iterable[str]) -> dict[str, int]:
 
 
 def _norm_joins(model: nn.Module, trace: _Trace, units: set[str]) -> dict[str, str]:
-    """Normalisations that join the Linear or convolution used last before them, if it has as many channels.
+    """Which normalisations join the Linear or convolution used last before them, by equal numbers of channels.
 
     Both must be units of their own: what a group holds stays as it is, and nothing is added to a group.
     """
@@ -258,7 +258,7 @@ def _channels(module: nn.Module) -> int | None:
 
 
 def _neighbour(moment: int | None, first: dict[str, int], owner: str) -> str:
-    """The unit of a loose parameter: the last one entered before the moment of its first use, else the next one."""
+    """The unit that a container's own parameter joins: the last one entered before its first use, else the next."""
     if moment is None or not first:
         return owner
     earlier = [unit for unit in first if first[unit] <= moment]
@@ -283,7 +283,7 @@ def _output(unit: str, names: list[str], owners: dict[str, str], trace: _Trace, 
 
 @dataclass
 class _Trace:
-    """Moments of one forward pass, counted over both kinds of events."""
+    """When modules and tensors were first used in a forward pass, counted over both."""
 
     called: dict[str, int]  # module path -> its first call
     touched: dict[str, int]  # tensor -> the first time that a function made a tensor from it
@@ -294,7 +294,7 @@ class _Trace:
 
 
 class _Touches(TorchFunctionMode):
-    """Notes when a function first makes a tensor from one of the model's (reading its type or shape is no use)."""
+    """Records when a function first computes a tensor from one of the model's (reading its shape does not count)."""
 
     def __init__(self, names: dict[int, str], trace: _Trace) -> None:
         super().__init__()

@@ -70,13 +70,13 @@ class Registry(Generic[Member]):
 
     @cached_property
     def inside(self) -> dict[str, Entry]:
-        """What the package's own files hold, by name in sorted order, read without importing them."""
+        """Members in the package's own files, by name in sorted order, read without importing them."""
         entries = {entry.name: entry for entry in read_package(self.package, self.marker)}
         return dict(sorted(entries.items()))
 
     @cached_property
     def announced(self) -> dict[str, Entry]:
-        """What installed packages announce as entry points, read from their metadata."""
+        """Members that installed packages announce as entry points, read from their metadata."""
         entries = {}
         for point in entry_points(GROUP):
             kind, _, name = point.name.partition(".")
@@ -85,7 +85,7 @@ class Registry(Generic[Member]):
         return entries
 
     def entries(self) -> dict[str, Entry]:
-        """All members that have a name, without importing any; the package's own first, in sorted order."""
+        """All named members without importing any; the package's own first, in sorted order."""
         here = {name: _entry(name, *origin, self._members[name]) for origin, name in self._made_from.items()}
         others = {name: entry for name, entry in {**self.announced, **here}.items() if name not in self.inside}
         return {**self.inside, **others}
@@ -101,7 +101,7 @@ class Registry(Generic[Member]):
         return iter(self.names())
 
     def __getitem__(self, name: str) -> Member:
-        """The member of that name, or that ``package.module:attribute`` is.
+        """The member of a name or, for ``package.module:attribute``, the attribute at that place.
 
         Raises:
             UsageError: unknown, with the nearest name; nothing there to import; or no such thing.
@@ -128,14 +128,14 @@ class Registry(Generic[Member]):
 
 
 def entry_points(group: str) -> Any:
-    """What installed packages announce; the module that reads their metadata is imported only then."""
+    """The entry points of installed packages; the module that reads them is imported only when needed."""
     from importlib.metadata import entry_points
 
     return entry_points(group=group)
 
 
 def _entry(name: str, module: str, attribute: str, member: Any) -> Entry:
-    """A member that this process has made, with what its plain attributes say."""
+    """The description of a member made in this process, from its plain attributes."""
     facts: dict[str, Any] = {}
     for key in (key for key in dir(member) if not key.startswith("_")):
         value = getattr(member, key)
@@ -148,13 +148,13 @@ def _entry(name: str, module: str, attribute: str, member: Any) -> Entry:
 
 
 def is_outside(name: str) -> bool:
-    """Whether a name is the place of somebody's own code, ``package.module:attribute``."""
+    """Whether a name is the place of the user's own code, ``package.module:attribute``."""
     module, colon, attribute = name.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
 def imported(kind: str, path: str) -> Any:
-    """What ``package.module:attribute`` names; modules in the working directory count, after all that is installed.
+    """Import what ``package.module:attribute`` names; modules in the working directory are found last.
 
     Raises:
         UsageError: there is no such module, or nothing of that name in it.

@@ -1,4 +1,4 @@
-"""Runs by configuration: run, resume, train once to measure, and read models back."""
+"""Train by configuration: run, resume, train once to measure, and read models back."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def resume(
     progress: bool = True,
     until: int | None = None,
 ) -> Engine:
-    """Go on from the last complete checkpoint; the end is bit for bit that of an undisturbed run.
+    """Continue a run from its last complete checkpoint; the end is bit for bit that of an undisturbed run.
 
     That holds with the same versions of Python and its packages; a warning names those that have changed.
 
@@ -148,7 +148,7 @@ def resume(
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
-    """The configuration and the plan given to a run, from its ``config.json``."""
+    """The configuration of a run and the plan given to it, from its ``config.json``."""
     beside: tuple[str, ...] = ("shape", "classes", "words", "given", "in_force", "command", "own")
     if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
         beside += (*READING, *DEALING)
@@ -159,7 +159,7 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """What of a configuration is the place of somebody's own code, ``package.module:name``, by key."""
+    """The user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
     named = {key: config.get(key) for key in ("algorithm", "dataset", "partition", "rule")}
     named |= {f"option {key}": value for key, value in config["options"].items()}
     code = {key: value for key, value in named.items() if isinstance(value, str) and is_outside(value)}
@@ -167,13 +167,13 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _said(code: Collection[str], model_code: str | Collection[str] | None) -> set[str]:
-    """All names of code that a caller has said, one or several, by either keyword."""
+    """The code that a caller allows to be run, as a set of names, from both keywords."""
     names = [(each,) if isinstance(each, str) else (each or ()) for each in (code, model_code)]
     return {name for group in names for name in group}
 
 
 def _check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], **given: Any) -> None:
-    """Refuse to go on without what the run was given: data or a model from Python, or the names of its code."""
+    """Refuse to resume without what the run began with: data or a model from Python, or permission for its code."""
     for kind in stored["own"]:
         if given[kind] is None:
             raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
@@ -195,7 +195,7 @@ def _check_device(name: str) -> None:
 
 
 def _check_same_start(task: Task, path: Path, weights: bool) -> None:
-    """Refuse to go on with other data or another model than the run began with, as the rows' header names them."""
+    """Refuse to resume with other data or another initial model than the rows' header names."""
     began = store.Run(path).header()
     now = task.header("")
     if began["data"] != now["data"]:
@@ -262,14 +262,14 @@ def _execute(
 
 
 def decision_of(task: Task, instruments: Instruments) -> Decision:
-    """How a task comes to its plan, if it begins without one that it needs."""
+    """How a task decides on its plan, if it starts without one that it needs."""
     config = task.config
     ahead = config.plan == AUTO and not task.algorithm(None).decides
     return Decision(instruments, ahead, config.rule, config.threshold)
 
 
 def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
-    """Where a task's clients run."""
+    """The client runner of a task."""
     config = task.config
     return ClientRunner(
         task.model,

@@ -1,4 +1,4 @@
-"""When things happen in a run, and to whom."""
+"""The schedule of a run: when to evaluate and save, and which clients take part in a round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fl_core import seeds
 
 @dataclass
 class Schedule:
-    """When things happen, in rounds, and how much of local training is recorded.
+    """When a run evaluates and saves, in rounds, and how much of local training it records.
 
     Attributes:
         local_scores: score what local training gave in every round, not only where all clients are evaluated.
@@ -35,7 +35,7 @@ class Schedule:
         return done % self.eval_every == 0 or done == self.rounds
 
     def splits(self, done: int) -> tuple[str, ...]:
-        """On which splits locally trained models are scored, in the round after which so many are done."""
+        """The splits on which locally trained models are scored, in the round after ``done`` rounds."""
         if self.evaluates(done):
             return ("validation", "test")
         return ("validation",) if self.local_scores else ()
@@ -46,7 +46,7 @@ class Schedule:
 
 
 def sampled_clients(seed: int, index: int, count: int, participation: float) -> tuple[int, ...]:
-    """The clients of a round, ascending: max(1, floor(participation x count)) of them, the same for all algorithms."""
+    """The clients of a round, ascending: max(1, floor(participation x count)), the same for all algorithms."""
     take = max(1, int(participation * count + 1e-9))
     if take >= count:
         return tuple(range(count))

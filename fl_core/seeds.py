@@ -1,4 +1,4 @@
-"""Random draws that depend on what they are for and on nothing else.
+"""Random seeds and generators derived from the purpose of a draw, independent of all other draws.
 
 Every draw comes from a generator seeded by a hash of (run seed, purpose, round, client, stream). The algorithm's
 name is never part of it, so two algorithms whose definitions coincide see the same batches and stay equal bit for
@@ -16,7 +16,7 @@ import torch
 
 
 def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
-    """A 63-bit seed for one purpose: the first 8 bytes of SHA-256 over the parts, each with its type."""
+    """A 63-bit seed for one purpose: the first 8 bytes of SHA-256 over the given parts and their types."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (int(run_seed), purpose, *parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 

@@ -1,4 +1,4 @@
-"""What a package's files define, read from their text: names, first lines and plain values, with nothing imported."""
+"""Reads a package's sources without importing it: the names that its files define, first lines and plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Definition = ast.ClassDef | ast.FunctionDef
 
 @dataclass(frozen=True)
 class Entry:
-    """A member as its source says it, without importing it.
+    """A registry member as its source describes it, without importing it.
 
     Attributes:
         module: where it is, importable; empty for an entry point that has not been imported.
@@ -85,12 +85,12 @@ class Sources:
         return self._trees[module]
 
     def summary(self, module: str, name: str) -> str:
-        """The first line of a definition's docstring; empty where there is none."""
+        """The first line of a definition's docstring; empty without one."""
         nodes = [node for node in self.tree(module).body if isinstance(node, Definition) and node.name == name]
         return first_line(ast.get_docstring(nodes[0])) if nodes else ""
 
     def entry(self, module: str, node: Definition, call: ast.Call | None) -> Entry:
-        """A definition under a decorator, which has arguments where there is a ``call``."""
+        """The description of a decorated definition, with the decorator's arguments from ``call``."""
         facts: dict[str, Any] = {}
         bases: tuple[str, ...] = ()
         if isinstance(node, ast.ClassDef):
@@ -107,7 +107,7 @@ class Sources:
     # --- classes ---
 
     def _attributes(self, module: str, node: ast.ClassDef) -> dict[str, Any]:
-        """The plain attributes of a class and of what it is made of, where that is in this package."""
+        """The plain attributes of a class, and of its base classes in this package."""
         facts: dict[str, Any] = {}
         for place, each in reversed(self._lineage(module, node)):
             for name in (item.name for item in each.body if isinstance(item, Definition)):
@@ -119,7 +119,7 @@ class Sources:
         return facts
 
     def _fields(self, module: str, node: ast.ClassDef) -> dict[str, Any]:
-        """The fields of a dataclass with their defaults; of a default that is no literal, its text."""
+        """The fields of a dataclass with their defaults; a default that is no literal is given as source text."""
         fields: dict[str, Any] = {}
         for place, each in reversed(self._lineage(module, node)):
             values = _assigned(each, fields=True)
@@ -135,7 +135,7 @@ class Sources:
         return [each for k, each in enumerate(found) if each not in found[k + 1 :]]
 
     def _class(self, module: str, path: str) -> tuple[str, ast.ClassDef] | None:
-        """The class that a module calls by a name, or by ``Outer.Inner``."""
+        """The class that a name in a module refers to, also as ``Outer.Inner``."""
         name, _, inner = path.partition(".")
         for node in self.tree(module).body:
             if isinstance(node, ast.ClassDef) and node.name == name:
@@ -153,7 +153,7 @@ class Sources:
     # --- values ---
 
     def _plain(self, module: str, values: Mapping[str, ast.expr]) -> dict[str, Any]:
-        """Those of the values that are literals, or made of names that stand for literals."""
+        """Values that are literals, or made of names that stand for literals."""
         plain = {}
         for name, value in values.items():
             try:
@@ -163,7 +163,7 @@ class Sources:
         return plain
 
     def constant(self, module: str, name: str) -> ast.expr | None:
-        """What a module assigns to a name, or the module that it is imported from."""
+        """The value that a module assigns to a name or imports under it."""
         if module not in self._values:
             self._values[module] = _assigned(self.tree(module))
         if name in self._values[module]:
@@ -177,7 +177,7 @@ class Sources:
 
 
 class _Filled(ast.NodeTransformer):
-    """Puts a module's constants in the place of their names."""
+    """Replaces the names of a module's constants by their values."""
 
     def __init__(self, sources: Sources, module: str) -> None:
         self.sources, self.module = sources, module
@@ -188,7 +188,7 @@ class _Filled(ast.NodeTransformer):
 
 
 def _path(module: str) -> Path:
-    """A module's folder, or its file without the ending; only its top-level package is looked for, none imported."""
+    """A module's folder, or its file without the suffix; finds the top-level package without importing anything."""
     top, *rest = module.split(".")
     spec = find_spec(top)
     folders = spec.submodule_search_locations if spec else None
@@ -196,7 +196,7 @@ def _path(module: str) -> Path:
 
 
 def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
-    """The module that an import names."""
+    """The absolute name of the module that an import statement names."""
     if not node.level:
         return node.module or ""
     parts = module.split(".")
@@ -209,7 +209,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _assigned(node: ast.ClassDef | ast.Module, fields: bool = False) -> dict[str, ast.expr]:
-    """What a body assigns, a chain or a tuple of names each by itself; or the fields of a dataclass only."""
+    """The names that a class or module body assigns, with their values; or only the fields of a dataclass."""
     values: dict[str, ast.expr] = {}
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:

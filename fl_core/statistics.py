@@ -221,7 +221,7 @@ def _rank_error(n_algorithms: int, n_blocks: int) -> float:
 
 
 def _aligned(**named: Values) -> list[NDArray[np.float64]]:
-    """The values as float64 vectors of one length of at least 1, Series in the order of the first one's index."""
+    """Values as float64 vectors of equal length (at least 1); Series are put in the order of the first one's index."""
     order: pd.Index | None = None
     vectors = []
     for name, values in named.items():
@@ -240,7 +240,7 @@ def _aligned(**named: Values) -> list[NDArray[np.float64]]:
 
 
 def _incomplete(table: pd.DataFrame) -> str:
-    """Why a table cannot be ranked, or nothing."""
+    """Why a table cannot be ranked; empty if it can."""
     if table.empty:
         return "the table is empty"
     missing = ~np.isfinite(table.to_numpy(float, na_value=math.nan))

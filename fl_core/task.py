@@ -1,4 +1,4 @@
-"""A configuration made real: data, model, layers, criterion and algorithm, refused where they do not fit together."""
+"""Builds what a configuration names (data, model, layers, criterion, algorithm) and checks that it fits together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fl_core.tree import Tree
 
 @dataclass
 class Task:
-    """A configuration made real: data, model, layers, criterion, and how to build the algorithm."""
+    """What a configuration names, built: data, model, layers, criterion, and how to build the algorithm."""
 
     config: RunConfig
     data: FederatedData
@@ -44,12 +44,12 @@ class Task:
     said: tuple[str, ...] = ()
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
-        """The configured algorithm under what it makes of a plan."""
+        """The configured algorithm, under the plan that it adopts from the given one."""
         algorithm = find(self.config.algorithm)(self.problem, None, self.config.options)
         return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
 
     def notes(self) -> list[str]:
-        """What is no error but good to know: clients with a single class, or with less than a batch; a fresh head."""
+        """Warnings on clients with a single class, or with less than a batch, and on a fresh head."""
         found = list(self.said)
         for client in self.data.clients:
             n, batch = len(client.train), int(self.config.batch or 1)
@@ -60,7 +60,7 @@ class Task:
         return found
 
     def header(self, command: str) -> dict[str, Any]:
-        """The first line of every rows file that comes from this task."""
+        """The first line of every rows file of this task."""
         return {
             "version": fl_core.__version__,
             "command": command,
@@ -178,7 +178,7 @@ def assemble(
 
 
 def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
-    """A note on clients that nobody asked for."""
+    """A warning if samples are dealt to made-up clients by default, with neither a partition nor a number asked for."""
     if config.partition is not None or config.clients is not None or data.partition.kind == "natural":
         return []
     return [
@@ -192,7 +192,7 @@ def _with_statistics(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _normalisations(model: nn.Module) -> frozenset[str]:
-    """What belongs to modules that normalise over batches: found by their type, not by their name."""
+    """Names of the tensors of normalisation layers, which are found by their type, not by their name."""
     found = _with_statistics(model).items()
     return frozenset(f"{name}.{key}".lstrip(".") for name, module in found for key in module.state_dict())
 

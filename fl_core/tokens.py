@@ -1,4 +1,4 @@
-"""What data and models both know of texts: samples are sequences of token ids."""
+"""The shape of texts as token ids, which data and models share."""
 
 from __future__ import annotations
 

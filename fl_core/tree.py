@@ -30,7 +30,7 @@ def of(module: nn.Module) -> Tree:
 
 
 def live(module: nn.Module) -> dict[str, Tensor]:
-    """A module's own parameters and persistent buffers by name, each tensor once (ties under their first name)."""
+    """A module's own tensors, not copies: parameters and persistent buffers by name, each once (ties by first name)."""
     persistent = module.state_dict(keep_vars=True).keys()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: tensor for name, tensor in tensors.items() if name in persistent}
@@ -58,7 +58,7 @@ def clone(tree: Mapping[str, Tensor]) -> Tree:
 
 
 def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
-    """The named entries, in the tree's order, without copying.
+    """The entries of these names, in the tree's order, without copying.
 
     Raises:
         KeyError: a name that the tree does not have.
@@ -71,13 +71,13 @@ def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
 
 
 def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
-    """``a - b`` entry by entry, over floating entries (integer counters have no meaningful difference)."""
+    """``a - b`` entry by entry over floating entries; integer counters are left out."""
     check_same(a, b)
     return {name: a[name] - b[name] for name in a if a[name].is_floating_point()}
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], order: int = 2) -> float:
-    """Distance over all floating entries, accumulated in float64; 0 = equal. Order 2 is Euclidean, 1 sums sizes."""
+    """Distance of two trees over all floating entries, in float64; 0 = equal. Order 2 is Euclidean, 1 is absolute."""
     gaps = sub(a, b)
     return sum(float(gaps[name].double().abs().pow(order).sum()) for name in sorted(gaps)) ** (1 / order)
 
@@ -96,7 +96,7 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch's sums in one thread inside the block: their order, so their bits, depends on the number of threads."""
+    """Run torch with one thread inside the block, since the order of sums, and so their bits, depends on threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -106,7 +106,7 @@ def one_thread() -> Iterator[None]:
 
 
 def n_bytes(tree: Mapping[str, Tensor]) -> int:
-    """Bytes of the entries as they travel; a bool mask costs one bit an entry, integer counters are not counted."""
+    """Bytes of the entries as they are sent; a bool mask costs one bit per entry, integer counters nothing."""
     bits = 0
     for tensor in tree.values():
         if tensor.dtype == torch.bool:
@@ -169,7 +169,7 @@ def first_nonfinite(tree: Mapping[str, Tensor]) -> str | None:
 
 
 class Mean:
-    """A streaming weighted mean whose bits do not depend on how the work was spread over processes.
+    """A streaming weighted mean that gives the same bits however the work is spread over processes.
 
     Trees are added in their order; every key is averaged over the trees that have it:
     mean_k = sum_i w_i t_ik / sum_i w_i. Sums run in float64 over groups of :data:`GROUP` consecutive trees, then
@@ -187,7 +187,7 @@ class Mean:
         self._count = 0
 
     def add(self, tree: Mapping[str, Tensor], weight: float) -> None:
-        """Add one tree with a weight above 0 (clients' training-set sizes, usually).
+        """Add a tree with a weight above 0, usually the client's number of training samples.
 
         Raises:
             UsageError: a weight that is not positive, or a shape that differs from an earlier tree's.
@@ -209,7 +209,7 @@ class Mean:
             self._close_group()
 
     def result(self) -> Tree:
-        """The mean, in the trees' own types; empty if nothing was added."""
+        """The mean, in the trees' own types; empty before anything is added."""
         self._close_group()
         return {
             key: (total / self._weight[key]).to(self._dtype[key]) if key in self._weight else total

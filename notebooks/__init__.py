@@ -1,1 +1,1 @@
-"""Notebooks that tell the story in cells, and what keeps them executed (:mod:`notebooks.execute`)."""
+"""Tutorial notebooks, and the tools that keep their outputs up to date (:mod:`notebooks.execute`)."""

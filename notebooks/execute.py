@@ -1,4 +1,4 @@
-"""Run notebooks from a clean kernel, and store them with their outputs and nothing of the machine that made them."""
+"""Runs notebooks in a fresh kernel, and stores them with outputs but nothing of the machine that made them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PATH = re.compile(r"(?<![\w.<])/(?:home|root|tmp|work|usr|opt|var|Users)/[\w./-
 
 
 def names() -> list[str]:
-    """The notebooks that there are."""
+    """Names of all notebooks."""
     return sorted(path.stem for path in HERE.glob("*.ipynb"))
 
 
 def executed(name: str, folder: Path, data_root: str | None = None) -> NotebookNode:
-    """The notebook with the outputs of a fresh kernel that works in ``folder``.
+    """The notebook with outputs of a fresh kernel working in ``folder``.
 
     Args:
         data_root: folder of the named datasets' files; None = the kernel knows of none.
@@ -49,7 +49,7 @@ def executed(name: str, folder: Path, data_root: str | None = None) -> NotebookN
 
 
 def tidied(notebook: NotebookNode) -> NotebookNode:
-    """The notebook as it is stored: numbered cells, the same metadata everywhere, pictures in 256 colours."""
+    """The notebook in its stored form: numbered cells, uniform metadata, pictures in 256 colours."""
     notebook.metadata = nbformat.from_dict(KERNEL)
     number = 0
     for k, cell in enumerate(notebook.cells):
@@ -71,12 +71,12 @@ def tidied(notebook: NotebookNode) -> NotebookNode:
 
 
 def paths_in(notebook: NotebookNode) -> list[str]:
-    """Paths of this machine in the text of outputs: there should be none."""
+    """Paths of this machine in the outputs; there should be none."""
     return [path for text in _texts(notebook) for path in _PATH.findall(text)]
 
 
 def warnings_in(notebook: NotebookNode) -> list[str]:
-    """What cells wrote to standard error: there should be nothing."""
+    """What cells wrote to standard error; there should be nothing."""
     return [
         output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.get("name") == "stderr"
     ]
@@ -111,7 +111,7 @@ def _texts(notebook: NotebookNode) -> list[str]:
 
 
 def _smaller(png: str) -> str:
-    """The same picture with a palette, where that is smaller."""
+    """The picture with a palette if that is smaller, else unchanged."""
     image = Image.open(io.BytesIO(base64.b64decode(png)))
     if image.mode == "P":
         return png

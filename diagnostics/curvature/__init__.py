@@ -1,1 +1,1 @@
-"""How the Hessian of one layer is measured: what is exact, what is estimated, and how each is checked."""
+"""Measures the Hessian of single layers: exact traces, estimates with their errors, eigenvalues."""

@@ -1,4 +1,4 @@
-"""Hessian traces by other packages, PyHessian and curvlinops, on the same call: cross-checks of this package's own.
+"""Hessian traces by the packages PyHessian and curvlinops, to cross-check this package's own.
 
 Each gets a layer as a module of its own, whose only parameters are the layer's, and the mean loss; the model itself is
 not handed out. The probes are drawn and averaged in a way that gives a standard error. What the packages get wrong:
@@ -32,7 +32,7 @@ BACKENDS = ("fedlayers", "pyhessian", "curvlinops")
 
 
 class _Block(nn.Module):
-    """One layer's parameters as those of a module; everything else of the model is constant."""
+    """A module whose only parameters are those of one layer; the rest of the model is constant."""
 
     def __init__(self, run: Differentiable, names: Sequence[str]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _MeanLoss(nn.Module):
 
 
 class _Typed:
-    """The batches, in the type of the computation."""
+    """The batches, converted to the floating type of the computation."""
 
     def __init__(self, run: Differentiable, data: Data, batch: int) -> None:
         self._run, self._data, self._batch = run, data, batch
@@ -70,7 +70,7 @@ class _Typed:
 
 
 def check(backend: str, estimator: str, mode: str) -> None:
-    """Refuse what a backend cannot do.
+    """Refuse options that a backend does not support.
 
     Raises:
         UsageError: train mode, or another estimator than weight-space probes.
@@ -86,7 +86,7 @@ def check(backend: str, estimator: str, mode: str) -> None:
 def trace(
     backend: str, run: Differentiable, data: Data, layer: str, names: Sequence[str], batch: int, probes: int
 ) -> tuple[float, float, str]:
-    """Value and standard error of one layer's trace, and the status: what the package could not do, or "ok"."""
+    """Value and standard error of one layer's trace, and a status: "ok", or why the backend has no value."""
     draw = _pyhessian if backend == "pyhessian" else _curvlinops
     block, source = _Block(run, names), _Typed(run, data, batch)
     try:

@@ -1,4 +1,4 @@
-"""Exact Hessian traces of layers through which the logits are piecewise linear, and the decision which these are."""
+"""Exact Hessian traces of layers in which the logits are piecewise linear, and the check which layers those are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKED = 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which layers have an exact trace.
+    """Which layers have an exact trace, and why the others have none.
 
     Attributes:
         reached: names of the parameters that reach the logits.
@@ -41,7 +41,7 @@ class Verdict:
 
 
 def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdict:
-    """Decide layer by layer, from the autograd graph and a numerical check on a few samples of the first batch."""
+    """Decide for each layer whether its trace is exact, by the graph and by a numerical check on a few samples."""
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     modules = dict(run.model.named_modules(remove_duplicate=False))
     names = [name for layer in layers for name in layer.parameters]
@@ -79,7 +79,7 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
 def exact_traces(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, n_classes: int
 ) -> tuple[dict[str, float], int]:
-    """The trace of each layer (name: its parameters) that :func:`decide` found exact, and the number of samples."""
+    """The exact trace of each layer (name: its parameters) accepted by :func:`decide`, and the number of samples."""
     layer_of = {name: layer for layer, names in layers.items() for name in names}
     paths = list(dict.fromkeys(map(owner, layer_of)))
     totals: dict[str, Tensor] = {}
@@ -103,7 +103,7 @@ def exact_traces(
 def _check_formulas(
     run: Differentiable, logits: Tensor, names: Sequence[str], taps: Mapping[str, Tap]
 ) -> dict[str, str]:
-    """Parameters whose formula for squared per-sample gradients fails, each with the words for it.
+    """Parameters whose formula for squared per-sample gradients fails a numerical test, each with the reason.
 
     It must agree with autograd for single samples, and give the other samples zero (a layer that mixes the samples
     of a batch does not). Where it holds, both differ by rounding alone; the tolerance, here and below, is the square
@@ -133,7 +133,7 @@ def _check_formulas(
 
 
 def _check_linearity(run: Differentiable, logits: Tensor, names: Sequence[str]) -> dict[str, str]:
-    """Parameters in which the logits are curved, each with the words for it.
+    """Parameters in which the logits prove to be curved, each with the reason.
 
     v^T (H - G) v = sum_nc u_nc v^T (d2 f_nc / dtheta^2) v must vanish. u is random in place of the loss's gradient,
     which may be tiny; v is a random direction as long as the parameter, so that the second-order term compares with

@@ -127,7 +127,7 @@ def hessian_trace(
 
 
 def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> None:
-    """Refuse a way to the trace that does not exist, as :func:`hessian_trace` says."""
+    """Refuse an unknown method for the trace (see :func:`hessian_trace`)."""
     check_known("estimator", estimator, ESTIMATORS)
     check_known("backend", backend, BACKENDS)
     backends.check(backend, estimator, mode)
@@ -135,7 +135,7 @@ def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> No
 
 
 def check_probes(probes: int | None, least: int) -> None:
-    """Refuse fewer probes than the least; None is the estimator's default."""
+    """Refuse fewer probes than the minimum; None stands for the estimator's default."""
     if probes is not None and probes < least:
         raise UsageError(f"probes={probes}; at least {least} needed{'' if least == 1 else ' for a standard error'}")
 
@@ -152,7 +152,7 @@ def released_norm(
     mode: str = "eval",
     dtype: torch.dtype | None = None,
 ) -> list[TraceResult]:
-    """The nuclear norm that PLayer-FL's released code has in the trace's place, in a result's field ``trace``.
+    """The nuclear norm that PLayer-FL's released code calls a trace, returned in the field ``trace``.
 
     Of the layers' weights without biases; see :func:`diagnostics.curvature.released.released`. Arguments and errors are
     those of :func:`hessian_trace`.
@@ -172,7 +172,7 @@ UNUSED = "unused in the forward pass"
 
 @dataclass(frozen=True)
 class _Way:
-    """How one layer is measured, or the status that says why it is not; and why its value is not exact."""
+    """How one layer is measured, or the status that says why it is not, and why its value is not exact."""
 
     how: str = ""
     probes: int = 0
@@ -181,7 +181,7 @@ class _Way:
 
     @property
     def estimator(self) -> str:
-        """How the layer is measured, in words."""
+        """A description in words of how the layer is measured."""
         if self.how == "exact":
             return "exact"
         if self.how == "fast":

@@ -1,4 +1,4 @@
-"""Which parameters reach the logits through piecewise linear operations only: read off the autograd graph.
+"""Finds out from the autograd graph which parameters reach the logits through piecewise linear operations only.
 
 Where that is so, the second derivative of the logits in the parameter is zero wherever it exists, and the Hessian
 block of any loss equals its generalised Gauss-Newton block (Schraudolph, 2002). The verdict is per parameter, not per
@@ -54,7 +54,7 @@ _NAME = re.compile(r"(\w+?)Backward\d+")
 
 
 def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each parameter that reaches the logits: an empty string if piecewise linear, otherwise what is not.
+    """For each parameter that reaches the logits: "" if they are piecewise linear in it, else which operation is not.
 
     A parameter without a path to the logits is absent. The verdict errs on one side only: an operation that is not
     known to be piecewise linear counts as not linear, as does a parameter that is used more than once (tied).
@@ -67,7 +67,7 @@ def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]
 
 
 def entangled(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """What keeps a parameter from being treated sample by sample at its module's output; others are absent.
+    """Why parameters cannot be treated sample by sample at their module's output; the others are not listed.
 
     A parameter that is used more than once (tied), or that feeds a batch normalisation by the batch's own statistics.
     Other ways to mix the samples of a batch are not seen here.
@@ -83,7 +83,7 @@ def entangled(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str
 def _blamed(
     logits: Tensor, parameters: Mapping[str, Tensor], fault: Callable[[Node, list[int]], tuple[int, str]]
 ) -> dict[str, str]:
-    """For each parameter that reaches the logits the first fault on its way (a bit set of parameters, why), or ""."""
+    """For each parameter that reaches the logits the reason for the first faulty operation on its way, or ""."""
     if logits.grad_fn is None:
         return {}
     bits = {id(tensor): 1 << position for position, tensor in enumerate(parameters.values())}
@@ -112,7 +112,7 @@ def _blamed(
 
 
 def _nonlinear(node: Node, reach: list[int]) -> int:
-    """The parameters, as a bit set, in which this node is not piecewise linear, given what each input depends on."""
+    """The parameters (a bit set) in which a node is not piecewise linear, given which ones each input depends on."""
     name = _kind(node)
     if name in _JOINTLY:
         return 0

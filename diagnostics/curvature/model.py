@@ -21,7 +21,7 @@ from .linear import nodes
 
 
 class LossNotFinite(Exception):
-    """The loss of some sample is NaN or infinite. A signal between these modules, which becomes a status."""
+    """Raised where the loss of some sample is NaN or infinite; becomes a status."""
 
     def __init__(self, x: Tensor, index: int) -> None:
         super().__init__(f"batch {index}")
@@ -29,7 +29,7 @@ class LossNotFinite(Exception):
 
 
 class Differentiable:
-    """The model's function of detached parameters and copied buffers: the model's own tensors see no gradient.
+    """A model as a function of detached parameters and copied buffers; the model's own tensors get no gradient.
 
     Attributes:
         parameters: by exact name, in the type of the computation; all require gradients, frozen ones too.
@@ -47,13 +47,13 @@ class Differentiable:
         self.buffers = {name: cast(b).clone() for name, b in model.named_buffers()}
 
     def __call__(self, x: Tensor, index: int) -> Tensor:
-        """The model's output for batch number ``index``, which seeds what the model draws."""
+        """The model's output for batch number ``index``, which also seeds the model's random draws."""
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
         return functional_call(self.model, {**self.parameters, **self.buffers}, (x,))
 
     def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Logits [n, C] and the samples' losses [n].
+        """Logits [n, C] and each sample's loss [n].
 
         Raises:
             UsageError: the output is not [n, C], or y holds something else than class indices.
@@ -72,7 +72,7 @@ class Differentiable:
 
     @torch.no_grad()
     def origin(self, error: LossNotFinite, layers: Sequence[Layer]) -> str:
-        """Which layer NaN or infinity came from, in words."""
+        """The layer in which NaN or infinity first occurred, in words."""
         for layer in layers:
             for name in layer.parameters:
                 if not bool(torch.isfinite(self.parameters[name]).all()):
@@ -88,7 +88,7 @@ class Differentiable:
 
 @contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """Kernels that have second derivatives (fused attention and recurrence have none); convolutions without TF32."""
+    """Use only kernels that have second derivatives (not fused attention or recurrence), without TF32."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -99,7 +99,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
 
 
 def curvature(gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """H v for the tensors' block of the Hessian, from gradients that keep their graph (None = no dependence)."""
+    """The product H v of the Hessian's block of some tensors with v, from gradients that keep their graph."""
     terms = [(g * w).sum() for g, w in zip(gradients, v, strict=True) if g is not None and g.requires_grad]
     if not terms:
         return [torch.zeros_like(tensor) for tensor in tensors]
@@ -109,7 +109,7 @@ def curvature(gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: 
 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Independent signs, +1 or -1 with equal probability, shaped as ``like``."""
+    """Independent random signs, +1 or -1, shaped as ``like``."""
     count = like.numel()
     drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8)
     bits = torch.from_numpy(np.unpackbits(drawn.numpy())[:count])  # eight a byte: drawing is what takes the time
@@ -117,7 +117,7 @@ def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def differentiable_once(gradient: Tensor | None) -> bool:
-    """Whether a gradient's graph is cut where a custom function is marked as differentiable once.
+    """Whether a gradient's graph ends at a custom function that is marked as differentiable only once.
 
     Differentiating such a gradient with respect to chosen tensors raises no error: it leaves out whatever is behind
     the cut.
@@ -127,7 +127,7 @@ def differentiable_once(gradient: Tensor | None) -> bool:
 
 
 def no_second_derivative(error: RuntimeError) -> str:
-    """The status for an operation that cannot be differentiated twice; any other error is raised again."""
+    """The status for an operation that cannot be differentiated twice; raises any other error again."""
     text = str(error)
     if "not implemented" in text:
         return f"no second derivative: {text.splitlines()[0]}"

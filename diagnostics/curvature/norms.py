@@ -25,7 +25,7 @@ ADD = 4
 
 
 def norms_of(module: nn.Module, a: Tensor, passes: int) -> Norms | None:
-    """The function of delta for one call of ``module`` on ``a`` [n, ...], or None where there is no formula.
+    """A function from output gradients to squared norms, for one call of ``module`` on ``a`` [n, ...]; None if unknown.
 
     Args:
         passes: how many deltas will follow; decides what is worth computing once.
@@ -35,7 +35,7 @@ def norms_of(module: nn.Module, a: Tensor, passes: int) -> Norms | None:
 
 
 def supported(module: nn.Module) -> bool:
-    """Whether there is a formula for this kind of module."""
+    """Whether there is a formula for modules of this type."""
     return _formula(module) is not None
 
 
@@ -87,7 +87,7 @@ def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
 
 
 def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple[int, ...]]:
-    """A convolution's input patches, [n, groups, i, L] for a slice of the samples, and the shape of its output grid."""
+    """A convolution's input patches [n, groups, i, L] for a slice of the samples, and the shape of its output grid."""
     spatial = len(module.kernel_size)
     a = _padded(module, a)
 
@@ -108,14 +108,14 @@ def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple
 
 
 def _padded(module: Any, a: Tensor) -> Tensor:
-    """With the module's own padding, also "same" and the circular, reflecting and replicating ones."""
+    """A convolution's input with the module's own padding, also "same", circular, reflecting and replicating."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     return F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
 
 
 @dataclass(frozen=True)
 class Grams:
-    """A way to the Gram matrices u^T u.
+    """One way to compute the Gram matrices u^T u of patches, with its cost in time and memory.
 
     Attributes:
         of: a slice of the samples to [n, g, L, L].
@@ -129,7 +129,7 @@ class Grams:
 
 
 def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor], grid: tuple[int, ...]) -> Grams:
-    """Gram matrices of a convolution's patches: their own, or by_pixels up from the Gram matrix of the pixels.
+    """The cheaper way to the Gram matrices of a convolution's patches: of the patches, or from those of the pixels.
 
     Patches p and q have the inner product sum_o <a_(p+o), a_(q+o)> over the kernel's offsets o. With K offsets, the
     pixels' matrix takes 1 / K of the multiplications a pair; the sum over o goes along one dimension at a time.
@@ -169,7 +169,7 @@ def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor],
 def _outer_norm(
     patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, passes: int, grams: Grams
 ) -> Callable[[Tensor], Tensor]:
-    """delta [n, g, out, L] to ||delta u^T||_F^2 per sample, with u = patches(rows) [n, g, i, L].
+    """Per sample ||delta u^T||_F^2 from output gradients [n, g, out, L], with patches u [n, g, i, L].
 
     Either the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
     """
@@ -198,7 +198,7 @@ def _norm(module: Any, a: Tensor, passes: int) -> Norms:
 
 
 def normalised(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
-    """What a normalisation multiplies by its weight, and the dimensions over which that weight extends."""
+    """The normalised input that a normalisation multiplies by its weight, and the dimensions of that weight."""
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)
     if isinstance(module, nn.RMSNorm):
@@ -215,7 +215,7 @@ def _last(module: Any, a: Tensor) -> Collection[int]:
 
 
 def _scale_and_shift(values: Tensor, keep: Collection[int]) -> Norms:
-    """For values * weight + bias, where weight and bias extend over the dimensions ``keep``."""
+    """Squared norms for values * weight + bias, where weight and bias extend over the dimensions ``keep``."""
     over = [dim for dim in range(1, values.ndim) if dim not in keep]
 
     def squares(gradient: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ _FORMULAS: dict[type[nn.Module], _Build] = {
 
 
 def _formula(module: nn.Module) -> _Build | None:
-    """A subclass qualifies if its forward pass is its parent's own: one that adds an activation does not."""
+    """The formula for a module; a subclass has its parent's only if it also has its parent's forward pass."""
     for kind, build in _FORMULAS.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return build

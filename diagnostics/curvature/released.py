@@ -1,4 +1,4 @@
-"""What PLayer-FL's released code computes under the name of the Hessian's eigenvalue sum: a nuclear norm."""
+"""The quantity that PLayer-FL's released code computes as the Hessian's eigenvalue sum: a nuclear norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates of Hessian traces: random signs in the logits, in the layers' outputs, and in the weights.
+"""Estimates of Hessian traces from random signs in the logits, in the layers' outputs, or in the weights.
 
 Each gives, for layers by name, value and standard error of the trace of the mean loss's Hessian block. They differ in
 what must hold and in what they cost:
@@ -38,7 +38,7 @@ CUT = "no second derivative: an operation on the way is marked as differentiable
 def sign_traces(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
 ) -> tuple[Estimates, int]:
-    """Traces of layers that have an exact one, from random combinations of the output Hessian's factors.
+    """Estimate traces of layers that have an exact one, by random combinations of the output Hessian's factors.
 
     With factors s_nk of sample n and independent signs r_nk, x_n = ||J_n^T sum_k r_nk s_nk||^2 has the mean
     t_n = sum_k ||J_n^T s_nk||^2 (Hutchinson, 1990, in the space of the factors); factors of negative sign are combined
@@ -88,7 +88,7 @@ def sign_traces(
 def output_traces(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
 ) -> tuple[Estimates, dict[str, str], int]:
-    """Traces of layers whose samples do not mix, from signs in the space of the layer's outputs.
+    """Estimate traces of layers that treat samples independently, by random signs in the space of their outputs.
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters, so that the block of the mean loss is
     1/N sum_n A_n^T H_n A_n with H_n the Hessian of sample n's loss in z_n, whatever follows. Its trace is estimated by
@@ -127,7 +127,7 @@ def output_traces(
 
 
 class _NoSecondDerivative(Exception):
-    """An operation after a layer cannot be differentiated twice; a signal that becomes the layer's status."""
+    """Raised where an operation after a layer cannot be differentiated twice; becomes the layer's status."""
 
 
 def _sampled(
@@ -176,7 +176,7 @@ def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch
 def _shares(
     data: Data, pair: Batch | None, size: Tensor | None, batch: int, probes: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Batches with their number of probes: ``probes`` a sample on average, at least 2.
+    """Yield batches with their numbers of probes: ``probes`` per sample on average, at least 2.
 
     Neyman's allocation, c_n in proportion to the standard deviation of sample n's draws, has the least variance for a
     given number of draws. The square root of the gradient's norm at the output stands for that deviation (of a trained
@@ -210,7 +210,7 @@ def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:
 def weight_traces(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
 ) -> tuple[Estimates, dict[str, str], int]:
-    """Hutchinson's estimate, v^T H v with signs v in the space of the weights; by layer why there is none; samples.
+    """Hutchinson's estimate v^T H v with random signs v in the weights; statuses of layers without; samples.
 
     A probe covers one layer's block, and every batch draws its own: the batches' errors then average out. The standard
     error is that of the mean over the probes, of which there must be two or more.

@@ -65,7 +65,7 @@ class SpectrumResult:
 
 @dataclass(frozen=True)
 class Density:
-    """How the eigenvalues of one layer's block are distributed: their density over ``grid``, whose integral is 1.
+    """The density of a layer's Hessian eigenvalues over ``grid``, with integral 1.
 
     Attributes:
         grid, density: [points]; eigenvalues, and the density smoothed by Gaussians of standard deviation ``width``.
@@ -83,7 +83,7 @@ class Density:
 
 
 class NoProduct(Exception):
-    """The block has no Hessian-vector product. A signal that becomes a status."""
+    """Raised where a layer's block has no Hessian-vector product; the reason becomes a status."""
 
 
 class BlockHessian:
@@ -133,13 +133,13 @@ class BlockHessian:
         return total.numpy() / self.n_samples
 
     def dense(self) -> Vector:
-        """The block [n, n], symmetric, float64."""
+        """The block as a matrix [n, n], symmetric, float64."""
         matrix = np.stack([self(unit) for unit in np.eye(self.size)])
         return (matrix + matrix.T) / 2
 
 
 def check_wanted(k: int, tol: float) -> None:
-    """Refuse a number of eigenvalues or a tolerance out of range, as :func:`hessian_spectrum` says."""
+    """Refuse a number of eigenvalues or a tolerance that is out of range (see :func:`hessian_spectrum`)."""
     if k < 1:
         raise UsageError(f"k={k} eigenvalues; at least 1 is needed")
     if not tol > 0:
@@ -274,14 +274,16 @@ def spectral_density(
 
 
 def smoothed(grid: Vector, nodes: Vector, weights: Vector, width: float) -> Vector:
-    """The density at the points of ``grid`` of eigenvalues ``nodes`` that hold the shares ``weights``, each spread by a
-    Gaussian of standard deviation ``width``."""
+    """A density over ``grid`` from eigenvalues (``nodes``) with shares (``weights``), smoothed by a Gaussian kernel.
+
+    ``width`` is the kernel's standard deviation.
+    """
     apart = (grid[:, None] - nodes.reshape(-1)) / width
     return np.exp(-(apart**2) / 2) @ weights.reshape(-1) / (width * math.sqrt(2 * math.pi))
 
 
 def _lanczos(block: BlockHessian, start: Vector, steps: int) -> tuple[Vector, Vector]:
-    """Nodes and weights [steps] of the quadrature; zeros of both where the Krylov space ends early."""
+    """Nodes and weights [steps] of the quadrature; filled up with zeros where the Krylov space ends early."""
     basis = np.zeros((steps, block.size))
     diagonal, beside = np.zeros(steps), np.zeros(steps)
     v = start / np.linalg.norm(start)

@@ -1,4 +1,4 @@
-"""The layers' outputs in the autograd graph, and per-sample gradients that are read there."""
+"""Records the layers' outputs in the autograd graph, and reads per-sample gradients there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .norms import Norms, norms_of
 
 @dataclass(frozen=True)
 class Tap:
-    """One call of a module, as far as per-sample gradients need it.
+    """The record of one call of a module: what per-sample gradients need of it.
 
     Attributes:
         norms: its formula for squared per-sample gradients.
@@ -34,7 +34,7 @@ class Tap:
 
 @contextmanager
 def tapped(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Iterator[dict[str, Tap | None]]:
-    """Taps of the modules at ``paths``; None where a module is called twice or in a way that has no formula."""
+    """Record calls of the modules at ``paths``; None for a module called twice or in a way without a formula."""
     taps: dict[str, Tap | None] = {}
 
     @torch.no_grad()
@@ -64,7 +64,7 @@ def owner(name: str) -> str:
 
 
 def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
-    """The taps of batch number ``index``, all of which must be there.
+    """The taps of batch number ``index``; refuses if one is missing.
 
     Raises:
         UsageError: this batch uses a module in another way than the first did.

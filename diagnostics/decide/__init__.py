@@ -1,1 +1,1 @@
-"""From measured rows to a decision: curves, rules, budgets, how sure a choice is, and its explanation."""
+"""From measured rows to a plan: curves, rules, budgets, the stability of a choice, and its explanation."""

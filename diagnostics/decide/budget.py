@@ -20,7 +20,7 @@ FLOPS = ("forward_flops", "backward_flops")
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs by layer, in one unit.
+    """A cost for each layer, all in one unit.
 
     Attributes:
         unit: ``bytes`` or ``flops``.
@@ -33,7 +33,7 @@ class Costs:
     values: dict[str, float]
 
     def of(self, layers: Sequence[Layer]) -> list[float]:
-        """The costs of these layers.
+        """The costs of the given layers, in order.
 
         Raises:
             UsageError: one is not known.
@@ -100,7 +100,7 @@ def flops_of(layers: Sequence[Layer], table: pd.DataFrame) -> Costs:
 
 
 def _measured(layers: Sequence[Layer], table: pd.DataFrame, variants: Sequence[str]) -> dict[str, float]:
-    """The sum of these variants of ``layer_cost`` by layer, where all of them were measured; the highest client's."""
+    """The sum of some variants of ``layer_cost`` for each layer where all were measured; of the clients the highest."""
     rows = table[(table["metric"] == COST) & table["variant"].isin(variants) & table["value"].notna()]
     values = rows.groupby(["layer", "variant"])["value"].max()
     return {

@@ -1,4 +1,4 @@
-"""From rows to the curve that a decision reads: one value a layer in use, of each client and combined over them."""
+"""From rows to the curve that a rule reads: one value per layer, for each client and averaged over clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENSITIVITY = "federation_sensitivity"
 
 
 class Measured(Protocol):
-    """A diagnosis: its header (layers, digests, seed, version) and all its rows, those of resamples too."""
+    """A diagnosis as read: its header (layers, digests, seed, version) and all rows, resamples included."""
 
     @property
     def header(self) -> Mapping[str, Any]: ...
@@ -65,13 +65,13 @@ class Curve:
 
     @property
     def noisy(self) -> bool:
-        """Whether any value has a standard error, and no resamples in its place."""
+        """Whether any value has a standard error that no resamples stand in for."""
         return any(any(errors) for who, errors in self.errors.items() if who not in self.redrawn)
 
     def resampled(
         self, times: Mapping[str, int], random: np.random.Generator, at: float = 0.0
     ) -> NDArray[np.float64] | None:
-        """The combined values [L] with each client so many times, and measured anew; None without any value.
+        """The averaged values [L], with each client counted so many times and measured anew; None without any value.
 
         Measured anew: one of the resamples of its batches, the one at the fraction ``at`` (0 to below 1) of them, for
         all clients the same; where there are none, its values with normal errors added. A pair weighs as the product
@@ -97,7 +97,7 @@ _RESULT = ["value", "status", "n_train"]
 
 
 def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
-    """Header and frame, from a file where it is a path."""
+    """Header and rows of a diagnosis, read from a file if a path is given."""
     if isinstance(rows, (str, Path)):
         return read(Path(rows))
     if isinstance(rows, tuple):
@@ -107,7 +107,7 @@ def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
 
 
 def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows, those of pairs of clients in both directions: a client's own are those in which it is the first.
+    """Rows of pairs of clients, doubled so that each client of a pair comes first once.
 
     Pairs that were measured in both directions (layers ``against`` another) stay as they are: these differ.
     """
@@ -118,7 +118,7 @@ def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """The model's layers as the header has them.
+    """The model's layers as the rows' header lists them.
 
     Raises:
         UsageError: it has none, or they are damaged.
@@ -184,7 +184,7 @@ def curve_of(
 
 
 def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
-    """The values of every resample of each client, [B, L]; not finite where a resample has no value."""
+    """Each client's resampled values, [B, L]; not finite where a resample has no value."""
     values_of: dict[tuple[str, ...], list[list[float]]] = {}
     for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby("client", sort=False):
         values = part.pivot(index="resample", columns="layer", values="value")
@@ -195,7 +195,7 @@ def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...],
 def _measured(
     of_clients: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
 ) -> tuple[dict[tuple[str, ...], list[float]], dict[tuple[str, ...], list[float]]]:
-    """The single values behind a curve, how far apart a pair is, and their standard errors."""
+    """Values and standard errors behind a curve, layer by layer, by client or by pair; similarities as distances."""
     values: dict[tuple[str, ...], list[float]] = {}
     errors: dict[tuple[str, ...], list[float]] = {}
     for (client, other), part in of_clients.groupby(["client", "client_b"], sort=False):
@@ -220,7 +220,7 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
 
 
 def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows, each client (or pair) and layer once; refuses those of several rounds, models or seeds."""
+    """The rows, checked to hold each client (or pair) and layer once; refuses several rounds, models or seeds."""
     varying = [name for name in _CONTEXT if table[name].nunique(dropna=False) > 1]
     if varying:
         parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
@@ -241,7 +241,7 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
 def _value(
     rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric: str, apart: Callable[[float], float]
 ) -> float:
-    """A client's value of a layer: its row's, or the mean over its pairs of how far they are apart."""
+    """A client's value of a layer: that of its row, or the mean distance over its pairs."""
     if not rows:
         raise UsageError(f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}")
     values = []
@@ -257,7 +257,7 @@ def _value(
 
 
 def _apart(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
-    """How far apart the two clients of a value are."""
+    """The function from a metric's value for a pair of clients to their distance."""
     kind = known(metric)
     return kind.apart if metric in METRICS else replace(kind, distance=pairs.get(metric) == "distance").apart
 

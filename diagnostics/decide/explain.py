@@ -55,7 +55,7 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
 
 
 def _budget(detail: Mapping[str, Any]) -> str:
-    """What a budget rule was given, and how much of it the shared layers take."""
+    """A budget rule's budget, and how much of it the shared layers use, in words."""
     if "budget" not in detail:
         return ""
     used = f", of which {detail['cost']['shared']:,.0f} are used" if "cost" in detail else ""
@@ -86,7 +86,7 @@ def _table(plan: LayerPlan) -> str:
 
 
 def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
-    """Who chooses which layer, one line a layer in the plan's order."""
+    """Which clients choose which layer, one line per layer in the plan's order."""
     groups = {name: [who for who, choice in choices.items() if choice == name] for name in plan.names}
     width = max(len(name) for name, who in groups.items() if who)
     count = {name: f"{len(who)} of {len(choices)} {unit}: " if unit else "" for name, who in groups.items()}
@@ -94,7 +94,7 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
 
 
 def _clients(plan: LayerPlan) -> str:
-    """Layers down, clients across; where they are many, the lowest, the median and the highest."""
+    """A table of layers by clients; for many clients the lowest, the median and the highest."""
     columns = dict(plan.why.clients)
     complete = [k for k in range(len(plan.names)) if all(values[k] is not None for values in columns.values())]
     if len(columns) > 8:
@@ -112,7 +112,7 @@ def _clients(plan: LayerPlan) -> str:
 
 
 def _metrics(detail: Mapping[str, Any]) -> str:
-    """A line a metric: what it votes, by which rule, and how often that stays over resamples."""
+    """One line per metric: what it votes, by which rule, and how often that stays the same over resamples."""
     lines = [
         [
             name,
@@ -139,7 +139,7 @@ def _stability(found: Mapping[str, Any]) -> str:
 
 
 def _cost(cost: Mapping[str, Any], plan: LayerPlan) -> str:
-    """Costs layer by layer, then what the plan costs against sharing everything."""
+    """Cost of each layer, then the plan's cost against sharing everything."""
     bytes_ = cost["unit"] == "bytes"
     title = "Bytes that a client uploads a round, and as many down" if bytes_ else "FLOPs of one training sample"
     width = max(map(len, cost["layers"]))

@@ -1,4 +1,4 @@
-"""From measured layers to a decision: a named rule says which layers are federated, and the plan carries its evidence.
+"""From rows to a plan: a named rule decides which layers are federated, and the plan keeps the evidence.
 
 A rule reads one curve, a value for each layer in use from input to output, combined over the clients; it shares the
 first layers up to where the curve jumps. The layers after the jump serve each client's own task and stay local.
@@ -63,7 +63,7 @@ def select(
     model: nn.Module | None = None,
     costs: bool = False,
 ) -> LayerPlan:
-    """The plan that a rule makes of measured rows; the rows' header names the layers and their tensors.
+    """Decide by a rule which layers to federate, from measured rows or from a budget; returns the plan.
 
     The curve is the mean over clients weighted by their training samples, sum_c p_c v^c, recomputed from the clients'
     own rows; for federation sensitivity v^c is S^c, relative to the client's first layer. For a metric of pairs (cka)
@@ -139,7 +139,7 @@ def select(
 
 
 def _check_asked(rule: str, threshold: float, **given: Any) -> None:
-    """Refuse arguments of :func:`select` that are missing, or that the rule does not read.
+    """Refuse missing arguments of :func:`select`, and those that the rule does not read.
 
     Raises:
         UsageError: names the rule and the argument.
@@ -167,7 +167,7 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
 
 
 def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence) -> LayerPlan:
-    """The decision of a rule of one curve."""
+    """The plan of a rule that reads one curve."""
     count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
     votes, notes = _votes(curve, rule, threshold)
     lacking = rule.lacks(curve.combined, threshold) if rule.lacks else ""
@@ -190,7 +190,7 @@ def _voted(
     why: Evidence,
     pairs: Mapping[str, str],
 ) -> LayerPlan:
-    """What a joint rule makes of the cuts by several metrics' own rules, of all clients together and of each one."""
+    """The plan of a joint rule, from the cuts by several metrics' own rules, for all clients together and for each."""
     opinions: dict[str, Opinion] = {}
     voters, notes, said = _voters(metrics, table), [], {}
     for name, by in voters.items():
@@ -236,7 +236,7 @@ def _voted(
 
 
 def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFrame) -> dict[str, str]:
-    """Each metric that votes, and its rule."""
+    """Each metric that votes, with its rule."""
     there = list(table.loc[table["layer"] != "", "metric"].unique())
     if metrics is None:
         metrics = [name for name in DEFAULT if name in there]
@@ -254,7 +254,7 @@ def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFra
 
 
 def _affordable(every: Sequence[Layer], rule: Rule, costs: Costs, budget: float, why: Evidence) -> LayerPlan:
-    """The longest prefix of the layers in use whose costs fit the budget."""
+    """The plan of the most first layers whose costs fit the budget."""
     used = [layer for layer in every if layer.used]
     count = rule.choose(costs.of(used), budget)
     status = "ok" if count else f"not even the first layer fits into {budget:g} {costs.unit}: nothing is shared"
@@ -263,7 +263,7 @@ def _affordable(every: Sequence[Layer], rule: Rule, costs: Costs, budget: float,
 
 
 def _with_costs(plan: LayerPlan, costs: Costs | None) -> LayerPlan:
-    """The plan with its costs among the evidence, where those of all layers in use are known."""
+    """The plan with its costs in the evidence, if those of all layers in use are known."""
     if costs is None:
         return plan
     used = [layer for layer in plan.layers if layer.used or layer.name in plan.shared]
@@ -284,7 +284,7 @@ def decide(
     seed: int | None = None,
     data: str = "",
 ) -> LayerPlan:
-    """The plan that a rule makes, in mid-run, of what the clients' accumulators recorded while training.
+    """Decide during a run, from what the clients' accumulators recorded while training; returns the plan.
 
     The same as :func:`select` on rows of the same numbers (variant ``"training"``).
 
@@ -325,7 +325,7 @@ def decide(
 
 
 def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]:
-    """The values, if ratios of them mean something."""
+    """The values, checked to be finite and above 0, so that their ratios mean something."""
     for name, value in zip(curve.names, values, strict=True):
         if not (value > 0 and math.isfinite(value)):
             raise RunError(f"layer {name!r} has a {curve.metric} of {value:.4g}, {whose}; ratios need values above 0")
@@ -333,7 +333,7 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
 
 
 def _votes(curve: Curve, rule: Rule, threshold: float) -> tuple[dict[str, str], list[str]]:
-    """The last shared layer each client alone would choose, and why the others have no vote."""
+    """The last shared layer that each client alone would choose, and reasons for clients without a vote."""
     votes, notes = {}, []
     for client, values in curve.clients.items():
         try:
@@ -344,7 +344,7 @@ def _votes(curve: Curve, rule: Rule, threshold: float) -> tuple[dict[str, str], 
 
 
 def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None) -> Evidence:
-    """The evidence with the curve in it, and with what other thresholds and the largest jump would decide."""
+    """The evidence with the curve, and the decisions by other thresholds and by the largest jump."""
     cut = rule.cut if rule is not None and rule.thresholded else sensitivity_ratio
 
     def placed(values: Sequence[float]) -> tuple[float | None, ...]:

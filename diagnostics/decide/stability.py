@@ -1,4 +1,4 @@
-"""How sure a decision is: how often it stays when the clients and their batches are drawn anew."""
+"""How stable a decision is: how often it stays the same when clients and batches are drawn anew."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stability(
     resamples: int = RESAMPLES,
     joint: Callable[[Sequence[int]], int] = vote,
 ) -> dict[str, Any]:
-    """How often the decision stays when the clients and their batches are drawn anew.
+    """How often the decision stays the same when clients and their batches are drawn anew.
 
     Bootstrap in two stages: each resample draws as many clients as there are, with replacement, and one of the
     resamples of their batches where the rows have some (:mod:`diagnostics.resampling`), the same for all curves;
@@ -81,5 +81,5 @@ def stability(
 
 
 def agreement(cuts: Mapping[str, int], chosen: int) -> float:
-    """The share of the cuts that are the chosen one, 0 to 1."""
+    """The share of cuts that equal the chosen one, 0 to 1."""
     return sum(cut == chosen for cut in cuts.values()) / len(cuts)

@@ -1,1 +1,1 @@
-"""Gradients of the clients' losses: one pass that all metrics share, and what is computed from it layer by layer."""
+"""Gradients of the clients' losses: one pass shared by all metrics that need them, and their statistics by layer."""

@@ -1,4 +1,4 @@
-"""The first-order importance of layers, summed while a pass or a training goes on."""
+"""First-order importance of layers, summed during a pass or during training."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SensitivityAccumulator:
 
     @torch.no_grad()
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        """Take in one step. Every step counts once, whatever its number ``n`` of samples."""
+        """Take in one step; every step counts once, whatever its number ``n`` of samples."""
         names = [name for name in grads if name in self._known and grads[name] is not None]
         if grads and self._known and not self._known & grads.keys():
             raise UsageError(
@@ -90,7 +90,7 @@ class SensitivityAccumulator:
         self._steps += 1
 
     def _add(self, name: str, square: Tensor, size: int, rows: Tensor | int | None = None) -> None:
-        """Add to the step's part: a sum over entries, ``size`` of them, or as many in each of ``rows`` rows."""
+        """Add one tensor's sum over ``size`` entries to the step's part, or over as many in each of ``rows`` rows."""
         if name not in self._sums:
             self._sums[name] = square.new_zeros(PARTS)
             self._sizes[name] = size
@@ -106,14 +106,14 @@ class SensitivityAccumulator:
         return self._values()[:, 0]
 
     def _values(self) -> Tensor:
-        """[L, 1 + parts] in float64: of all steps, and of each part's own."""
+        """Importances [L, 1 + parts] in float64: over all steps, then over each part's own."""
         values = [self._layer(names) for names in self._names.values()]
         device = next(iter(self._sums.values())).device if self._sums else torch.device("cpu")
         parts = len(self._part_steps())
         return torch.stack([v.to(device) for v in values]) if values else torch.empty(0, 1 + parts, dtype=torch.float64)
 
     def _part_steps(self) -> list[int]:
-        """Steps of each part that has any."""
+        """Number of steps of each part that has any."""
         return [(self._steps - part - 1) // PARTS + 1 for part in range(min(self._steps, PARTS))]
 
     def _layer(self, names: Sequence[str]) -> Tensor:
@@ -136,7 +136,7 @@ class SensitivityAccumulator:
         return pooled / steps
 
     def result(self) -> dict[str, Any]:
-        """JSON: names of the ``layers`` that gradients reached, their ``importance`` (null = not finite), ``steps``.
+        """JSON: ``layers`` that gradients reached, their ``importance`` (null = not finite), number of ``steps``.
 
         ``parts`` has the steps and importances of each part of the steps, dealt in turn: what resamples are made of.
         """
@@ -155,17 +155,17 @@ class SensitivityAccumulator:
 
     @property
     def parts(self) -> int:
-        """How many parts the steps are dealt into."""
+        """Number of parts into which steps are divided for resampling."""
         return len(self._part_steps())
 
     def drawn(self, times: Sequence[int]) -> Meter:
-        """What it would have summed, had each part come so many times."""
+        """The accumulator that would have resulted if each part had come ``times`` times."""
         return Drawn(resampled(self.result(), times))
 
 
 @dataclass
 class Drawn:
-    """A resample of an accumulator's result, in the accumulator's place."""
+    """A resampled result that stands in for its accumulator."""
 
     given: Result
 
@@ -173,12 +173,12 @@ class Drawn:
         raise TypeError("a resample takes in nothing more")
 
     def result(self) -> Result:
-        """As :meth:`SensitivityAccumulator.result`."""
+        """The resampled result, as :meth:`SensitivityAccumulator.result` has it."""
         return self.given
 
 
 def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
-    """The result in which each part of the steps counts so many times: sum_k t_k s_k I^k / sum_k t_k s_k, s_k steps."""
+    """A result in which each part's steps count t_k times: sum_k t_k s_k I^k / sum_k t_k s_k, with s_k steps."""
     weights = [count * part["steps"] for count, part in zip(times, result["parts"], strict=True)]
     columns = zip(*(part["importance"] for part in result["parts"]), strict=True)
     values = [
@@ -191,7 +191,7 @@ def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
 
 
 class ReleasedTables(SensitivityAccumulator):
-    """The accumulator with embedding tables treated as by PLayer-FL's released code: means first, then the product.
+    """An accumulator that treats embedding tables as PLayer-FL's released code does: means before the product.
 
     For tokens x [n, T] the rows that the batch looks up are averaged over its samples, W[t] = (1/n) sum_i w[x_it] and
     G[t] = (1/n) sum_i g[x_it], and the table's importance is the mean over the T d entries of (W G)^2; of other
@@ -209,7 +209,7 @@ class ReleasedTables(SensitivityAccumulator):
     def watching(
         self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
     ) -> Iterator[None]:
-        """Note the rows that each table looks up inside the block."""
+        """Record which rows each table looks up inside the block."""
         self._params = params
         names = {id(params[name]): name for name in self._tables if name in params}
         modules = dict(model.named_modules(remove_duplicate=False))
@@ -225,12 +225,12 @@ class ReleasedTables(SensitivityAccumulator):
             yield
 
     def edges(self) -> Mapping[str, GradientEdge]:
-        """None: the weights' gradients are enough."""
+        """No further edges of the graph: gradients of the weights suffice."""
         return {}
 
     @torch.no_grad()
     def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
-        """Take in the tables' part of the step that ``update`` has just counted."""
+        """Add the embedding tables' part of the step that ``update`` has just counted."""
         self._steps -= 1
         for name in self._tables & self._known & grads.keys():
             w, g = self._params[name], grads[name]

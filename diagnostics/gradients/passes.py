@@ -1,4 +1,4 @@
-"""Gradients of each client's loss, read in one pass by every metric that needs them."""
+"""One pass over each client's data whose gradients are shared by all metrics that need them."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from ..subject import Measurement, Subject, logits, placed, tensors_of
 
 
 class Meter(Protocol):
-    """Sees the weights and gradients of every batch of one client."""
+    """Accumulates something of the weights and gradients of every batch of one client."""
 
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        """Take in one batch of ``n`` samples; a tensor that no gradient reaches is absent from ``grads``."""
+        """Take in a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
 
 
 @runtime_checkable
 class SampleMeter(Meter, Protocol):
-    """A meter that also sees every sample's share of the gradient, at points of the graph that it names."""
+    """A meter that also sees single samples' gradients, at edges of the graph that it names."""
 
     def watching(
         self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
     ) -> AbstractContextManager[None]:
-        """Watch the model's forward passes inside the block; ``x`` and ``y`` are the first batch."""
+        """Watch the model's forward passes within the block; ``x`` and ``y`` are the first batch."""
 
     def edges(self) -> Mapping[str, GradientEdge]:
-        """Where in the graph of the last forward pass gradients are wanted."""
+        """Edges of the last forward pass's graph at which gradients are wanted."""
 
     def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
-        """Take in one batch: the gradients of its mean loss in the weights, and at the edges that they reach."""
+        """Take in a batch's gradients of the mean loss, in the weights and at the edges."""
 
 
 @runtime_checkable
 class PartedMeter(Meter, Protocol):
-    """A meter that keeps apart what it saw in each of :data:`diagnostics.resampling.PARTS` parts of the batches."""
+    """A meter that also keeps sums for each of :data:`diagnostics.resampling.PARTS` parts of the batches."""
 
     @property
     def parts(self) -> int:
-        """How many parts saw a batch."""
+        """Number of parts that saw a batch."""
 
     def drawn(self, times: Sequence[int]) -> Meter:
-        """What it would be, had each of its parts come so many times."""
+        """The meter that would have resulted if each part had come ``times`` times."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one pass over one client's data gave: a meter, how much it saw, and why it is of no use (or "")."""
+    """The result of one client's pass: a meter, the numbers of samples and batches, and why it is of no use (or "")."""
 
     subject: Subject
     meter: Any
@@ -69,17 +69,17 @@ class Reading:
 
 
 class GradientReader(Protocol):
-    """What a metric reads of the batches' gradients, so that it can share the pass over the data with others."""
+    """The part of a metric that reads batches' gradients in the shared pass."""
 
     @property
     def tensors(self) -> str:
-        """Which of a layer's tensors it needs: one of :data:`diagnostics.subject.TENSORS`."""
+        """Which of a layer's tensors it reads: one of :data:`diagnostics.subject.TENSORS`."""
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
-        """A new meter, for one client."""
+        """Make a new meter, for one client."""
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
-        """The metric's rows from all clients' readings."""
+        """The metric's rows, from the meters of all clients."""
 
 
 def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamples: int = 0) -> list[Row]:
@@ -113,7 +113,7 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamp
 def _redrawn(
     layers: Sequence[Layer], readers: Sequence[GradientReader], read: Sequence[Reading], resamples: int, seed: int
 ) -> list[Row]:
-    """The rows of one client's resamples."""
+    """The rows of one client's resamples, for all readers."""
     rows: list[Row] = []
     meters = {id(r.meter): r.meter for r in read if isinstance(r.meter, PartedMeter)}
     parts = max((meter.parts for meter in meters.values()), default=0)
@@ -127,14 +127,14 @@ def _redrawn(
 
 
 def _joined(read: Sequence[Reading]) -> list[Reading]:
-    """The readings without the parts of the gradient, which they share."""
+    """The readings with gradients summed over their parts, since the parts are no longer needed."""
     shared = {id(r.meter): r.meter for r in read if isinstance(r.meter, EpochMeter)}
     whole = {key: meter.drawn([1] * meter.parts) for key, meter in shared.items()}
     return [replace(reading, meter=whole.get(id(reading.meter), reading.meter)) for reading in read]
 
 
 def _read(subject: Subject, measurement: Measurement, readers: Sequence[GradientReader], parts: int) -> list[Reading]:
-    """What one pass over one client's data gives each of the readers."""
+    """Pass over one client's data; returns a reading for each of the readers."""
     layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
     model, meters = subject.model, _meters(layers, readers, parts)
     samplers = [meter for meter in meters if isinstance(meter, SampleMeter)]
@@ -162,14 +162,14 @@ def _read(subject: Subject, measurement: Measurement, readers: Sequence[Gradient
 
 
 def _meters(layers: Sequence[Layer], readers: Sequence[GradientReader], parts: int) -> list[Meter]:
-    """A meter for each reader; those that only need the gradient of the whole data share one."""
+    """A meter for each reader; readers that only need the gradient of all data share one."""
     whole = EpochMeter(parts)
     meters = [reader.meter(layers) for reader in readers]
     return [whole if isinstance(meter, EpochMeter) else meter for meter in meters]
 
 
 def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
-    """The named floating parameters, all asking for a gradient: a frozen layer is measured like any other."""
+    """The named floating parameters, with gradients switched on also for frozen layers."""
     parameters = dict(model.named_parameters())
     for name in sorted(names):
         check_known(f"parameter of {type(model).__name__}", name, parameters)
@@ -182,7 +182,7 @@ def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
 def _gradients(
     value: Tensor, params: Mapping[str, Tensor], edges: Mapping[tuple[int, str], GradientEdge]
 ) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
-    """The gradients in the parameters and at the edges; what the loss does not depend on is absent."""
+    """Gradients in the parameters and at the edges; those that the loss does not depend on are missing."""
     if not params or not value.requires_grad:
         return {}, {}
     targets: list[Any] = [*params.values(), *edges.values()]
@@ -192,7 +192,7 @@ def _gradients(
 
 
 def unread(layer: Layer, tensors: str, reached: bool) -> str:
-    """Why a layer has no value from gradients, or "" if it can have one."""
+    """Why a layer can have no value from gradients, or ""."""
     if not layer.used:
         return "unused in the forward pass"
     if not tensors_of(layer, tensors):
@@ -201,7 +201,7 @@ def unread(layer: Layer, tensors: str, reached: bool) -> str:
 
 
 class EpochMeter:
-    """The gradient of the mean loss over all the data, in float64: 8 bytes a weight and part of the batches."""
+    """The gradient of the mean loss over all data, in float64: 8 bytes per weight and part of the batches."""
 
     def __init__(self, parts: int = 1) -> None:
         self._sums: list[dict[str, Tensor]] = [{} for _ in range(parts)]
@@ -222,11 +222,11 @@ class EpochMeter:
 
     @property
     def parts(self) -> int:
-        """How many parts saw a batch."""
+        """Number of parts that saw a batch."""
         return min(self._batches, len(self._sums))
 
     def drawn(self, times: Sequence[int]) -> EpochMeter:
-        """The gradient, had each part come so many times."""
+        """The meter of the gradient that would have resulted if each part had come ``times`` times."""
         joined = EpochMeter()
         for count, n, sums in zip(times, self._n, self._sums, strict=False):
             for name, total in sums.items() if count else ():
@@ -239,7 +239,7 @@ class EpochMeter:
         return joined
 
     def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
-        """The gradients of the layer's tensors, of those that one reached."""
+        """Gradients of the layer's tensors, of those that a gradient reached."""
         whole = self if len(self._sums) == 1 else self.drawn([1] * len(self._sums))
         sums, n = whole._sums[0], whole._n[0]
         return [sums[name] / n for name in tensors_of(layer, tensors) if name in sums]

@@ -39,7 +39,7 @@ def cumulative(importance: ArrayLike) -> NDArray[np.float64]:
 
 
 def combine(s: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
-    """sum_c p_c S^c over clients, [L], from S [C, L] and weights [C] (training samples) with p_c = w_c / sum w.
+    """Weighted mean of clients' curves, sum_c p_c S^c, from S [C, L] and training samples [C]; p_c = w_c / sum w.
 
     NaN for a layer that has no value at one of the clients.
 
@@ -69,7 +69,7 @@ class _Client:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Rows of S_l (variant ``when``), client by client and combined, and of I_l (variant ``"importance"``).
+    """Makes rows of S_l (variant ``when``), for each client and combined, and of I_l (variant ``"importance"``).
 
     Both need gradients. A layer without weights, with frozen ones, or outside the forward pass has no value and adds
     nothing to the later layers' sums; the reference is the first layer that has weights which train.
@@ -102,7 +102,7 @@ class Sensitivity:
         return self.table(layers, clients, sizes)
 
     def table(self, layers: Sequence[Layer], clients: Sequence[_Client], sizes: Mapping[str, int]) -> list[Row]:
-        """Rows from the clients' accumulated importances; ``sizes``: scalars of each parameter, where known."""
+        """Rows from the clients' accumulated importances; ``sizes``: entries of each parameter, if known."""
         rows: list[Row] = []
         values, reasons = [], []
         for client in clients:
@@ -130,7 +130,7 @@ class Sensitivity:
     def _client(
         self, layers: Sequence[Layer], client: _Client
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
-        """I [L], S [L], and why S has no value ("" where it has), of one client."""
+        """I [L], S [L], and why S has no value (or "") for one client."""
         reached = dict(zip(client.result["layers"], client.result["importance"], strict=True))
         why = [self._unread(layer, layer.name in reached) for layer in layers]
         i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
@@ -188,7 +188,7 @@ def recorded_rows(
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Row]:
-    """The rows of federation sensitivity from what the clients' accumulators recorded in training.
+    """Rows of federation sensitivity from what the clients' accumulators recorded during training.
 
     Args:
         results: client name -> ``SensitivityAccumulator.result()``, made with the same three choices as given here.

@@ -23,7 +23,7 @@ REDUCTIONS = ("epoch", "batch")
 
 
 class _BatchMeter:
-    """A statistic of every batch's own gradient."""
+    """A statistic of each batch's gradient, layer by layer."""
 
     def __init__(self, layers: Sequence[Layer], tensors: str, statistic: Callable[[Sequence[Tensor]], Tensor]) -> None:
         self._names = {layer.name: tensors_of(layer, tensors) for layer in layers}
@@ -43,11 +43,11 @@ class _BatchMeter:
 
     @property
     def parts(self) -> int:
-        """How many parts the batches are dealt into."""
+        """Number of parts into which batches are divided for resampling."""
         return min(self._batches, PARTS)
 
     def drawn(self, times: Sequence[int]) -> _BatchMeter:
-        """The statistics, had the batches of each part come so many times."""
+        """The statistics that would have resulted if each part's batches had come ``times`` times."""
         again = copy.copy(self)
         again.values = {
             layer: [value for k, value in enumerate(own) for _ in range(times[k % len(times)])]
@@ -59,7 +59,7 @@ class _BatchMeter:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Options and rows of a metric that is a statistic of the entries of a layer's gradient; subclasses say which.
+    """Base of metrics that are statistics of the entries of a layer's gradient: their options and rows.
 
     One row variant a statistic.
 
@@ -79,19 +79,19 @@ class Statistic:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names of the rows' variants, one a statistic."""
+        """Names of the rows' variants, one per statistic."""
         raise NotImplementedError
 
     def of(self, grads: Sequence[Tensor]) -> Tensor:
-        """The statistics of some tensors together, [number of variants], float64."""
+        """The statistics of some gradients taken together, [number of variants], float64."""
         raise NotImplementedError
 
     def lacking(self, n: int) -> str:
-        """Why there are no statistics of ``n`` entries, or ""."""
+        """Why a gradient of ``n`` entries has no statistics, or ""."""
         return ""
 
     def reader(self) -> Statistic:
-        """What reads the shared pass: the options themselves."""
+        """The reader of the shared pass: these options themselves."""
         return self
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
@@ -131,7 +131,7 @@ class Statistic:
         ]
 
     def _summary(self, meter: Any, layer: Layer) -> tuple[Tensor, Tensor | None, int]:
-        """Values and standard errors of the variants, and the number of entries."""
+        """Values and standard errors of the variants, and the number of entries, for one layer."""
         nothing = torch.full((len(self.variants),), torch.nan, dtype=torch.float64)
         if isinstance(meter, EpochMeter):
             grads = meter.gradients(layer, self.tensors)

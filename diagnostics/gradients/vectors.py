@@ -1,4 +1,4 @@
-"""Gradients and weights as rows of numbers: their entries, their spread, and the angle between two of them."""
+"""Gradients and weights as vectors: entries, variance, and the cosine between two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def entries(tensors: Sequence[Tensor]) -> Tensor:
-    """All entries of some tensors in one row, float64."""
+    """All entries of some tensors as one vector, float64."""
     return torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
 
 
@@ -20,6 +20,6 @@ def variance(grads: Sequence[Tensor]) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    """<a, b> / (||a|| ||b||) in [-1, 1] for two rows of entries; NaN where one is zero."""
+    """<a, b> / (||a|| ||b||) in [-1, 1] of two vectors; NaN where one is zero."""
     x, y = (v / torch.linalg.vector_norm(v) for v in (a.double(), b.double()))
     return float(torch.clamp(x @ y.to(x.device), -1.0, 1.0))

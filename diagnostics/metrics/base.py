@@ -32,7 +32,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class Look:
-    """How a metric is drawn over the layers.
+    """How a metric is drawn over the layers: labels, and whether the axis is logarithmic.
 
     Attributes:
         label: what stands beside the axis; empty: the metric's name.
@@ -53,13 +53,13 @@ class Look:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def of(self, variant: str | None) -> Look:
-        """The look of a variant."""
+        """How a variant is drawn: as the metric, unless it has a look of its own."""
         return Look(**self.variants[variant]) if variant is not None and variant in self.variants else self
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by name; call it with a measurement and its options, by name, and it gives rows.
+    """A metric: called with a measurement and its own options by name, it returns rows.
 
     Attributes:
         name: the function's name, which stands in the rows.
@@ -111,7 +111,7 @@ class Metric:
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The variants in the order in which a decision would rather read them."""
+        """The variants in order of preference for a decision."""
         return tuple(dict.fromkeys([*[self.decides] * bool(self.decides), *self.variants]))
 
     @property
@@ -131,11 +131,11 @@ class Metric:
         return self.unit if isinstance(self.unit, str) else self.unit.get(variant, "")
 
     def apart(self, value: Any) -> Any:
-        """How far the two clients of a value are apart: a distance itself, 1 - value of a similarity."""
+        """The distance of two clients from their value: the value of a distance, 1 - value of a similarity."""
         return value if self.distance else 1 - value
 
     def settings(self, **options: Any) -> Any:
-        """The options as the metric takes them.
+        """The options as an object of the metric's own type, checked.
 
         Raises:
             UsageError: names the metric and the option, its value and what it may be.
@@ -158,12 +158,12 @@ class Metric:
             self._told(lambda: settings.check(measurement))
 
     def reader(self, settings: Any) -> GradientReader | None:
-        """What reads the pass over the gradients that is shared with other metrics; None: the metric goes alone."""
+        """The reader of the shared pass over the gradients; None for a metric that measures on its own."""
         reader: GradientReader | None = settings.reader() if self.shared else None
         return reader
 
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
-        """The rows, for options that :meth:`settings` made and :meth:`check` passed."""
+        """The rows, for options already made by :meth:`settings` and checked by :meth:`check`."""
         rows = self.compute(measurement) if self.options_type is NoOptions else self.compute(measurement, settings)
         for row in rows:
             if row["metric"] != self.name:
@@ -181,7 +181,7 @@ class Metric:
         return self.measure(measurement, settings)
 
     def _told(self, make: Callable[[], Any]) -> Any:
-        """What ``make`` gives; a refusal names the metric."""
+        """Call ``make``, putting the metric's name before any refusal."""
         try:
             return make()
         except UsageError as error:
@@ -193,7 +193,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type that texts and numbers can be told by; any other type is the option's own affair."""
+    """Whether a value has the type that a hint asks for; True if the hint is no simple type."""
     kinds = _kinds(hint)
     if not set(kinds) <= {*_SIMPLE, NoneType}:
         return True
@@ -206,7 +206,7 @@ def _is_a(value: Any, hint: Any) -> bool:
 
 
 def _undecorated(function: Any, path: str) -> Metric:
-    """Somebody's own function without the decorator: what its docstring says, and defaults for the rest."""
+    """Make a metric of a user's function without the decorator: described by its docstring, with default settings."""
     if isinstance(function, Metric):
         return function
     if not inspect.isfunction(function):
@@ -233,7 +233,7 @@ def metric(
     decides: str = "",
     rule: str = "largest_jump",
 ) -> Callable[[Compute], Compute]:
-    """Make a function a metric under its own name; the keywords are the attributes of :class:`Metric`.
+    """Decorator that registers a function as a metric under its own name; keywords are attributes of :class:`Metric`.
 
     The function takes a :class:`~diagnostics.subject.Measurement` and, if it has options, a frozen dataclass of them,
     by which its second parameter is annotated. What ``fedlayers list metrics`` shows is read from the source, so
@@ -274,7 +274,7 @@ def metric(
 
 
 def _made(function: Callable[..., list[Row]], description: str, direction: str = "", **facts: Any) -> Metric:
-    """The metric of a function: its name and, where it takes options, their type."""
+    """Make a metric of a function: its name, and the type of its options if it takes any."""
     name, parameters = function.__name__, list(inspect.signature(function).parameters)
     if len(parameters) not in (1, 2):
         raise UsageError(f"metric {name!r} takes {len(parameters)} arguments; a measurement and options are given")
@@ -287,7 +287,7 @@ def _made(function: Callable[..., list[Row]], description: str, direction: str =
 
 
 def known(name: str) -> Metric:
-    """The metric whose rows these are; where nothing of that name can be imported, one of which no more is known.
+    """The metric of this name; if it cannot be imported, a stand-in that knows only the name.
 
     Rows outlive the code that made them: they may be read where somebody's own metric is not installed.
     """

@@ -20,7 +20,7 @@ from .base import Measurement, metric
     reads="samples",
 )
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
-    """As :func:`~diagnostics.metrics.cka.cka`, the mean canonical correlation in [0, 1]; 1 = same up to a linear map.
+    """One row a layer and pair of clients: the mean canonical correlation in [0, 1]; 1 = same up to a linear map.
 
     See :func:`diagnostics.representation.moments.mean_cca`. A layer with as many features as samples has no value: use
     more samples, ``positions="samples"`` or ``"mean"``, or svcca.

@@ -18,7 +18,7 @@ BACKENDS = ("fedlayers", "torch_cka")
 
 @dataclass(frozen=True)
 class Cka(SimilarityOptions):
-    """How CKA is computed, beside what :class:`~diagnostics.representation.comparison.SimilarityOptions` says.
+    """The options of CKA, beside those of :class:`~diagnostics.representation.comparison.SimilarityOptions`.
 
     Attributes:
         estimator: ``"full"`` (default) or ``"minibatch"``, which is all that torch-cka has; its HSICs are of
@@ -44,7 +44,7 @@ class Cka(SimilarityOptions):
 
     @property
     def way(self) -> str:
-        """The estimator, where none is named the backend's own."""
+        """The estimator, by default the one of the backend."""
         return self.estimator or ("minibatch" if self.backend == "torch_cka" else "full")
 
     @property

@@ -24,7 +24,7 @@ FIGURE_BATCH = 64
 
 @dataclass(frozen=True)
 class FederationSensitivity:
-    """When, on which tensors and how federation sensitivity is measured.
+    """The options of federation sensitivity: when, on which tensors and on which samples it is measured.
 
     Attributes:
         when: the row's variant. ``"after"``: the weights stand still and (w g)^2 is averaged over the data's batches.
@@ -68,19 +68,19 @@ class FederationSensitivity:
 
     @property
     def batch(self) -> int | None:
-        """Samples of the one batch that is drawn; None where all of the data are read."""
+        """Number of samples of the one batch that is drawn; None if all data are read."""
         return self.single_batch or (FIGURE_BATCH if self.when == "figure" else None)
 
     @property
     def table(self) -> Sensitivity:
-        """What makes rows of importances."""
+        """The object that turns importances into rows."""
         reduce = self.reduce or ("mean_of_tensors" if self.when == "figure" else "pooled")
         return Sensitivity(
             self.when, self.tensors, reduce, "single_batch" if self.batch else "batch_mean", self.embeddings
         )
 
     def reader(self) -> Sensitivity | None:
-        """What reads the shared pass; None where what is read is one batch, or was recorded."""
+        """The reader of the shared pass; None if one batch is read, or what training recorded."""
         return None if self.batch or self.recorded is not None else self.table
 
 
@@ -135,7 +135,7 @@ def federation_sensitivity(measurement: Measurement, options: FederationSensitiv
 
 
 def _draw(subject: Subject, size: int, seed: int) -> Data:
-    """``size`` samples of the subject's data, drawn with replacement."""
+    """Draw ``size`` samples of the subject's data with replacement."""
     with torch_seeded(seed_of(seed, "diagnose", subject.client)):  # a shuffling loader draws its order
         parts = list(batches(subject.data, None))
     x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))

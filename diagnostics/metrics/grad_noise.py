@@ -44,7 +44,7 @@ class GradNoise:
         check_known("estimator", self.estimator, ESTIMATORS)
 
     def reader(self) -> GradNoise:
-        """What reads the shared pass: the options themselves."""
+        """The reader of the shared pass: these options themselves."""
         return self
 
     def meter(self, layers: Sequence[Layer]) -> NoiseMeter:

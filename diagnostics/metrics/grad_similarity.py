@@ -35,7 +35,7 @@ class GradSimilarity:
         check_known("choice of tensors", self.tensors, TENSORS)
 
     def reader(self) -> GradSimilarity:
-        """What reads the shared pass: the options themselves."""
+        """The reader of the shared pass: these options themselves."""
         return self
 
     def meter(self, layers: Sequence[Layer]) -> Meter:

@@ -18,7 +18,7 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class HessianSpectrum:
-    """Which eigenvalues are found, and how well.
+    """The options of the Hessian spectrum: how many eigenvalues, and how precisely they are found.
 
     Attributes:
         k, tol, dtype: as of :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
@@ -122,7 +122,7 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
 
 
 def _shares(density: Density) -> dict[str, float]:
-    """The share of the eigenvalues at each node of the quadrature, in six digits, from the smallest."""
+    """Shares of the eigenvalues at the quadrature's nodes, as text with six digits, the smallest node first."""
     shares: dict[str, float] = {}
     for node, weight in sorted(zip(density.nodes.ravel(), density.weights.ravel(), strict=True)):
         if weight > 0:

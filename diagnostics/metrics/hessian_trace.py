@@ -21,7 +21,7 @@ UNIT = "loss/weight^2"
 
 @dataclass(frozen=True)
 class HessianTrace:
-    """How the trace is found, as explained at :func:`diagnostics.curvature.hessian.hessian_trace`.
+    """The options of the Hessian trace, as explained at :func:`diagnostics.curvature.hessian.hessian_trace`.
 
     Attributes:
         variant: ``"trace"``, or ``"released"``: the nuclear norm that PLayer-FL's released code computes
@@ -47,7 +47,7 @@ class HessianTrace:
             check_way(self.estimator, self.probes, self.backend, "eval")
 
     def check(self, measurement: Measurement) -> None:
-        """Refuse a mode in which the backend cannot compute."""
+        """Refuse a mode that the backend does not support."""
         if self.variant != "released":
             check_way(self.estimator, self.probes, self.backend, measurement.mode)
 

@@ -18,7 +18,7 @@ DISTANCES = ("cosine", "euclidean")
 
 @dataclass(frozen=True, eq=False)
 class KnnProbe(ProbeOptions):
-    """How many neighbours vote by which distance, and which samples count.
+    """The options of the nearest-neighbour probe: neighbours, distance, and the samples that are judged.
 
     Attributes:
         neighbours: how many vote; all where there are fewer.

@@ -14,7 +14,7 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True, eq=False)
 class LinearProbe(ProbeOptions):
-    """How a linear probe is trained and judged.
+    """The options of the linear probe: how it is trained and judged.
 
     Attributes:
         C: inverse strength of the regularisation, see :func:`diagnostics.representation.classifiers.logistic`.

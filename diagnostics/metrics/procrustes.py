@@ -15,7 +15,7 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class Procrustes(SimilarityOptions):
-    """On which samples, and how positions are treated, which have one treatment more here.
+    """The options of the Procrustes angle: the samples, and how positions are treated.
 
     ``positions="released"`` is what PLayer-FL's authors computed under the name of sample similarity: of convolutions
     the least angle over all circular shifts of one side's maps, samples x positions being the rows
@@ -42,7 +42,7 @@ class Procrustes(SimilarityOptions):
     reads="samples",
 )
 def procrustes(measurement: Measurement, options: Procrustes) -> list[Row]:
-    """As :func:`~diagnostics.metrics.cka.cka`, the orthogonal Procrustes angle in radians.
+    """One row a layer and pair of clients: the orthogonal Procrustes angle in radians; 0 = same.
 
     0 = same up to a rotation, pi / 2 = unrelated; see :func:`diagnostics.representation.moments.procrustes_distance`.
 

@@ -16,7 +16,7 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class RbfCka(SimilarityOptions):
-    """How CKA with a radial kernel is computed; ``positions`` are ``"flatten"`` or ``"mean"``.
+    """The options of CKA with a radial kernel; ``positions`` are ``"flatten"`` or ``"mean"``.
 
     Attributes:
         estimator: ``"full"`` or ``"minibatch"``.
@@ -51,7 +51,7 @@ class RbfCka(SimilarityOptions):
     reads="samples",
 )
 def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
-    """As :func:`~diagnostics.metrics.cka.cka` with a radial kernel; 1 = same.
+    """One row a layer and pair of clients: CKA with a radial kernel; 1 = same.
 
     See :func:`diagnostics.representation.gram.rbf_cka`.
 

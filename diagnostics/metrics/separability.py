@@ -20,7 +20,7 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class Separability:
-    """How many samples are read.
+    """The options of separability: how many samples are read.
 
     Attributes:
         samples: at most so many of each client, drawn with the seed; of all clients together in the pooled set.

@@ -14,7 +14,7 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class Svcca(SimilarityOptions):
-    """On which samples and directions representations are compared.
+    """The options of SVCCA: the samples, and how much variance the compared directions hold.
 
     Attributes:
         variance: share of each side's variance that the principal directions hold; the estimator states it.
@@ -40,7 +40,7 @@ class Svcca(SimilarityOptions):
     reads="samples",
 )
 def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
-    """As :func:`~diagnostics.metrics.cca.cca` on the principal directions that hold ``variance`` of each side.
+    """One row a layer and pair of clients: :func:`~diagnostics.metrics.cca.cca` on the main directions of each side.
 
     See :func:`diagnostics.representation.moments.svcca`.
 

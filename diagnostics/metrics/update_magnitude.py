@@ -19,7 +19,7 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class UpdateMagnitude(WeightOptions):
-    """Where the weights started, and which of them are read.
+    """The options of update magnitude: the initial weights, and which tensors are read.
 
     Attributes:
         start: the common start, as a model or as tensors by exact name. Without it no row has a value.
@@ -29,7 +29,7 @@ class UpdateMagnitude(WeightOptions):
 
     @property
     def origin(self) -> Mapping[str, Tensor] | None:
-        """The start's tensors by exact name."""
+        """The initial weights, by exact name."""
         return tree.live(self.start) if isinstance(self.start, nn.Module) else self.start
 
 

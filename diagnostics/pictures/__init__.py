@@ -1,1 +1,1 @@
-"""Drawing: the common style, and the pictures of runs, features and regret behind ``diagnostics.plots``."""
+"""The pictures behind ``diagnostics.plots``, and their common style."""

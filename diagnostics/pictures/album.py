@@ -1,4 +1,4 @@
-"""Every picture that rows allow, by name: what ``fedlayers plot`` and the reports draw."""
+"""Collects every picture that can be drawn from given rows, by name, for ``fedlayers plot`` and the reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Draw = Callable[[pd.DataFrame], Drawn]
 
 @dataclass(frozen=True)
 class Further:
-    """A picture beside a metric's curve.
+    """A further picture that can be drawn of a metric, beside its curve.
 
     Attributes:
         title: its name in the album, in which ``{metric}`` is the metric's.
@@ -63,7 +63,7 @@ FURTHER: dict[str, Further] = {
 
 
 def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callable[[], Figure]]:
-    """Pictures by name, of the named metrics or of all: scores over rounds and by client, curves over layers, insides.
+    """All pictures of the named metrics, or of all: scores over rounds and by client, curves over layers, insides.
 
     Each is drawn when it is called, so that not all need be open at once.
 
@@ -86,7 +86,7 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
 
 
 def figure_of(drawn: Drawn) -> Figure:
-    """The figure that the axes are on."""
+    """The matplotlib figure to which the axes belong."""
     figure = (drawn[0] if isinstance(drawn, list) else drawn).get_figure(root=True)
     if figure is None:
         raise UsageError("these axes belong to no figure any more")

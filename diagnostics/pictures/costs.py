@@ -1,4 +1,4 @@
-"""Pictures of costs: which layers the bytes, the arithmetic and the memory belong to, and what rounds cost."""
+"""Pictures of costs: each layer's share of bytes, arithmetic and memory, and what rounds cost."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _colour(k: int, count: int) -> Any:
 
 
 def _short(value: float, unit: str) -> str:
-    """A number with a prefix of its unit: 2.33 MB."""
+    """A number with a unit prefix, such as 2.33 MB."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {prefix}{unit}"

@@ -1,4 +1,4 @@
-"""What the pictures share: the style, colours and markers, picking rows out of a frame, axes, legends and notes."""
+"""Helpers shared by all pictures: style, colours and markers, selecting rows, axes, legends and notes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def style() -> Iterator[None]:
 
 @contextmanager
 def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator[Axes]:
-    """The given Axes as it is, or a new one of so many inches in the package's style while it is drawn."""
+    """The given Axes, or a new one of this size in inches, in the package's style while it is drawn."""
     if ax is not None:
         yield ax
         return
@@ -58,7 +58,7 @@ def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator
 
 @dataclass(frozen=True)
 class Panel:
-    """One Axes of several, and whether names belong beneath it and beside it."""
+    """One Axes of several, and whether it has axis labels beneath and beside it."""
 
     ax: Axes
     below: bool
@@ -74,7 +74,7 @@ def panels(
     columns: int = 4,
     room: tuple[float, float] = (1.6, 0.9),
 ) -> Iterator[list[Panel]]:
-    """So many Axes: the first of those given, or a grid in a given figure or in a new one of the package's style.
+    """Several Axes: the first ones of those given, or a grid in a given figure or in a new one in the package's style.
 
     Args:
         width, height: inches of each in a new figure, and ``room`` for what stands beside and beneath the grid.
@@ -117,7 +117,7 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def of_variant(rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of the wanted variant, else of the first preferred one that is there, else all."""
+    """The rows of the wanted variant, else of the first preferred one that exists, else all rows."""
     present = list(rows["variant"].unique())
     if wanted is not None:
         check_known("variant", wanted, present)
@@ -126,7 +126,7 @@ def of_variant(rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] 
 
 
 def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
-    """Refuse rows that give one place in a picture several values.
+    """Refuse rows with several values for the same place in a picture.
 
     Raises:
         UsageError: names the place and the columns by which the rows must be filtered.
@@ -149,7 +149,7 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
 
 
 def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Mean over the clients of each group, weighted by ``n_train`` where every client's is known; NaN stays NaN."""
+    """Mean over the clients of each group, weighted by ``n_train`` if every client's is known; NaN stays NaN."""
     known = rows["n_train"].notna().groupby([rows[key] for key in keys], dropna=False).transform("all")
     weight = rows["n_train"].where(known).astype("Float64").fillna(1.0).astype(float)
     sums = (
@@ -162,7 +162,7 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
-    """The rows of pairs both ways round, the clients in the order in which they first appear."""
+    """Rows of pairs in both directions, with the clients in the order of their first appearance."""
     pairs = pairs[pairs["client_b"] != ""]
     order = {name: k for k, name in enumerate(pd.unique(pairs[["client", "client_b"]].to_numpy().ravel()))}
     joined = curve.both_ways(pairs)
@@ -170,7 +170,7 @@ def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def missing(rows: pd.DataFrame, where: str) -> list[str]:
-    """For each place (a column's value) and reason without a value: the place, the reason and the clients."""
+    """Notes on missing values: for each place (a column's value) and reason, the clients concerned."""
     gone = rows[rows["value"].isna()]
     gone = gone.assign(status=gone["status"].str.replace(r" at client '[^']*'", "", regex=True))  # who stands behind
     notes = []
@@ -185,38 +185,38 @@ def missing(rows: pd.DataFrame, where: str) -> list[str]:
 
 
 def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
-    """An axis label with notes in lines beneath it."""
+    """An axis label followed by notes, one per line."""
     shown = [*notes[:most], *([f"and {len(notes) - most} more without a value"] if len(notes) > most else [])]
     return "\n".join([label, *(textwrap.fill(note, 64, subsequent_indent="   ") for note in shown)])
 
 
 def dress(k: int, names: Sequence[str]) -> dict[str, Any]:
-    """Colour, marker and label of the k-th client; a crowd is drawn alike, with one entry in the legend."""
+    """Colour, marker and label of client number k; many clients look alike and share one entry in the legend."""
     if len(names) > MOST:
         return {"color": FAINT, "marker": ".", "alpha": 0.6, "label": "_" if k else f"each of {len(names)} clients"}
     return {"color": COLOURS[k], "marker": MARKERS[k], "label": names[k] or "all clients"}
 
 
 def legend(ax: Axes, title: str | None = None) -> None:
-    """A legend right of the data, where it can cover nothing."""
+    """Draw a legend to the right of the data."""
     if ax.get_legend_handles_labels()[0]:
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, title=title, alignment="left")
 
 
 def name_ticks(ax: Axes, names: Sequence[str], room: int = 46) -> None:
-    """Names along the x axis, upright where they would run into each other."""
+    """Label the x axis with names, rotated if they would overlap."""
     long = sum(len(name) + 2 for name in names) > room
     ax.set_xticks(range(len(names)), names, rotation=90 if long else 0, fontsize=small(len(names), 8))
     ax.set_xlim(-0.4, len(names) - 0.6)
 
 
 def small(count: int, size: float) -> float:
-    """A font size for so many labels: smaller from 20 on, never below 4.5."""
+    """A font size for this many labels: smaller from 20 on, at least 4.5."""
     return max(4.5, size * min(1.0, 0.7 + 6 / max(count, 1)))
 
 
 def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
-    """Scale the y axis for the values, with ticks that can be read over a part of a decade and over twenty.
+    """Set the y axis to linear, log or symlog as the values need, with ticks that are readable for any of them.
 
     Raises:
         UsageError: a log axis for values that are not above 0, which it could not show.
@@ -253,7 +253,7 @@ def heat(
     square: bool = False,
     names: tuple[int, int] = (12, 12),
 ) -> Any:
-    """A heat map from 0 to ``high``, grey where there is no value, with numbers where there is room.
+    """Draw a heat map from 0 to ``high``, grey where a value is missing, with numbers if they fit.
 
     Args:
         matrix: rows from the top, columns from the left.

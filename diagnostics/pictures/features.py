@@ -1,4 +1,4 @@
-"""Pictures of features: clients' samples in a plane, before and after a layer; Origin, Probe and Match accuracy."""
+"""Pictures of features: t-SNE of clients' samples before and after a layer; Origin, Probe and Match accuracy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = 20
 
 
 def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -> Axes:
-    """Samples in a plane: colour = class, marker = client, a large marker at each client's centre of a class.
+    """Draw samples embedded in a plane: colour = class, marker = client, large markers at each client's class centres.
 
     Args:
         frame: from :func:`diagnostics.representation.embedding.tsne`.
@@ -43,7 +43,7 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -
 def tsne_panels(
     frames: Mapping[str, pd.DataFrame], axes: Figure | Sequence[Axes] | None = None, *, centres: bool = True
 ) -> list[Axes]:
-    """Several such planes beside each other, as before and after a layer, with the same colours and markers.
+    """Draw several embeddings beside each other (as before and after a layer), with common colours and markers.
 
     Args:
         frames: {title: frame}; their axes have nothing to do with each other.
@@ -64,7 +64,7 @@ def tsne_panels(
 
 
 def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Colour of each class and marker of each client over all the frames; of many clients all have the same."""
+    """Colour of each class and marker of each client over all frames; many clients share one marker."""
     if not frames:
         raise UsageError("no features to draw")
     for frame in frames:
@@ -107,7 +107,7 @@ def _cloud(
 
 
 def _keys(ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool) -> None:
-    """A legend right of the picture; where there are many classes and clients, they have a column each."""
+    """Draw a legend to the right; many classes and many clients get a column each."""
     plain: dict[str, Any] = {"linestyle": "none", "color": "0.35"}
     blank = Line2D([], [], linestyle="none")
     shown = list(colours.items())[:SHOWN]
@@ -143,7 +143,7 @@ def _said(frame: pd.DataFrame) -> str:
 
 
 def mismatch(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Origin, Probe and Match accuracy of each client, and their means: the way from the first is the mismatch.
+    """Draw each client's Origin, Probe and Match accuracy and their means: what a mismatch of features costs.
 
     Args:
         frame: from :func:`diagnostics.representation.mismatch.mismatch`.

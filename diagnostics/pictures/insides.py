@@ -1,4 +1,4 @@
-"""Pictures of an algorithm's insides, from the rows that a run recorded: what was mixed, attended to, trained, held.
+"""Pictures of what a run recorded inside its algorithm: aggregation weights, attention, trained layers, held blocks.
 
 The rows are those of the one schema, one metric a picture:
 
@@ -60,7 +60,7 @@ _TIMELINES = {
 def aggregation_weights(
     frame: pd.DataFrame, round: int | None = None, axes: Figure | Sequence[Axes] | None = None
 ) -> list[Axes]:
-    """Who listens to whom: a heat map receivers x senders for each layer, 1 = only this sender (pFedLA, Fig. 6).
+    """Draw whose models each client mixes: a heat map receivers x senders per layer (pFedLA, Fig. 6).
 
     Args:
         frame: rows with the metric ``aggregation_weight`` of one run.
@@ -96,7 +96,7 @@ def aggregation_history(
     pairs: Sequence[tuple[str, str]] = (),
     axes: Figure | Sequence[Axes] | None = None,
 ) -> list[Axes]:
-    """How much the clients trust themselves, and chosen others, over the rounds: a line a layer (pFedLA, Figs. 5, 7).
+    """Draw clients' weights on themselves and chosen others over rounds, a line per layer (pFedLA, Figs. 5, 7).
 
     The first panel is the self-weight's mean over the clients, with a band from the lowest client to the highest
     where there are no more than three layers; then comes a panel for each pair. A dashed line marks equal weights.
@@ -146,7 +146,7 @@ def aggregation_history(
 
 
 def _layer_look(k: int, layers: Sequence[str], points: int) -> dict[str, Any]:
-    """Colour and marker of the k-th layer; of many layers a shade from the input's to the output's."""
+    """Colour and marker of layer number k; many layers are shaded from input to output."""
     every = max(1, points // 8)
     if len(layers) > MOST:
         return {"color": mpl.colormaps["viridis"](0.95 * k / (len(layers) - 1)), "marker": ""}
@@ -163,7 +163,7 @@ def prompt_attention(
     ax: Axes | None = None,
     layer: str | None = None,
 ) -> Axes:
-    """What a feature attends to, itself or a prompt: a heat map queries x keys of one client (FedPFT, Fig. 6).
+    """Draw one client's attention between features and prompts: a heat map queries x keys (FedPFT, Fig. 6).
 
     Args:
         frame: rows with the metric ``prompt_attention`` of one run.
@@ -202,7 +202,7 @@ def prompt_attention(
 
 
 def unfreezing(frame: pd.DataFrame, ax: Axes | None = None, metric: str = "trained") -> Axes:
-    """Which layers are trained when: layers from the input at the top x rounds that were recorded.
+    """Draw which layers are trained in which round: layers (input at the top) x recorded rounds.
 
     Where the rows are of clients, the colour is the share of them that train the layer.
 
@@ -230,7 +230,7 @@ def unfreezing(frame: pd.DataFrame, ax: Axes | None = None, metric: str = "train
 def allocation(
     frame: pd.DataFrame, round: int | None = None, axes: Figure | Sequence[Axes] | None = None
 ) -> list[Axes]:
-    """Who holds what: clients x layers in one round, and over the rounds the share of clients that hold each layer.
+    """Draw which client holds which layer in a round, and each layer's share of clients over the rounds.
 
     FedRA draws such a matrix every round, and its bound rests on the least number of clients that hold a layer, which
     the second panel's title tells.
@@ -269,7 +269,7 @@ def allocation(
 
 
 def _over_rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """The mean over clients, layers x rounds."""
+    """Mean over clients: a table layers x rounds."""
     means = rows.groupby(["layer", "round"], sort=False, dropna=False)["value"].mean(skipna=False).unstack("round")
     return means.reindex(index=list(rows["layer"].unique()), columns=sorted(means.columns))
 
@@ -279,7 +279,7 @@ def _timeline(shares: pd.DataFrame) -> tuple[float, float]:
 
 
 def _framed(ax: Axes) -> None:
-    """A frame, without which white at the rim could not be told from the page."""
+    """Draw a frame around a heat map, so that white cells at its edge stand out from the page."""
     ax.spines[:].set_visible(True)
 
 
@@ -287,7 +287,7 @@ def _framed(ax: Axes) -> None:
 
 
 def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of a metric whose values are shares."""
+    """The rows of a metric, refusing values that are no shares between 0 and 1."""
     rows = of_metric(frame, metric)
     outside = rows[(rows["value"] < 0) | (rows["value"] > 1)]
     if len(outside):
@@ -297,7 +297,7 @@ def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _at(rows: pd.DataFrame, round: int | None) -> tuple[pd.DataFrame, str]:
-    """The rows of one round, by default the last, and how it is called."""
+    """The rows of one round, by default the last, and its name for a title."""
     present = sorted(rows["round"].dropna().unique())
     if round is None and not present:
         return rows, ""
@@ -309,5 +309,5 @@ def _at(rows: pd.DataFrame, round: int | None) -> tuple[pd.DataFrame, str]:
 
 
 def _names(rows: pd.DataFrame) -> list[str]:
-    """Receivers and senders, in the order in which they first appear."""
+    """Names of receivers and senders, in the order of their first appearance."""
     return list(dict.fromkeys([*rows["client"], *rows["client_b"]]))

@@ -1,4 +1,4 @@
-"""The pictures of a metric over the layers: a line a client, and a matrix of pairs a layer."""
+"""Pictures of a metric over the layers: a line per client, or a matrix of client pairs per layer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def metric(
     scale: str = "auto",
     normalise: str | None = None,
 ) -> Axes:
-    """One line a client over the layers, from input to output, and a thick line for all clients together.
+    """Draw a metric over the layers from input to output: a line per client, and a thick one for all clients together.
 
     The thick line is the frame's combined rows (client ""); where it has none, the mean over clients, weighted by
     their training samples where those are known. For a metric of pairs a client's value is its mean distance to the
@@ -120,7 +120,7 @@ def metric(
 
 
 def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
-    """Each client's mean distance to the others in each layer, as rows; of a similarity 1 - value."""
+    """Each client's mean distance to the others in each layer, as rows; a similarity counts as 1 - value."""
     turned = both_ways(rows[rows["client"] != rows["client_b"]])
     apart = turned["value"] if distance else 1 - turned["value"]
     mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(skipna=False)
@@ -128,7 +128,7 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
 
 
 def _normalised(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[str]]:
-    """The clients' rows divided by their reference, and the clients that have none above 0."""
+    """The clients' rows divided by their reference value, and the clients without one above 0."""
     check_known("normalisation", normalise, ("first", "min"))
     rows = rows[rows["client"] != ""]
     if normalise == "min":
@@ -147,7 +147,7 @@ def cka_matrices(
     variant: str | None = None,
     metric: str = "cka",
 ) -> list[Axes]:
-    """A heat map clients x clients of each layer's CKA, 1 = same representation, with one colour bar from 0 to 1.
+    """Draw each layer's CKA as a heat map clients x clients, 1 = same representation, with one colour bar.
 
     Args:
         frame: rows of the metric, one a pair of clients and layer.

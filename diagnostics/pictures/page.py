@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: text, numbered figures and tables, for screen and paper."""
+"""Writes a report as one self-contained HTML file: text, numbered figures and tables, for screen and paper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ thead th { border-bottom: 2px solid #444; }
 
 
 class Page:
-    """A report that is filled from top to bottom and written once.
+    """A report to which text, figures and tables are added from top to bottom.
 
     Everything given is text and is escaped: markup in it is shown, not followed. The file holds its style and its
     pictures (PNG) and asks for nothing from elsewhere; the same contents give the same bytes.
@@ -59,7 +59,7 @@ class Page:
         self._figures = self._tables = 0
 
     def text(self, text: str) -> None:
-        """Paragraphs, parted by empty lines.
+        """Add paragraphs, separated by empty lines.
 
         ``## `` and ``### `` begin a heading, lines that begin with ``- `` are a list; ``**strong**`` and `` `code` ``
         stand inside.
@@ -77,7 +77,7 @@ class Page:
                 self._parts.append(f"<p>{_inline(' '.join(lines))}</p>")
 
     def figure(self, figure: Figure | Axes, caption: str, alt: str) -> None:
-        """A picture as it is now, at its own size in inches, with its number and caption beneath.
+        """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.
 
         Args:
             alt: what the picture shows, for a reader who cannot see it.
@@ -99,7 +99,7 @@ class Page:
         )
 
     def table(self, table: pd.DataFrame, caption: str, formats: Mapping[str, str] | None = None) -> None:
-        """A table with its number and caption above; numbers are to the right, missing ones are a dash.
+        """Add a table with a number and a caption above; numbers are right-aligned, missing ones are a dash.
 
         Args:
             table: the index is shown unless it only counts the rows.
@@ -130,7 +130,7 @@ class Page:
         )
 
     def html(self) -> str:
-        """The whole document."""
+        """The whole document as HTML."""
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width">'
@@ -142,12 +142,12 @@ class Page:
         )
 
     def write(self, path: Path | str) -> None:
-        """Write the document at once: a reader sees the old file or the new one, never a part."""
+        """Write the document atomically: a reader sees the old file or the new one, never a part."""
         write_atomically(Path(path), self.html().encode())
 
 
 def _inline(text: str) -> str:
-    """Escaped text with ``**strong**`` and `` `code` ``; what stands in code is left as it is."""
+    """Escape text and format ``**strong**`` and `` `code` `` in it; code itself is not formatted."""
     pieces = re.split(r"`([^`]+)`", text)
     for k, piece in enumerate(pieces):
         safe = escape(piece)
@@ -156,7 +156,7 @@ def _inline(text: str) -> str:
 
 
 def _cell(value: Any, form: str | None, column: str) -> str:
-    """A value as escaped text."""
+    """A table cell's value as escaped text."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if form is None:

@@ -1,4 +1,4 @@
-"""The picture of a plan: its layers as boxes, and the values and votes behind the decision."""
+"""The picture of a plan: its layers as boxes, and the values and votes behind it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
 
 
 def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
-    """The decision at one glance: layers as boxes from input to output, what is federated and what stays local.
+    """Draw a plan: its layers as boxes from input to output, shared or local, with the values and votes behind it.
 
     Beneath stand the values that the rule read, at each border the ratio of the layer after it to the layer before
     it (bold where above the threshold), and how far each client alone would have federated.

@@ -1,4 +1,4 @@
-"""The picture of a regret: how every cut scores, and where each rule cuts."""
+"""The picture of regret: the score of every cut, and the cuts that each rule chose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
 
 
 def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1", ax: Axes | None = None) -> Axes:
-    """The validation score by the number of layers federated, with each rule's choices marked, a mark a seed.
+    """Draw the validation score over the number of shared layers, with each rule's choices marked, one mark per seed.
 
     The axis ends where the score does: a few seeds' interval may reach beyond, and would flatten all else.
     A thin line is a seed, the dark one their mean with its 95 % interval; the star is the cut with the best mean. A

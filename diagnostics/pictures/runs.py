@@ -1,4 +1,4 @@
-"""Pictures of data and of runs: who holds what, scores over the rounds, algorithms and clients beside each other."""
+"""Pictures of data and of runs: classes by client, scores over rounds, algorithms and clients compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .drawing import (
 
 
 def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Who holds what: a bar a client, stacked by class, with its total at the end.
+    """Draw which classes each client holds: a stacked bar per client, with its total at the end.
 
     Args:
         counts: samples, clients x classes, by name (``FederatedData.class_counts``).
@@ -83,7 +83,7 @@ def learning(
     split: str = "test",
     ax: Axes | None = None,
 ) -> Axes:
-    """A score over the rounds, one line an algorithm: the mean over clients, weighted by training samples.
+    """Draw a score over the rounds, one line per algorithm: the mean over clients, weighted by training samples.
 
     With several seeds the line is the mean over them and the band reaches from the lowest to the highest.
 
@@ -116,7 +116,7 @@ def learning(
 
 
 def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes:
-    """A dot with its interval for each row of a table, in the table's order from the top, values written beside.
+    """Draw a table's scores with their intervals, a dot per row in the table's order, values written beside.
 
     The axis of accuracy and macro-F1 ends at 0 and 1, though the interval of a few seeds may reach beyond.
 
@@ -156,7 +156,7 @@ def clients(
     split: str = "test",
     ax: Axes | None = None,
 ) -> Axes:
-    """Every client's score after the last round, a row an algorithm, so that it is seen who gains and who loses.
+    """Draw every client's score after the last round, a row per algorithm, to show which clients gain and lose.
 
     A dot is a client (its mean over seeds), the bar is the mean over clients weighted by training samples, and the
     grey band reaches from the worst client to the best. Arguments and errors are those of :func:`learning`.
@@ -185,7 +185,7 @@ def _score_label(metric: str, split: str = "") -> str:
 
 
 def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of one score and one model of each algorithm, and notes on what is missing among them."""
+    """The rows of one score and one model for each algorithm, and notes on algorithms without."""
     rows = of_metric(frame, metric)
     rows = rows[(rows["layer"] == "") & (rows["split"] == check_known("split", split, rows["split"].unique()))]
     if model is not None:

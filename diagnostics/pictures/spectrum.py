@@ -1,4 +1,4 @@
-"""The picture of a Hessian's spectrum: how the eigenvalues of each layer's block are distributed."""
+"""The picture of a Hessian's spectrum: the density of each layer's eigenvalues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRIC = "hessian_spectrum"
 
 
 def has_density(frame: pd.DataFrame) -> bool:
-    """Whether the rows hold the shares of eigenvalues that :func:`spectral_density` draws."""
+    """Whether rows hold what :func:`spectral_density` draws: shares of eigenvalues."""
     rows = frame[frame["metric"] == METRIC]
     return bool((rows["variant"].str.startswith(AT) & rows["value"].notna()).any())
 
@@ -25,7 +25,7 @@ def has_density(frame: pd.DataFrame) -> bool:
 def spectral_density(
     frame: pd.DataFrame, client: str | None = None, width: float = 0.01, ax: Axes | None = None
 ) -> Axes:
-    """The density of each layer's eigenvalues, a curve a layer, with short strokes beneath at its largest eigenvalues.
+    """Draw the density of each layer's eigenvalues, a curve per layer, with strokes at its largest eigenvalues.
 
     Where the rows are of several clients, the curve is the mean of their densities and the strokes are of all of them.
     The density has a log axis. A curve has gaps where it is less than a twentieth of the peak of one single eigenvalue.

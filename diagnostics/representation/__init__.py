@@ -1,1 +1,1 @@
-"""How representations are compared: the measures, their one pass over a probe, and the rows they give."""
+"""Compares clients' representations layer by layer: measures, passes over probe samples, and rows."""

@@ -1,4 +1,4 @@
-"""How well a classifier tells the classes by a layer's features, on samples that it was not trained on."""
+"""Classifiers trained on a layer's features and judged on other samples: the probes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Classify = Callable[[Array, Array, Array], Array]
 
 @dataclass(frozen=True, eq=False)
 class _Hits:
-    """Whether each held-out sample of a client was given its label, [n]; and what is to be said of the fits."""
+    """Which held-out samples of a client were classified right, bool [n], with a note on the fits."""
 
     right: Array
     note: str = ""
@@ -37,7 +37,7 @@ class _Hits:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One client's features at one layer: to train on, with their folds, and others to test on if they are given."""
+    """One client's features at one layer: training samples with their folds, and test samples if there are any."""
 
     client: str
     x: Array
@@ -46,7 +46,7 @@ class _Part:
     test: tuple[Array, Array] | None = None
 
     def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
-        """(x, y) to train on and (x, y) to test on, of each fold."""
+        """(x, y) to train on and (x, y) to test on, for each fold."""
         if self.test is not None:
             yield self.x, self.y, *self.test
             return
@@ -56,7 +56,7 @@ class _Part:
 
 
 def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | None = None, tol: float = 1e-6) -> Array:
-    """Labels [m] that multinomial logistic regression on x [n, d], y [n] gives to test [m, d].
+    """Labels [m] predicted for test [m, d] by multinomial logistic regression on x [n, d], y [n].
 
     Features are standardised by the training samples'. The objective is (1/2) ||W||^2 + C sum_n cross-entropy, the
     intercept free. It does not change under a rotation, so features are reduced to the training samples' span where
@@ -74,14 +74,14 @@ def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | Non
 
 
 def nearest(x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine") -> Array:
-    """The most frequent label among the nearest training samples; of equally frequent ones the lowest."""
+    """The most frequent label among the nearest training samples; of ties the lowest."""
     model = KNeighborsClassifier(min(neighbours, len(x)), metric=distance, algorithm="brute")
     return np.asarray(model.fit(x.astype(np.float64), y).predict(test.astype(np.float64)))
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeOptions:
-    """Which samples a probe trains on, and which ones it is judged by.
+    """The options of probes: which samples they train on, and which they are judged by.
 
     Attributes:
         test: {client: data} that the probe is tested on; the subjects' data then only train.
@@ -110,13 +110,13 @@ class ProbeOptions:
 
     @property
     def judged_by(self) -> str:
-        """Which samples count, as the estimator says it."""
+        """The samples that are judged, in words for the rows' estimator."""
         if self.test is not None:
             return "given test data"
         return f"{self.folds} folds" if self.holdout is None else f"holdout {self.holdout:g}"
 
     def folds_of(self, y: Array, seed: int) -> Array:
-        """Fold of each sample with labels y [n], see :class:`_Part`."""
+        """The fold of each sample with labels y [n], as in :class:`_Part`."""
         if self.test is not None:
             return np.full(len(y), -1)
         return folds_of(y, self.folds, seed) if self.holdout is None else holdout_of(y, self.holdout, seed)
@@ -125,7 +125,7 @@ class ProbeOptions:
 def probed(
     metric: str, classify: Classify, estimator: str, measurement: Measurement, options: ProbeOptions
 ) -> list[Row]:
-    """The rows of a probe: each client's own and then the pooled ones, layer by layer.
+    """The rows of a probe: each client's own, then those of all clients pooled, layer by layer.
 
     Variant ``"own"``: each client's probe on its own data. ``"pooled"``: one probe for the features of all clients
     (each from its own model), its accuracy on each client's samples and, client "", on all of them. The error is that
@@ -187,7 +187,7 @@ def _part(client: str, path: str, train: Features, tested: Features | None, fold
 
 
 def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
-    """At most so many of a client's samples, each class in its share, in folds of their own, and as many to test on."""
+    """A client's first samples, at most this many and each class in its share, with folds, and as many to test on."""
 
     def few(y: Array) -> Array:
         fold = folds_of(y, -(-len(y) // count), seed)  # one of so many alike parts
@@ -204,7 +204,7 @@ def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
 
 
 def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
-    """What a probe of all the parts gets right in each of them, or why there is no value."""
+    """The correct predictions of a probe on each part, or the reason for there being none."""
     client = f"at client {parts[0].client!r}: " if len(parts) == 1 else "at all clients: "
     labels = np.concatenate([part.y for part in parts])
     if len({part.x.shape[1] for part in parts}) > 1:
@@ -234,7 +234,7 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
 
 
 def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
-    """The hits, or a status that says why there is no value."""
+    """The hits, or a status on why there is no value."""
     if not layer.used:
         return "unused in the forward pass"
     if isinstance(found, str):

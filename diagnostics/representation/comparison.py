@@ -1,4 +1,4 @@
-"""The comparison of clients' layers by their representations: who with whom, on which samples, and the rows of it."""
+"""Compares layers of all pairs of clients on common samples, and makes the rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Value = Callable[[Spot, Spot], float | str]
 
 @dataclass(frozen=True)
 class SimilarityOptions:
-    """On which samples clients' layers are compared, and how positions are treated.
+    """The options of all similarity metrics: the common samples, and how positions are treated.
 
     Attributes:
         probe: the samples. Default: the first ``samples`` of the clients' own data, equally many of each.
@@ -61,16 +61,16 @@ class SimilarityOptions:
 
     @property
     def unbiased(self) -> bool:
-        """Whether batches must be large enough for the unbiased HSIC."""
+        """Whether the unbiased HSIC is used, for which batches must be large enough."""
         return False
 
     @property
     def reference_layers(self) -> tuple[str, ...]:
-        """The layers that every other one is compared with."""
+        """The layers with which every other layer is compared."""
         return (self.against,) if isinstance(self.against, str) else tuple(self.against)
 
     def check(self, measurement: Measurement) -> None:
-        """Refuse reference layers that are not measured, and a batch that is too small."""
+        """Refuse reference layers that are not measured, and too small a batch."""
         if measurement.batch is not None and measurement.batch < 1:
             raise UsageError(f"batch={measurement.batch}; at least 1 is needed")
         check_batch(measurement.batch or LEAST, self.unbiased)
@@ -80,7 +80,7 @@ class SimilarityOptions:
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """Every two clients compared at every layer, and every layer with the reference layers.
+    """A comparison of all pairs of clients at every layer, and of every layer with the reference layers.
 
     Attributes:
         metric: name in the rows.
@@ -92,7 +92,7 @@ class LayerComparison:
 
     @property
     def across(self) -> bool:
-        """Whether different layers are compared."""
+        """Whether different layers are compared with each other."""
         return bool(self.options.reference_layers)
 
     @property
@@ -102,33 +102,33 @@ class LayerComparison:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to compare: no model at all, or one and no layer with another."""
+        """Whether there is nothing to compare: no model, or one model without reference layers."""
         return len(self.subjects) < (1 if self.across else 2)
 
     @cached_property
     def x(self) -> Tensor:
-        """The samples of the probe, the same for every model."""
+        """The probe samples, the same for every model."""
         return probe_of(self.subjects, self.options.probe, self.options.samples, self.measurement.seed)
 
     @cached_property
     def where(self) -> list[Place]:
-        """First and last sample (exclusive) of each batch of the probe."""
+        """First and last position (exclusive) of each batch of the probe samples."""
         return places(len(self.x), self.measurement.batch or max(len(self.x), LEAST), self.options.unbiased)
 
     @cached_property
     def paths(self) -> list[str]:
-        """The modules whose outputs are compared."""
+        """Paths of the modules whose outputs are compared."""
         return sorted({layer.output for layer in self.measurement.layers if layer.used})
 
     def watch(
         self, subject: Subject, take: Take, where: Sequence[Place] | None = None, paths: Sequence[str] | None = None
     ) -> None:
-        """Pass the probe, or some places of it, through a model; see :func:`~.probe.watch`."""
+        """Pass all or some probe samples through a model (see :func:`~.probe.watch`)."""
         where, paths = self.where if where is None else where, self.paths if paths is None else paths
         watch(subject, self.x, where, paths, take, self.measurement.seed, self.measurement.mode)
 
     def rows(self, faults: Faults, value: Value, *, estimator: str, unit: str = "") -> list[Row]:
-        """The rows: of every layer each pair of clients, then of every layer ``against``."""
+        """The rows: for each layer all pairs of clients, then the layer against each reference layer."""
         common: dict[str, Any] = {"estimator": estimator, "unit": unit, "n_samples": 0 if self.empty else len(self.x)}
         rows = []
         for layer in self.measurement.layers if self.subjects else ():

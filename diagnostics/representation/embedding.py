@@ -1,4 +1,4 @@
-"""Features of all clients in one plane: t-SNE, the centroids in it, and how far classes and clients stand apart."""
+"""Features of all clients embedded in a plane by t-SNE, class centres there, and scores of separation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS = ("client", "class", "x", "y", "sample")
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Features of all clients' samples: x [n, d], and for each its class, client and place in the client's data."""
+    """Features of all clients' samples: x [n, d], and each sample's class, client and position in the client's data."""
 
     x: Array
     classes: Array
@@ -48,7 +48,7 @@ def pool(
     mode: str = "eval",
     by: str = "block",
 ) -> Pool:
-    """The features of one layer for every client's samples, each client's by its own model, flattened.
+    """Collect one layer's features of every client's samples, by the client's own model, flattened.
 
     Args:
         models: {client: model}, or one model for all.
@@ -93,7 +93,7 @@ def pool(
 
 
 def embed(pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, seed: int = 0) -> pd.DataFrame:
-    """t-SNE of pooled features (van der Maaten and Hinton 2008): a row a sample with client, class, x, y and sample.
+    """t-SNE of pooled features (van der Maaten and Hinton 2008): a row per sample with client, class, x, y and sample.
 
     It starts from the first two principal components and runs in one thread, so that the same features give the same
     picture. Distances are Euclidean between features as they are. Axes have no meaning, neither by themselves nor
@@ -155,13 +155,13 @@ def tsne(
 
 
 def centroids(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean place of each client's samples of each class: a row with client, class, x, y and their number n."""
+    """Mean position of each client's samples of each class: rows with client, class, x, y and their number n."""
     groups = frame.groupby(["client", "class"], sort=False)
     return groups.agg(x=("x", "mean"), y=("y", "mean"), n=("x", "size")).reset_index()
 
 
 def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
-    """Numbers beside the picture, taken from the features themselves; NaN where there is one class or client only.
+    """How well the features separate classes and clients; NaN with a single class or client.
 
     * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to
       1 (Rousseeuw 1987); higher = further apart. Good shared features are high in the first and low in the second.

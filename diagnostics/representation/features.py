@@ -1,4 +1,4 @@
-"""What layers make of samples, as matrices: features collected in one pass, standardised, reduced, and parted."""
+"""Features of a layer as matrices: collected in one pass, standardised, reduced, divided into folds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SIDES = ("output", "input")
 
 
 class NoValue(Exception):
-    """Why features have no value."""
+    """Raised where no value can be computed from features; the reason becomes a status."""
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features of one client's samples.
+    """Features of one client's samples, by module path.
 
     Attributes:
         x: [n, d] of each module path that has them, on the CPU.
@@ -41,7 +41,7 @@ class Features:
     faults: dict[str, str]
 
     def of(self, path: str) -> Array:
-        """The features at a path, [n, d] in their own type.
+        """The features of the module at a path, [n, d] in their own type.
 
         Raises:
             NoValue: there are none, or they are not finite.
@@ -64,7 +64,7 @@ def collect(
     seed: int = 0,
     mode: str = "eval",
 ) -> Features:
-    """What the named modules put out (or take in) for the data, flattened to [n, d], from one forward pass.
+    """Outputs (or inputs) of the named modules for all data, flattened to [n, d], from one forward pass.
 
     Data are read once, so a loader may shuffle: labels and features stay together. A module that one pass calls
     several times is represented by its last call. The model is left as it was.
@@ -131,12 +131,12 @@ def collect(
 
 
 def constant(x: Array) -> bool:
-    """Whether features [n, d] do not vary over the samples by more than the rounding of their type."""
+    """Whether features [n, d] are the same for all samples, up to rounding in their type."""
     return bool((_spread(x)[1] == 0).all())
 
 
 def _spread(x: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation [d] of each feature, in float64; 0 where it varies no more than by rounding."""
+    """Mean and standard deviation [d] of each feature, in float64; deviations within rounding are 0."""
     eps = np.finfo(x.dtype).eps
     mean = x.mean(axis=0, dtype=np.float64)
     deviation = x.std(axis=0, dtype=np.float64)
@@ -144,14 +144,14 @@ def _spread(x: Array) -> tuple[Array, Array]:
 
 
 def standardised(train: Array, *others: Array) -> list[Array]:
-    """Features in float64 with the training features' mean 0 and deviation 1; one that does not vary there is 0."""
+    """Features in float64 with mean 0 and deviation 1 over the training samples; constant ones become 0."""
     mean, deviation = _spread(train)
     scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     return [(x.astype(np.float64) - mean) * scale for x in (train, *others)]
 
 
 def reduced(train: Array, *others: Array) -> list[Array]:
-    """Features in the training samples' own span: [n, r], r <= n, with the same inner products.
+    """Features in the span of the training samples: [n, r], r <= n, with the same inner products.
 
     The coordinates are along the eigenvectors of the n x n Gram matrix K = X X^T = U S U^T: U S^(1/2) for the
     training samples, Z X^T U S^(-1/2) for others Z. What is left out of the others is at a right angle to all
@@ -170,12 +170,12 @@ def reduced(train: Array, *others: Array) -> list[Array]:
 
 
 def folds_of(y: Array, folds: int, seed: int) -> Array:
-    """Number of the fold [n] of each sample: folds of equal size (within one), each class dealt evenly over them."""
+    """The fold [n] of each sample: folds of equal size (within one), each class spread evenly over them."""
     return _dealt(y, seed, np.arange(len(y)) % min(folds, len(y)))
 
 
 def holdout_of(y: Array, fraction: float, seed: int) -> Array:
-    """0 for the samples [n] that are held out, -1 for the others; each class as evenly as its number allows."""
+    """Mark held-out samples [n] with 0, the others with -1; each class in its share."""
     n = len(y)
     held = min(max(round(n * fraction), 1), n - 1)
     numbers = np.full(n, -1)
@@ -184,7 +184,7 @@ def holdout_of(y: Array, fraction: float, seed: int) -> Array:
 
 
 def _dealt(y: Array, seed: int, numbers: Array) -> Array:
-    """The numbers, dealt to the samples in a drawn order within each class, one class after the other."""
+    """The given numbers assigned to samples in random order within each class, one class after another."""
     order = numpy_generator(seed, "diagnose", "folds").permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     dealt = np.empty(len(y), dtype=np.int64)

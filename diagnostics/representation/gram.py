@@ -1,4 +1,4 @@
-"""CKA, linear or with a radial kernel, by Gram matrices that are reduced as the features arrive."""
+"""CKA with a linear or radial kernel, from Gram matrices that are summed while features arrive."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rbf_cka(
 
 
 def check_bandwidth(bandwidth: float) -> float:
-    """The bandwidth, if it is above 0 and finite."""
+    """Refuse a bandwidth that is not finite and above 0."""
     if not 0 < bandwidth < math.inf:
         raise UsageError(f"a bandwidth of {bandwidth} times the median distance; it must be above 0")
     return bandwidth
@@ -78,14 +78,14 @@ def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: flo
 
 @dataclass(frozen=True)
 class Summary:
-    """What is kept of a model's features: entries of the centred Gram matrix, or the centred features [n, d]."""
+    """What is stored of a model's features: entries of the centred Gram matrix, or the centred features [n, d]."""
 
     gram: Tensor | None = None
     features: Tensor | None = None
 
 
 class Recorder:
-    """Reduces features [n, d], given batch by batch, so that HSIC is an inner product of two summaries.
+    """Summarises features [n, d] batch by batch, so that the HSIC of two models is an inner product of summaries.
 
     The first batch's mean is taken off at once: CKA does not depend on an offset, but the digits of a float32 Gram
     matrix do. The buffer serves one model after the other.
@@ -106,7 +106,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Make ready for the next model."""
+        """Get ready for the next model."""
         self._taken: set[int] = set()
         self._grams: dict[int, Tensor] = {}
         self._reference = torch.empty(0)
@@ -114,7 +114,7 @@ class Recorder:
         self.fault = ""
 
     def take(self, start: int, stop: int, output: Tensor) -> None:
-        """The output for samples ``start`` to ``stop``; a second call for the same samples replaces the first."""
+        """Take in the output for samples ``start`` to ``stop``; a second call for them replaces the first."""
         if not output.numel():
             self.fault = "no features"
             return
@@ -146,7 +146,7 @@ class Recorder:
         self._taken.add(start)
 
     def kept(self) -> Summary | str:
-        """What the comparison needs of the model, or why there is nothing to compare."""
+        """The model's summary, or why there is nothing to compare."""
         try:
             return self._summary()
         except NoValue as reason:
@@ -210,7 +210,7 @@ def hsic(summaries: Sequence[Summary]) -> Tensor:
 
 
 def _gram(x: Tensor) -> Tensor:
-    """x x^T, of which only the blocks on and above the diagonal are computed; exactly symmetric."""
+    """x x^T, exactly symmetric, computed from the blocks on and above the diagonal."""
     n = len(x)
     gram = x.new_empty(n, n)
     for start in range(0, n, _PANEL):
@@ -223,7 +223,7 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _centred(gram: Tensor) -> Tensor:
-    """Rows and columns made to add up to 0, in place."""
+    """Centre rows and columns of a Gram matrix, in place."""
     means = gram.mean(0, dtype=torch.float64)
     shift = (means - means.mean() / 2).to(gram.dtype)
     gram -= shift
@@ -232,7 +232,7 @@ def _centred(gram: Tensor) -> Tensor:
 
 
 def _radial(gram: Tensor, bandwidth: float) -> Tensor:
-    """The radial kernel's matrix from the linear one, its width a fraction of the median distance."""
+    """The radial kernel's matrix from the linear one, with a width that is a fraction of the median distance."""
     n = len(gram)
     squares = gram.diagonal()
     distances = (squares + squares[:, None] - 2 * gram).clamp_(min=0)
@@ -244,7 +244,7 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
 
 
 def _u_centred(gram: Tensor, eps: float) -> Tensor:
-    """A Gram matrix [b, b] U-centred, in place, over sqrt(b (b - 3)): inner products of two of them are HSIC_1.
+    """U-centre a Gram matrix [b, b] in place and divide by sqrt(b (b - 3)): inner products are then HSIC_1.
 
     The form of Szekely and Rizzo 2014 (their U-centring), which Song's estimator equals: the diagonal is left out,
     and the other entries of each row and column add up to 0.

@@ -28,7 +28,7 @@ KINDS = ("origin_accuracy", "probe_accuracy", "match_accuracy")
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a module trained on a client's features gets right on its test samples.
+    """Accuracy on the test samples of a module trained on a client's features.
 
     Attributes:
         accuracy: after the last epoch, from 0 to 1. It is what counts.
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def origin_accuracy(features: Tensor, y: Tensor, head: nn.Module) -> float:
-    """Accuracy, from 0 to 1, of the classifier as it is: arg max of ``head(features [n, d])`` against ``y`` [n]."""
+    """Accuracy, 0 to 1, of the model's own classifier: arg max of ``head(features [n, d])`` against ``y`` [n]."""
     return float(_right(_frozen(head), features, y).double().mean())
 
 
@@ -60,7 +60,7 @@ def probe_accuracy(
     epochs: int = 100,
     seed: int = 0,
 ) -> Outcome:
-    """A new linear classifier in place of the old one: what the features allow (FedPFT, Table 1: Probe).
+    """Accuracy of a new linear classifier on the features: what they allow (FedPFT, Table 1: Probe).
 
     A Linear(d, classes), drawn with the seed, is trained by cross-entropy on the client's own features; the extractor
     stays. The paper does not state the training; the defaults are SGD with momentum, no weight decay, and features
@@ -96,7 +96,7 @@ def match_accuracy(
     epochs: int = 100,
     seed: int = 0,
 ) -> Outcome:
-    """A linear map of the features before the old classifier: what is lost to a mere mismatch (FedPFT: Match).
+    """Accuracy with a linear map before the old classifier: what a mere mismatch costs (FedPFT, Table 1: Match).
 
     A Linear(d, d), at first the identity, is trained by cross-entropy between the features and ``head``, both of
     which stay. Where d >= classes it can do nearly all that a new classifier can: Match and Probe are then close for
@@ -129,7 +129,7 @@ def mismatch(
     probe: Mapping[str, Any] | None = None,
     match: Mapping[str, Any] | None = None,
 ) -> pd.DataFrame:
-    """Origin, Probe and Match accuracy of each client's model, each on the client's own samples: rows of the schema.
+    """Origin, Probe and Match accuracy of each client's model on the client's own samples, as rows.
 
     The features are what the classifier takes in, with the model in eval mode. The published number is the mean over
     the clients.
@@ -184,7 +184,7 @@ def mismatch(
 def classifier_input(
     model: nn.Module, head: str, data: Data, *, batch: int = 256, seed: int = 0, mode: str = "eval"
 ) -> Batch:
-    """What the module at ``head`` takes in for the data, (features [n, d], labels [n]), on the model's device.
+    """The inputs of the module at ``head`` for the data: (features [n, d], labels [n]) on the model's device.
 
     Raises:
         UsageError: an unknown path, a module that is not called or not given finite tensors.
@@ -236,7 +236,7 @@ def _trained(
     epochs: int,
     seed: int,
 ) -> Outcome:
-    """Train ``new`` in ``after(new(x))`` by cross-entropy; every epoch draws its own order of the samples."""
+    """Train ``new`` in ``after(new(x))`` by cross-entropy, shuffling the samples in every epoch."""
     if batch < 1 or epochs < 1:
         raise UsageError(f"batch={batch}, epochs={epochs}; both must be at least 1")
     x, y = train
@@ -257,6 +257,6 @@ def _trained(
 
 
 def summary(frame: pd.DataFrame, names: Sequence[str] = KINDS) -> pd.Series:
-    """Mean of each accuracy over the clients, as published; NaN where a client has none."""
+    """Mean of each accuracy over clients, as the paper reports it; NaN if a client has none."""
     table = frame.pivot(index="client", columns="metric", values="value")
     return table.reindex(columns=list(names)).mean(skipna=False)

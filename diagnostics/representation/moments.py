@@ -1,4 +1,4 @@
-"""Similarities that are a function of the cross-products X^T Y of two models' centred features, in float64."""
+"""Similarities computed from cross-products X^T Y of two models' centred features, in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS = 1 << 14  # rows that are in float64 at a time
 
 @dataclass(frozen=True)
 class Measure:
-    """A similarity or distance as value(A^T X^T Y B).
+    """A similarity or distance as a function of A^T X^T Y B, with maps A and B of either side.
 
     Attributes:
         prepare: the map A [d, k] (or a number) of one side, from its X^T X [d, d], its rows and its features' eps.
@@ -45,7 +45,7 @@ def _unit_norm(own: Tensor, rows: int, eps: float) -> Tensor:
 
 
 def _whitened(own: Tensor, rows: int, eps: float, *, variance: float | None = None) -> Tensor:
-    """The map to orthonormal columns, of all directions above rounding or of the largest that hold the variance."""
+    """The map to orthonormal columns, over all directions above rounding or the largest that hold the variance."""
     values, vectors = torch.linalg.eigh(own)
     values, vectors = values.flip(0), vectors.flip(1)
     size = max(rows, len(own))
@@ -73,7 +73,7 @@ CCA = Measure(_whitened, _mean_correlation)
 
 
 def svcca_measure(variance: float = VARIANCE) -> Measure:
-    """SVCCA that keeps so much of each side's variance.
+    """SVCCA that keeps this share of each side's variance.
 
     Raises:
         UsageError: not between 0 and 1.
@@ -137,7 +137,7 @@ def _between(x: Tensor, y: Tensor, measure: Measure) -> float:
 
 
 class Kept:
-    """Features [n, d] of several models; the samples are the rows.
+    """Stored features [n, d] of several models, with samples as rows.
 
     Of each model min(n, d) features with the same inner products are kept, n x min(n, d) numbers in float64.
 
@@ -154,11 +154,11 @@ class Kept:
         self.faults: dict[int, str] = {}
 
     def take(self, side: int, place: Place, x: Tensor) -> None:
-        """A model's features for a batch, [b, d]; the last call for a place counts."""
+        """Store a model's features of a batch, [b, d]; the last call for the same samples counts."""
         self._parts.setdefault(side, {})[place[0]] = x.clone()
 
     def done(self, side: int) -> None:
-        """Close a model's features: its last batch is in."""
+        """Mark a model's features as complete."""
         if side in self.bases or side in self.faults:
             return
         parts = self._parts.pop(side, {})
@@ -194,10 +194,10 @@ class Kept:
         return vectors * values.clamp(min=0).sqrt()
 
     def flush(self) -> None:
-        """After a batch has passed every model: nothing, features stay until the model is done."""
+        """Do nothing after a batch: features are stored until the model is done."""
 
     def prepare(self, measure: Measure) -> None:
-        """Map every model's features as the measure wants; a model that it refuses joins the faults."""
+        """Map every model's features as the measure needs; a model that it refuses joins the faults."""
         for side, x in list(self.bases.items()):
             try:
                 by = measure.prepare(x.T @ x, self._n, self._eps[side])
@@ -208,12 +208,12 @@ class Kept:
                 self.bases[side] = x @ by if by.ndim else x * by
 
     def product(self, a: int, b: int) -> Tensor:
-        """The mapped cross-product of two models, [k, l]."""
+        """Cross-product of two models' mapped features, [k, l]."""
         return self.bases[a].T @ self.bases[b]
 
 
 class Moments:
-    """Cross-products of several models' features over samples x positions as rows; no features are kept.
+    """Cross-products of several models' features, with samples x positions as rows; features are not stored.
 
     All models must give a batch before the next one. Held: for M models with d features (M d)^2 / 2 numbers in
     float64, and one batch's features of every model.
@@ -235,7 +235,7 @@ class Moments:
         self.faults: dict[int, str] = {}
 
     def take(self, side: int, place: Place, x: Tensor) -> None:
-        """A model's features for the batch, [b, p, d]; the last call before :meth:`flush` counts."""
+        """Hold a model's features of a batch, [b, p, d]; the last call before :meth:`flush` counts."""
         self._shape = self._shape or tuple(x.shape[1:])
         if tuple(x.shape[1:]) != self._shape:
             self.faults[side] = f"(positions, features) {tuple(x.shape[1:])} where others have {self._shape}"
@@ -243,7 +243,7 @@ class Moments:
             self._now[side] = x.flatten(0, 1).clone()
 
     def flush(self) -> None:
-        """Add the cross-products of a batch that has passed every model."""
+        """Add the cross-products of a batch that all models have seen."""
         now, self._now = self._now, {}
         rows = max((len(x) for x in now.values()), default=0)
         for side, x in now.items():
@@ -259,10 +259,10 @@ class Moments:
                         self._products[a, b] = self._products.get((a, b), 0) + x.T @ y
 
     def done(self, side: int) -> None:
-        """Close a model's features: nothing of it alone is left to do."""
+        """Do nothing: a model alone needs no closing."""
 
     def prepare(self, measure: Measure) -> None:
-        """Centre the products and find every model's map; a model that has none joins the faults."""
+        """Centre the products and compute every model's map; a model without one joins the faults."""
         rows = self._n * (self._shape[0] if self._shape else 1)
         for side in range(self._sides):
             if side in self.faults:
@@ -284,7 +284,7 @@ class Moments:
         return self._products[a, b] - torch.outer(self._sums[a], self._sums[b]) / rows
 
     def product(self, a: int, b: int) -> Tensor:
-        """The mapped cross-product of two models, a before b, [k, l]."""
+        """Mapped cross-product of two models, a before b, [k, l]."""
         product, left, right = self._centred(a, b, self._n * self._shape[0]), self._maps[a], self._maps[b]
         product = left.T @ product if left.ndim else left * product
         return product @ right if right.ndim else product * right

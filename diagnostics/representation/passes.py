@@ -1,4 +1,4 @@
-"""The passes of a probe through all clients' models, each giving the values of all pairs at all layers."""
+"""Passes of probe samples through all clients' models that give the values of all pairs at all layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _unseen(comparison: LayerComparison) -> tuple[Faults, Value]:
 
 
 def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | None = None) -> tuple[Faults, Value]:
-    """One client after the other; its features become Gram matrices as they come."""
+    """Values from Gram matrices: one client after another, features are summarised as they arrive."""
     if comparison.empty:
         return _unseen(comparison)
     models = None if comparison.across else len(comparison.subjects)
@@ -67,7 +67,7 @@ def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | Non
 
 
 def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """CKA as the package torch-cka computes it, of the features that our own pass finds sound."""
+    """CKA computed by the package torch-cka, for features that this package's own pass finds sound."""
     faults, _ = by_grams(comparison, "minibatch")
 
     def value(a: Spot, b: Spot) -> float | str:
@@ -81,7 +81,7 @@ def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
 
 
 def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, Value]:
-    """Cross-products of centred features: of kept ones, or batch by batch over all models where positions are rows."""
+    """Values from cross-products of centred features: stored ones, or batch by batch if positions are rows."""
     if comparison.empty:
         return _unseen(comparison)
     clients, n, rows = len(comparison.subjects), len(comparison.x), comparison.options.positions == "samples"
@@ -135,7 +135,7 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
 
 
 def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """Procrustes angles the way PLayer-FL's authors measured them, one layer after the other."""
+    """Procrustes angles over shifts, as PLayer-FL's authors measured them, layer by layer."""
     if comparison.empty:
         return _unseen(comparison)
     faults: dict[Spot, str] = {}
@@ -171,7 +171,7 @@ def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
 
 
 def _seen(comparison: LayerComparison, subject: Subject, path: str) -> Tensor:
-    """What a module puts out for the whole probe, [n, *positions, d]."""
+    """A module's outputs for all probe samples, [n, *positions, d]."""
     parts: dict[Place, Tensor] = {}
     faults: list[NoValue] = []
 

@@ -1,4 +1,4 @@
-"""The probe: samples that every model sees, and what each model puts out for them, position by position."""
+"""The probe samples that every model sees, and each model's outputs for them, position by position."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNo
 
 
 class NoValue(Exception):
-    """Why features have no similarity to anything."""
+    """Raised where features cannot be compared; the reason becomes a status."""
 
 
 # --- the samples -----------------------------------------------------------------------------------------------
 
 
 def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
-    """The first validation samples of every client, equally many, ``n`` in all: (x [m, ...], y [m]), m <= n.
+    """The first validation samples of every client, equally many, about ``n`` in all: (x [m, ...], y [m]), m <= n.
 
     Where ``n`` does not divide evenly the first clients give one more; a client with fewer gives all that it has.
 
@@ -53,7 +53,7 @@ def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
 
 
 def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
-    """The first samples of each of several data, equally many, ``n`` in all; each data object gives once.
+    """The first samples of each of several data sets, equally many, ``n`` in all; a set given twice counts once.
 
     Raises:
         UsageError: fewer samples than sources, or samples of different shapes.
@@ -66,7 +66,7 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
 
 
 def probe_of(subjects: Sequence[Subject], probe: Data | None, samples: int, seed: int) -> Tensor:
-    """The samples that every model is to see, read once: those of ``probe``, else the first of the clients' own."""
+    """The samples that all models see, read once: those of ``probe``, else the first of the clients' own."""
     with torch_seeded(seed_of(seed, "diagnose", "probe")):  # a shuffling loader draws its order
         if probe is None:
             return shared_probe([subject.data for subject in subjects], max(samples, len(subjects)))[0]
@@ -74,7 +74,7 @@ def probe_of(subjects: Sequence[Subject], probe: Data | None, samples: int, seed
 
 
 def places(n: int, batch: int, unbiased: bool = False) -> list[Place]:
-    """Where batches start and stop; for the unbiased HSIC a last one that is too small joins the one before it.
+    """First and last positions of batches; for the unbiased HSIC too small a last batch joins the one before it.
 
     Raises:
         UsageError: a batch that is too small for the unbiased HSIC.
@@ -87,7 +87,7 @@ def places(n: int, batch: int, unbiased: bool = False) -> list[Place]:
 
 
 def check_batch(batch: int, unbiased: bool) -> None:
-    """Refuse a batch that is too small for the unbiased HSIC."""
+    """Refuse too small a batch for the unbiased HSIC."""
     if unbiased and batch < LEAST:
         raise UsageError(f"minibatch CKA over batches of {batch}; the unbiased HSIC needs at least {LEAST} samples")
 
@@ -114,7 +114,7 @@ def _joined(pairs: Sequence[Batch]) -> Batch:
 def watch(
     subject: Subject, x: Tensor, where: Sequence[Place], paths: Sequence[str], take: Take, seed: int, mode: str
 ) -> None:
-    """Pass the places of the probe x through the subject's model; ``take`` sees what the modules at ``paths`` put out.
+    """Pass batches of the probe samples x through the subject's model; ``take`` gets the outputs at ``paths``.
 
     The tensors are the model's own, which a later in-place operation changes: reduce or copy them at once.
     """
@@ -140,12 +140,12 @@ def watch(
 
 
 def along_one(module: nn.Module) -> bool:
-    """Whether what a module puts out with three axes is a map, [n, d, positions]: it convolves in one dimension."""
+    """Whether a module's output with three axes is [n, d, positions], because it convolves in one dimension."""
     return any(isinstance(part, _ONE_DIMENSIONAL) for part in module.modules())
 
 
 def by_position(module: nn.Module, output: Tensor) -> Tensor:
-    """The output as [n, *positions, d], features last; without positions [n, d].
+    """An output as [n, *positions, d], features last; without positions [n, d].
 
     With three axes the features are the last one (tokens), but the second one after a one-dimensional convolution or
     batch norm; with more they are the second one (maps), but the last one of a Linear or LayerNorm.
@@ -160,7 +160,7 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
 
 
 def arranged(module: nn.Module, output: Tensor, place: Place, positions: str) -> Tensor:
-    """The output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] where there are positions.
+    """An output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions.
 
     Raises:
         NoValue: the samples do not come first, or there are no features.
@@ -178,7 +178,7 @@ def arranged(module: nn.Module, output: Tensor, place: Place, positions: str) ->
 
 
 def checked(total: Tensor, offset: Tensor, eps: float) -> Tensor:
-    """Features' sum of squares around their mean, refused where it is not finite or no more than rounding.
+    """The features' sum of squares around their mean; refuses values not finite, or within rounding of constant.
 
     Args:
         total: the sum of squares.

@@ -1,4 +1,4 @@
-"""How far apart the classes lie in a layer's features: scatter between the classes over scatter within them."""
+"""Class separability of a layer's features: scatter between classes over scatter within them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Procrustes angle of maps that may be shifted against each other, as PLayer-FL's authors measured convolutions."""
+"""The Procrustes angle over circular shifts of maps, as PLayer-FL's authors measured convolutions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHIFTS = 64  # whose singular values are computed at a time
 
 
 def shifted_procrustes(x: Tensor, y: Tensor) -> float:
-    """The least Procrustes angle between maps x [n, *positions, d1] and y [n, *positions, d2] over circular shifts.
+    """The smallest Procrustes angle between maps x [n, *positions, d1] and y [n, *positions, d2] over shifts.
 
     min over s of arccos(||X^T Y_s||_* / (||X||_F ||Y||_F)), in radians, 0 = same: samples x positions are the rows,
     columns are centred, and Y_s is y rolled by s along its positions (the convolutional form of Williams et al.
@@ -36,7 +36,7 @@ def shifted_procrustes(x: Tensor, y: Tensor) -> float:
 
 
 def unit_maps(x: Tensor) -> Tensor:
-    """Maps [n, *positions, d] centred over samples and positions and scaled to a unit norm, in their own type.
+    """Maps [n, *positions, d] centred over samples and positions and scaled to norm 1, in their own type.
 
     Raises:
         NoValue: fewer than two rows, not finite or constant.
@@ -52,7 +52,7 @@ def unit_maps(x: Tensor) -> Tensor:
 
 
 def least_angle(x: Tensor, y: Tensor) -> float:
-    """:func:`shifted_procrustes` of what :func:`unit_maps` gave.
+    """The angle of :func:`shifted_procrustes`, for maps prepared by :func:`unit_maps`.
 
     The cross-products of all shifts come from one Fourier transform. Shifts are taken in the order of their
     Frobenius norm f; ||.||_* <= sqrt(rank) f, so those that can no longer win are left out.

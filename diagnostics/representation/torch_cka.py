@@ -1,4 +1,4 @@
-"""CKA by the package torch-cka, kept from what makes it fail or err."""
+"""CKA by the package torch-cka, with inputs on which it would fail or go wrong kept away from it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .probe import Place, watch
 
 
 class _Batches(list[tuple[Tensor]]):
-    """One fixed list of batches, which every pass reads in the same order; torch-cka asks for a ``dataset``."""
+    """A fixed list of batches, read in the same order by every pass; torch-cka asks for a ``dataset``."""
 
     dataset = "probe"
 
 
 class _Layer(nn.Module):
-    """A model that torch-cka may hook, change the mode of and move: it puts out one layer of the model that is meant.
+    """A stand-in model for torch-cka to hook and move, whose output is that of one layer of the real model.
 
     Each batch's output is a copy, in float32, centred, and scaled alike in all batches: CKA depends on none of it.
     """
@@ -53,7 +53,7 @@ def _seen(subject: Subject, path: str, x: Tensor, place: Place, seed: int) -> Te
 def compared(
     a: Subject, path_a: str, b: Subject, path_b: str, x: Tensor, where: Sequence[Place], seed: int
 ) -> float | str:
-    """Minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it gives none.
+    """Minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it has none.
 
     Both must have a value by our own estimate: torch-cka stops at the first layer without one and does not name it.
     What it would do wrong and cannot here: read a shuffling loader twice, in two orders; keep outputs that an

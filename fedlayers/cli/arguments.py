@@ -46,12 +46,12 @@ MARKERS = (DisallowNone, FlagCreatePairsOff)
 
 
 def hint(default: str) -> str:
-    """What the help says of a default; nothing where the text says it."""
+    """The default of a flag, as help shows it; empty where the help text says it already."""
     return "" if default in ("None", "False", "") else f"(default: {default})"
 
 
 def option(help: str, metavar: str | None = None, name: str | None = None) -> Any:
-    """A flag with its help."""
+    """A flag with its help text."""
     return arg(help=help, metavar=metavar, name=name, help_behavior_hint=hint)
 
 
@@ -85,7 +85,7 @@ SetLoss = Annotated[
 
 @cache
 def documented() -> Mapping[str, str]:
-    """The text beneath each field of the configuration, which is also its flag's help."""
+    """The description beneath each field of the configuration, used as the help of its flag."""
     body = ast.parse(inspect.getsource(RunConfig)).body[0].body  # type: ignore[attr-defined]
     texts = {}
     for field, text in pairwise(body):
@@ -95,7 +95,7 @@ def documented() -> Mapping[str, str]:
 
 
 def flags(without: Collection[str] = ()) -> Any:
-    """The configuration's flags for one command, in groups, made into a ``RunConfig``; all but those named."""
+    """The flags of a command for all fields of the configuration but some, in groups; parsed into a ``RunConfig``."""
     hints = get_type_hints(RunConfig)
     defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
     groups: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def _flag(name: str, field_type: Any) -> Any:
 def configured(
     config: RunConfig, options: Sequence[str], model_options: Sequence[str], loss_options: Sequence[str]
 ) -> RunConfig:
-    """A configuration with the ``--set`` arguments in it, its names and choices checked.
+    """The configuration with the ``--set`` arguments filled in, its names and choices checked.
 
     Raises:
         UsageError: an argument that is not KEY=VALUE, an unknown name, or a rule that cannot decide in mid-run.
@@ -148,7 +148,7 @@ def configured(
 
 
 def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` arguments as a dictionary; a value is JSON where it reads as JSON, a list where it has commas.
+    """Parse ``key=value`` arguments; a value is JSON if it parses as JSON, a list if it has commas.
 
     Raises:
         UsageError: an argument without ``=``, or a key that was given twice.
@@ -174,12 +174,12 @@ def _value(text: str) -> Any:
 
 
 def by_algorithm(arguments: Sequence[str], algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``--set algorithm.key=value`` arguments of a comparison, by algorithm; errors as of :func:`by_name`."""
+    """Parse a comparison's ``--set algorithm.key=value`` arguments, by algorithm; errors as of :func:`by_name`."""
     return by_name(arguments, "algorithm", algorithms, "of this comparison")
 
 
 def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) -> dict[str, dict[str, Any]]:
-    """``--set NAME.KEY=VALUE`` arguments, by name.
+    """Parse ``--set NAME.KEY=VALUE`` arguments, by name.
 
     Raises:
         UsageError: a key that names none of ``names``.
@@ -201,7 +201,7 @@ def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) 
 
 
 def check_output(path: Path, result: str) -> None:
-    """Refuse, before any work, a file that could not be written, or in whose place no result belongs.
+    """Refuse, before any work, an output file that cannot be written or that is no earlier result.
 
     An empty file is filled, an earlier plan makes room for a plan (``result``: ``plan``), the rows of an earlier
     diagnosis for those of another (``rows``); everything else stays: a part of a run, the rows of a figure, any other
@@ -223,13 +223,13 @@ def check_output(path: Path, result: str) -> None:
 
 
 def note_replaced(path: Path) -> None:
-    """Warn which earlier result a new one is about to replace."""
+    """Warn which earlier result is about to be overwritten."""
     for what in _contents(path).values():
         warnings.warn(f"{path} is replaced; it was {what}", stacklevel=2)
 
 
 def _contents(path: Path) -> dict[str, str]:
-    """Which result of this package a file holds, described, by what it is: a plan, or the rows of a diagnosis."""
+    """Describe the result of this package that a file holds: a plan, or the rows of a diagnosis."""
     from fl_core import rows
     from fl_core.plan import LayerPlan
 
@@ -247,7 +247,7 @@ def _contents(path: Path) -> dict[str, str]:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse, before any work, a folder that could not be made or that holds a run.
+    """Refuse, before any work, an output folder that cannot be made or that holds a run.
 
     Raises:
         UsageError: names the path.

@@ -1,4 +1,4 @@
-"""What every command is: flags that become its fields, and what it does with them."""
+"""The base class of all commands, whose fields are the flags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Command:
     debug: Annotated[bool, option("Show the whole traceback of an error.")] = False
 
     def main(self, line: str) -> None:
-        """Do what the command is for; ``line`` is the command as it was typed.
+        """Run the command; ``line`` is the command as it was typed.
 
         Raises:
             UsageError, RunError: with the reason.
@@ -36,5 +36,5 @@ class Command:
         raise NotImplementedError
 
     def interrupted(self) -> str:
-        """What the user should know after Ctrl-C: how to go on, where something was begun."""
+        """What to tell the user after Ctrl-C: how to continue what was begun."""
         return "nothing was written"

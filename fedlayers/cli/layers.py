@@ -1,4 +1,4 @@
-"""Commands from models to rows to a plan: diagnose, select."""
+"""The commands that measure layers and choose among them: diagnose, select."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Diagnose(Command):
 
 
 def _option(metric: Metric, key: str, value: Any) -> Any:
-    """A metric's option as it takes it, from a value of the command line.
+    """A metric's option, converted from its text on the command line.
 
     Raises:
         UsageError: an unknown option, one that no words can give (models, data), or a value of another type.

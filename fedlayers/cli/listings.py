@@ -1,4 +1,4 @@
-"""The command list: what can be named."""
+"""The command that lists what is available by name: list."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class List(Command):
 
 
 def algorithms() -> str:
-    """By family: name, paper, what is trained, what travels, what clients keep, the cost of a round, and its keys.
+    """Algorithms by family: name, paper, what is trained and sent, what clients keep, a round's cost, and options.
 
     The cost is in scalars that a client receives and sends in a round, P being all of the model's.
     """
@@ -117,7 +117,7 @@ LISTINGS: dict[str, Callable[[], str]] = {
 
 
 def _with(name: str, options: Mapping[str, Any]) -> str:
-    """A name with its options, in short; a list holds a number for every class."""
+    """A name with its options, abbreviated; a list is one number for each class."""
 
     def option_text(key: str, value: Any) -> str:
         if value is True:
@@ -128,12 +128,12 @@ def _with(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _width(most: int) -> int:
-    """Columns of the terminal, at most this many, and this many where there is none."""
+    """Columns of the terminal, but at most this many; this many without a terminal."""
     return min(shutil.get_terminal_size((most, 0)).columns, most)
 
 
 def _table(lines: Sequence[Mapping[str, object]]) -> str:
-    """Aligned columns, not wider than the terminal (160 elsewhere) where wrapping the widest ones allows it."""
+    """A table with aligned columns, wrapped to the width of the terminal (160 without one)."""
     rows = [[str(key) for key in lines[0]], *([str(value) for value in line.values()] for line in lines)]
     least = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in zip(*rows, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""The command line, ``fedlayers COMMAND``: finds the command, runs it, and says in one line whatever ends it.
+"""The program ``fedlayers COMMAND``: finds and runs the command, and reports whatever ends it in one line.
 
 Nothing heavy is imported before a command needs it: what only asks, or is mistaken, is answered at once.
 """
@@ -73,7 +73,7 @@ def _main(words: Sequence[str]) -> None:
 
 
 def _way_out(error: Exception, command: Command) -> str:
-    """What to do after an error that is not the run's own fault: make room, and go on where something was begun."""
+    """What the user can do after an error outside the run: free space, and continue what was begun."""
     import errno
 
     from fedlayers.cli.base import Command
@@ -87,7 +87,7 @@ def _way_out(error: Exception, command: Command) -> str:
 
 
 def overview() -> str:
-    """All commands with a line each, which is read from their sources."""
+    """All commands with a line of description each, read from their sources."""
     from fl_core.sources import Sources
 
     sources = Sources("fedlayers.cli")
@@ -101,7 +101,7 @@ def overview() -> str:
 
 
 def command_class(name: str) -> type[Command]:
-    """The command of that name.
+    """The class of the command with this name.
 
     Raises:
         UsageError: there is none, with the nearest.
@@ -113,7 +113,7 @@ def command_class(name: str) -> type[Command]:
 
 
 def parsed(words: Sequence[str]) -> Command:
-    """The command that the words ask for; help and flags that do not parse end the program.
+    """The command with its flags parsed; help, and flags that do not parse, end the program.
 
     Raises:
         UsageError: an unknown command.
@@ -130,7 +130,7 @@ def parsed(words: Sequence[str]) -> Command:
 
 
 class _Notes:
-    """Shows each warning once, in a line."""
+    """Shows each warning only once, on one line."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()

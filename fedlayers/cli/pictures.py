@@ -1,4 +1,4 @@
-"""The command from rows or a plan to pictures: plot."""
+"""The command that draws rows or a plan: plot."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Plot(Command):
             print(path)
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows that ``--where`` asks for."""
+        """The rows that ``--where`` selects."""
         for item in self.where:
             name, equals, value = item.partition("=")
             if not equals:

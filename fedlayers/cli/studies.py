@@ -17,7 +17,7 @@ Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
 
 
 class ManyRuns(Command):
-    """What the commands share that train many runs: each can be stopped and started again."""
+    """Base of the commands that train many runs, which can be interrupted and started again."""
 
     seeds: int
     config: RunConfig
@@ -28,7 +28,7 @@ class ManyRuns(Command):
         return "the same command goes on"
 
     def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
-        """The configuration and the seeds, checked as far as names and numbers go."""
+        """The configuration and the seeds of the command line, with names and numbers checked."""
         if self.seeds < 1:
             raise UsageError("--seeds: there must be at least one seed")
         config = configured(self.config, options, self.set_model, self.set_loss)

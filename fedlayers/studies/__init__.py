@@ -1,1 +1,1 @@
-"""Questions that need many runs: comparisons, what a choice loses, and the whole study with its report."""
+"""Studies of many runs: comparisons, races, regret of a choice, and the whole study with its report."""

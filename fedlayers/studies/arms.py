@@ -1,4 +1,4 @@
-"""The candidates of a race: an algorithm each, and the layers that it shares."""
+"""The candidates (arms) of a race: an algorithm and the layers that it shares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT = ("nothing", "half", "all_but_last")
 
 @dataclass(frozen=True)
 class Arm:
-    """A candidate of a race.
+    """One candidate of a race: an algorithm with its plan.
 
     Attributes:
         name: as it was asked for.
@@ -39,12 +39,12 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """The name as a folder's name."""
+        """The arm's name, as the name of a folder."""
         return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
 
     @property
     def words(self) -> str:
-        """What is done, in words."""
+        """The arm described in words."""
         if self.plan is None:
             return f"{self.algorithm}, as it is"
         shared = [name for name in self.plan.trainable if name in self.plan.shared]
@@ -57,7 +57,7 @@ class Arm:
 
 
 def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fedper") -> tuple[Arm, ...]:
-    """The candidates of those names.
+    """Make the arms of the given names.
 
     Args:
         names: each ``nothing``, ``half`` (the first half of the layers), ``all_but_last`` or ``all``; ``first_K`` or

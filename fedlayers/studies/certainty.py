@@ -1,4 +1,4 @@
-"""How sure a race is: which arms are excluded, which are left, and whether it matters, from repeated races."""
+"""How certain a race's leader is: which arms are excluded, which remain, and whether that matters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Certainty:
-    """What repeated races tell about their leader.
+    """What repeated races say about the leading arm.
 
     Attributes:
         verdict: ``decided`` (every other arm is excluded), ``no matter`` (those left are within the margin of each
@@ -38,7 +38,7 @@ class Certainty:
 
 
 def leader_of(judged: pd.DataFrame) -> str:
-    """The arm with the best mean score over the seeds; one that failed with any seed cannot lead unless all did.
+    """The arm with the best mean score over seeds; an arm that failed with any seed leads only if all did.
 
     Args:
         judged: as :class:`~fedlayers.studies.race.Standing` has it.
@@ -49,7 +49,7 @@ def leader_of(judged: pd.DataFrame) -> str:
 
 
 def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
-    """How sure the leader is, by macro-F1 on validation, paired by seed.
+    """How certain the leading arm is, by macro-F1 on validation samples, paired by seed.
 
     With F[a, s] of arm a and seed s, the residuals r = F - arm's mean - seed's mean + mean of all have the pooled
     variance s^2 = sum r^2 / ((A - 1)(S - 1)), and a difference of two arms' means the standard error s sqrt(2 / S).
@@ -121,7 +121,7 @@ def _reach(n_arms: int, freedom: int) -> float:
 
 
 def _more(means: pd.Series, left: list[str], deviation: float, reach: float, n_seeds: int, margin: float) -> int | None:
-    """Further seeds until each arm left is excluded or within the margin, at the deviation seen; None above 999."""
+    """How many further seeds would exclude each remaining arm or put it within the margin; None above 999."""
     needed = 0.0
     for name in left[1:]:
         gap = abs(float(means[left[0]] - means[name]))

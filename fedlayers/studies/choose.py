@@ -1,4 +1,4 @@
-"""Which layers to federate, found by trying: a few candidates race, and the winner's run goes on."""
+"""Chooses which layers to federate by trial: a few candidates race, and the winner's run is continued."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OBEYS = "fedper"
 
 @dataclass(frozen=True)
 class Cost:
-    """What a choice costs.
+    """The cost of a choice.
 
     Attributes:
         runs, rounds: how many runs race, and their rounds in all, the winner's completion included.
@@ -47,7 +47,7 @@ class Cost:
     seconds: float
 
     def text(self) -> str:
-        """One line."""
+        """The cost in one line."""
         return (
             f"{self.runs} runs, {self.rounds} rounds in all ({self.full_runs:.1f} full runs), "
             f"up to {_sized(self.n_bytes)} sent and received, about {_timed(self.seconds)} of training"
@@ -56,7 +56,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a race decided.
+    """The result of a race.
 
     Attributes:
         winner: the arm to follow.
@@ -78,17 +78,17 @@ class Choice:
 
     @property
     def plan(self) -> LayerPlan | None:
-        """The winner's plan."""
+        """The winner's layer plan."""
         return self.winner.plan
 
     @property
     def table(self) -> pd.DataFrame:
-        """A line an arm, the leader first: means over the seeds of what it was judged by."""
+        """A row per arm, the leader first: means over seeds of the scores that it was judged by."""
         means = self.standing.judged.groupby("arm", sort=False)[["macro_f1", "loss", "score"]].mean().reset_index()
         return means.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
     def text(self) -> str:
-        """The decision and how sure it is, then the arms."""
+        """The decision, how certain it is, and the table of arms."""
         seeds = self.standing.judged["seed"].nunique()
         shown = pd.DataFrame(
             {
@@ -106,7 +106,7 @@ class Choice:
         return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend])
 
     def lead(self) -> str:
-        """What to do and how sure that is, in one or two sentences."""
+        """What to use and how certain that is, in one or two sentences."""
         do = self.winner.words[0].upper() + self.winner.words[1:] + "."
         seen, points = self.certainty, 100 * MARGIN
         if seen.verdict == "one race":
@@ -125,7 +125,7 @@ class Choice:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as ``choice.json`` has it."""
+        """The choice as a dictionary for JSON, as in ``choice.json``."""
         seen = self.certainty
         return {
             "winner": self.winner.name,
@@ -154,7 +154,7 @@ def choose(
     complete: bool = True,
     tell: Tell = lambda line: None,
 ) -> Choice:
-    """Race a few candidates with the same data, start and batches, judge them on validation, and go on with the winner.
+    """Race a few candidates on the same data, start and batches, judge them on validation, continue the winner.
 
     Each arm runs to a share of the rounds. An arm's score in an evaluated round is z(macro-F1) - z(loss) of its
     validation scores, standardised over the arms; the mean over the last three evaluated rounds, and over the seeds,
@@ -223,7 +223,7 @@ def choose(
 
 
 def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, task: Task) -> Arm:
-    """The leader; where it does not matter, the one of those left that sends least."""
+    """The leading arm; if the difference does not matter, the remaining arm that sends least."""
     by_name = {arm.name: arm for arm in racing}
     if sure.verdict != "no matter":
         return by_name[leader_of(stands.judged)]
@@ -249,7 +249,7 @@ def _with_evidence(plan: LayerPlan, stands: Standing, sure: Certainty, task: Tas
 
 
 def foreseen(task: Task, entries: Sequence[Entry], until: int, complete: bool, workers: int) -> Cost:
-    """What a race will cost, before it starts."""
+    """Estimate the cost of a race before it starts."""
     full = int(task.config.rounds or 1)
     rest = (full - until) * complete
     rounds = until * len(entries) + rest
@@ -264,14 +264,14 @@ def foreseen(task: Task, entries: Sequence[Entry], until: int, complete: bool, w
 
 
 def _bytes_a_round(task: Task, arm: Arm) -> float:
-    """What all sampled clients send and receive in a round; of an algorithm without a plan at most, the whole model."""
+    """Bytes that all sampled clients send and receive in a round; without a plan at most, the whole model's."""
     live = tree.live(task.model)
     names = live.keys() if arm.plan is None else arm.plan.body_tensors & live.keys()
     return 2 * tree.n_bytes(tree.pick(live, frozenset(names))) * len(task.data.clients) * task.config.participation
 
 
 def _seconds_a_step(task: Task, steps: int = 4) -> float:
-    """Of one forward and backward pass on a batch of the largest client, in one thread; the first is not counted."""
+    """Seconds of one training step on a batch of the largest client, in one thread, after one that is not counted."""
     largest = max(task.data.clients, key=lambda client: len(client.train)).train
     batch = int(task.config.batch or 1)
     x, y = largest.x[:batch], largest.y[:batch]

@@ -1,4 +1,4 @@
-"""Many runs side by side: the same federation, seeds and budget under several algorithms, and what came of it."""
+"""Compares algorithms over several seeds on the same federation and budget: scores, ranks and differences."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEGEND = (
 
 @dataclass
 class Comparison:
-    """What a comparison gives.
+    """The result of a comparison.
 
     Attributes:
         frame: the rows of all runs.
@@ -77,7 +77,7 @@ class Comparison:
         self.table = self._table(statistics.ranks(blocks, higher_is_better=True))
 
     def _blocks(self, metric: str) -> pd.DataFrame:
-        """A metric's scores, algorithms x seeds."""
+        """A metric's scores as a table algorithms x seeds."""
         chosen = self.scores[self.scores["metric"] == metric]
         return chosen.pivot(index="algorithm", columns="seed", values="value").loc[chosen["algorithm"].unique()]
 
@@ -121,16 +121,16 @@ class Comparison:
 
     @property
     def legend(self) -> str:
-        """What the table's columns mean."""
+        """The meaning of the table's columns."""
         return LEGEND.format(moment=MOMENTS[self.best])
 
     def text(self) -> str:
-        """The table for a terminal, and what its columns mean."""
+        """The table as text for a terminal, with the meaning of its columns."""
         return f"{pretty(self.table).to_string(index=False)}\n\n{self.legend}"
 
 
 def pretty(table: pd.DataFrame) -> pd.DataFrame:
-    """A comparison's table in words: scores in percent, intervals behind the mean."""
+    """A comparison's table formatted: scores in percent, intervals behind the mean."""
     shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
     for metric, title, scale in (
         ("macro_f1", f"macro-F1{_GAP}%", 100),
@@ -150,7 +150,7 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
-    """Scores of each run's headline model after its last round: ``personal`` where there is one, else global.
+    """Scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
     With ``best`` each client's are those of its evaluated round, but the first of all, in which that model's validation
     loss is lowest (of equal ones the earlier), and the model's name ends in ``@best_val``. PLayer-FL chooses so too,
@@ -180,7 +180,7 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison: where it is, what it is, and the plan that it obeys."""
+    """One run of a comparison: its directory, its configuration, and the plan that it obeys."""
 
     path: Path
     config: RunConfig
@@ -198,7 +198,7 @@ def jobs_of(
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
 ) -> list[Job]:
-    """The runs of a comparison, all checked, and held against those that are below ``out`` already; writes nothing.
+    """The runs of a comparison, checked also against those already below ``out``; writes nothing.
 
     Without ``out`` the runs are checked for themselves.
 
@@ -298,7 +298,7 @@ def compare(
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder for many runs that is a single run itself, or a file.
+    """Refuse an output folder that is a single run itself, or a file.
 
     Raises:
         UsageError: names it.
@@ -308,7 +308,7 @@ def check_folder(out: Path) -> None:
 
 
 def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
-    """Say which seeds test on samples that the plan was measured on, since a seed draws its own splits."""
+    """Warn of seeds that test on samples on which the plan was measured, as each seed draws its own splits."""
     seed = plan.why.seed
     if seed is None or not plan.why.data:
         return
@@ -338,12 +338,12 @@ def _samples(partition: Partition, split: str) -> set[int]:
 
 
 def _record(record: Mapping[Any, Any]) -> rows.Row:
-    """A row as it was before it went through a frame: missing numbers are None again."""
+    """A row of a frame as the record that was written: missing numbers are None again."""
     return {name: None if pd.isna(value) else value for name, value in record.items()}
 
 
 def _check_stored(path: Path, task: runner.Task) -> None:
-    """Refuse a directory that holds anything but the beginning or the whole of this very run."""
+    """Refuse a directory that holds anything but this very run, begun or complete."""
     if not (path / "config.json").exists():
         return writing.check_free(path)
     run = store.Run(path)

@@ -1,4 +1,4 @@
-"""Pictures of comparisons, and pictures as files."""
+"""Pictures of comparisons, and saving pictures to files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def to_files() -> None:
-    """Draw for files from here on, also where there is a screen: what commands do."""
+    """Draw to files only from now on, also if there is a screen."""
     mpl.use("Agg")
 
 
 def save(figure: Figure, path: Path, dpi: int = 200) -> None:
-    """Write a figure on white, without a margin, and let go of it."""
+    """Save a figure on white without a margin, and close it."""
     figure.savefig(path, dpi=dpi, bbox_inches="tight", facecolor="white")
     plt.close(figure)
 
 
 def of_comparison(comparison: Comparison) -> dict[str, Figure]:
-    """A comparison in pictures by name: scores with intervals, clients, and learning curves."""
+    """A comparison's pictures by name: scores with intervals, clients, and learning curves."""
     table = comparison.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
     table = table.assign(n=table["seeds"])
     return {

@@ -1,4 +1,4 @@
-"""A race: one federation, start and batches under several arms, stopped early, judged on validation samples alone."""
+"""Runs a race: several arms on one federation, start and batches, stopped early, judged on validation samples only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Entry:
-    """An arm with one seed: what is run, and where."""
+    """One run of a race: an arm with one seed, and its directory."""
 
     arm: Arm
     config: RunConfig
@@ -40,7 +40,7 @@ class Entry:
 
 
 class Standing(NamedTuple):
-    """What a race showed.
+    """The scores of a race at a given round.
 
     Attributes:
         rounds: a line an arm, seed and evaluated round: ``macro_f1`` and ``loss`` on validation, means over the clients
@@ -56,7 +56,7 @@ class Standing(NamedTuple):
 
 
 def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:
-    """Every arm with every seed, below ``out``/arms."""
+    """The runs of every arm with every seed, below ``out``/arms."""
     entries = []
     for seed in seeds:
         for arm in arms:
@@ -67,7 +67,7 @@ def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out
 
 
 def race_end(config: RunConfig, share: float = SHARE) -> int:
-    """The round after which the race is judged: the first evaluated one at or after this share of the rounds.
+    """The round after which a race is judged: the first evaluated one at or after this share of all rounds.
 
     There are at least three evaluated rounds to judge by, where the run has so many.
 
@@ -90,7 +90,7 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
 
 
 def run_entry(entry: Entry, until: int | None) -> str:
-    """Train one entry up to a round (None: to the end), from where it stands; returns why it failed, or nothing.
+    """Train one run up to a round (None: to the end) from where it stopped; returns why it failed, or "".
 
     A run whose training meets NaN or infinity has lost its race; any other failure is an error.
     """
@@ -120,7 +120,7 @@ def _done(path: Path) -> int:
 
 
 def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell: Tell) -> dict[tuple[str, int], str]:
-    """Train all entries up to a round, so many side by side; returns the reasons of those that failed.
+    """Train all runs up to a round, several in parallel; returns the reasons of those that failed.
 
     The results are the same bits with any number of workers.
 
@@ -158,7 +158,7 @@ def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell:
 
 
 def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int], str]) -> Standing:
-    """How the arms stand after a round of the race; it reads nothing but validation scores.
+    """The arms' scores after a round of the race, from validation samples alone.
 
     Raises:
         UsageError: no evaluated round up to there.
@@ -185,7 +185,7 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
 
 
 def _validation(frame: pd.DataFrame, until: int) -> list[dict[str, float]]:
-    """Validation scores of each evaluated round after the start, of the model that a client would use."""
+    """Validation scores of each evaluated round after the start, for the model that a client would use."""
     scored = frame[(frame["split"] == "validation") & frame["metric"].isin(["macro_f1", "loss"])]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0) & (scored["round"] <= until)]
     lines = []
@@ -200,6 +200,6 @@ def _validation(frame: pd.DataFrame, until: int) -> list[dict[str, float]]:
 
 
 def _standardised(values: pd.Series) -> pd.Series:
-    """Mean 0 and deviation 1 over the arms; 0 where they are all alike."""
+    """Scores standardised over the arms to mean 0 and deviation 1; 0 if they are all equal."""
     spread = values.std(ddof=0)
     return (values - values.mean()) / spread if spread > 1e-12 else values * 0.0

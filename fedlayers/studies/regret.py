@@ -1,4 +1,4 @@
-"""Was the rule right? Every cut is trained, and a rule's regret is what it lost against the best one."""
+"""Regret of rules: every cut is trained, and a rule's regret is how much its cut loses against the best one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEGEND = (
 
 @dataclass
 class Regret:
-    """How each rule's choice fares among all cuts.
+    """The scores of all cuts, and how each rule's choice compares.
 
     Attributes:
         score: the name of the scores.
@@ -73,7 +73,7 @@ class Regret:
         self.table = pd.DataFrame([self._summary(rule, self.choices[self.choices["rule"] == rule]) for rule in order])
 
     def _lines(self, seed: Any, scores: pd.DataFrame, decisions: pd.DataFrame) -> list[dict[str, Any]]:
-        """A seed's rules and references beside its best cut."""
+        """One seed's rules and references, each beside the best cut."""
         sign, count = (1 if SCORES[self.score] else -1), len(self.layers)
         inner = scores.loc[range(1, count)]
         best = scores.loc[(sign * scores["validation"]).idxmax()]
@@ -107,7 +107,7 @@ class Regret:
         return line
 
     def text(self) -> str:
-        """The table for a terminal, the best cuts, and what the columns mean."""
+        """The table as text for a terminal, the best cuts, and the meaning of the columns."""
         scale = 100 if SCORES[self.score] and self.score != "loss" else 1
         unit = " %" if scale == 100 else ""
         shown = pd.DataFrame({"rule": self.table["rule"], "seeds": self.table["seeds"], "cuts": self.table["cuts"]})
@@ -135,7 +135,7 @@ def regret(
     command: str = "",
     progress: bool = True,
 ) -> Regret:
-    """Train every cut over several seeds, let every rule decide, and hold its choice against the best cut.
+    """Train every cut with several seeds, let every rule decide, and compare its choice with the best cut.
 
     With L layers that train, each of the plans that share the first 0 .. L of them (and the frozen ones) is run under
     the configuration's algorithm (below ``out``/cuts), and every seed is measured after every client's first local
@@ -183,7 +183,7 @@ def regret(
 
 
 def _parsed(text: str) -> tuple[str, str | None]:
-    """A rule and the metric that it reads."""
+    """The rule and the metric in an argument ``RULE`` or ``METRIC=RULE``; no metric in the first."""
     metric, equals, rule = text.rpartition("=")
     joint = RULES[rule].reads == "curves"
     if not joint:
@@ -196,7 +196,7 @@ def _parsed(text: str) -> tuple[str, str | None]:
 def _decisions(
     config: RunConfig, asked: dict[str, tuple[str, str | None]], out: Path, command: str
 ) -> tuple[tuple[Layer, ...], list[dict[str, Any]]]:
-    """The layers of a seed's model, and what each rule decides after the clients' first local training."""
+    """The layers of one seed's model, and each rule's decision after the clients' first local training."""
     task = runner.assemble(config, plan=None)
     metrics = [metric or measure.SENSITIVITY for rule, metric in asked.values() if RULES[rule].reads != "curves"]
     metrics += DEFAULT if any(RULES[rule].reads == "curves" for rule, _ in asked.values()) else ()
@@ -218,7 +218,7 @@ def _decisions(
 def _trained(
     config: RunConfig, seeds: Sequence[int], plan: LayerPlan, cut: int, out: Path, score: str, command: str
 ) -> pd.DataFrame:
-    """Validation and test score of one cut for every seed."""
+    """Validation and test scores of one cut, for every seed."""
     run = compare(
         config,
         [config.algorithm],

@@ -1,4 +1,4 @@
-"""The whole question on one dataset: measure, decide, federate, compare; with pictures and one report page."""
+"""A whole study on one dataset: measure, decide, federate, compare; with pictures and a report page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAPTIONS = {
 
 @dataclass
 class Outcome:
-    """What a study found."""
+    """The result of a study."""
 
     report: Report
     plan: LayerPlan
@@ -53,7 +53,7 @@ def study(
     say: Say = lambda text: None,
     progress: bool = True,
 ) -> Outcome:
-    """Measure after the first local training of the first seed, decide, run every algorithm over the seeds, report.
+    """Measure after the first seed's first local training, decide, run every algorithm over all seeds, report.
 
     Each run of the PLayer-FL family decides for itself, by the same rule and on its own seed's training data: a plan
     of another seed would have seen some of its test samples. The others use their own default. Below ``out``
@@ -104,7 +104,7 @@ def study(
 
 
 def over_seeds(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
-    """The last layer that each seed's own PLayer-FL run decided to share; empty if the comparison has none."""
+    """The last shared layer that each seed's own PLayer-FL run decided on; empty if there is none."""
     plans = {seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds}
     return {seed: LayerPlan.load(path).last_shared for seed, path in plans.items() if path.is_file()}
 
@@ -125,7 +125,7 @@ def write_page(
     result: Comparison,
     command: str,
 ) -> Path:
-    """The report, and its pictures as PNG beside it."""
+    """Write the report page, and its pictures as PNG beside it."""
     config = resolved(task.config)
     shared = ", ".join(plan.shared) or "nothing"
     local = ", ".join(layer.name for layer in plan.head) or "nothing"
@@ -195,7 +195,7 @@ _COMPARISON_CAPTIONS = {
 
 
 def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
-    """The keys (seeds, thresholds) that lead to each choice, by choice."""
+    """For each choice the keys (seeds, thresholds) that lead to it."""
     keys: dict[str, list[Any]] = {}
     for key, choice in choices.items():
         keys.setdefault(choice, []).append(key)
@@ -203,7 +203,7 @@ def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
 
 
 def verdict(result: Comparison, reference: str = "playerfl") -> str:
-    """What the scores support, in words: paired differences from the reference, and the Friedman test."""
+    """What the scores show, in words: paired differences from the reference, and Friedman's test."""
     if reference not in set(result.table["algorithm"]):
         reference = str(result.table.sort_values("macro_f1").iloc[-1]["algorithm"])
     parts = []

@@ -1,4 +1,4 @@
-"""FedPFT: what its transformation does, and what is dealt and sent."""
+"""Figures and tables of FedPFT: its feature transformation, its data, and what it sends."""
 
 from figures.fedpft import counts, dealt, insides, pictures
 

@@ -1,4 +1,4 @@
-"""What a round of FedPFT sends, counted without training (Table 10)."""
+"""Numbers that a round of FedPFT sends, counted without training (Table 10)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SIZED = RunConfig(
 
 
 def _count(task: runner.Task, run: str) -> pd.DataFrame:
-    """Count the numbers of each module, trained ones and all of its state, and those that the server sends a client."""
+    """Count the entries of each module, trained and in all, and those that the server sends to a client."""
     model = tree.of(task.model)
     algorithm = task.algorithm(task.plan)
     message = algorithm.send(algorithm.server_state(model), 0, Round(0))
@@ -64,7 +64,7 @@ def _count(task: runner.Task, run: str) -> pd.DataFrame:
 
 
 def as_printed(count: float, note: str) -> str:
-    """A count with the digits and the letter of what is printed: 1235401 for ``printed 1.24M`` is ``1.24M``.
+    """A count with as many digits and the same letter as a printed one: 1235401 for ``printed 1.24M`` is ``1.24M``.
 
     Raises:
         ValueError: the note tells no printed number.
@@ -77,7 +77,7 @@ def as_printed(count: float, note: str) -> str:
 
 
 def _lines(frame: pd.DataFrame) -> pd.DataFrame:
-    """A line for each number of Table 10: published, counted, and counted without running statistics."""
+    """A row for each number of Table 10: published, counted, and counted without running statistics."""
     printed = items.published("fedpft")
     printed = printed[printed["place"] == "Table 10"].set_index(["model", "method", "layer"])
     values = frame.pivot(index=["run", "layer"], columns="metric", values="value")

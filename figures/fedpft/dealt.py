@@ -1,4 +1,4 @@
-"""FedPFT's federation before any training: the classes that are dealt to clients (Fig. 4)."""
+"""FedPFT's federation before training: which classes each client holds (Fig. 4)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEALT = RunConfig(
 
 
 def dealt(classes: int, clients: int, samples: int, alpha: float, seed: int) -> pd.DataFrame:
-    """How many training samples of each class each client draws, clients x classes, by their numbers.
+    """Number of training samples of each class at each client, clients x classes.
 
     What FedPFT's partition does with labels alone: shares of the classes from a Dirichlet distribution for every
     client, and whole numbers of samples near them (:func:`fl_core.data.partitions.papers.by_shares`). It needs no
@@ -54,7 +54,7 @@ def dealt(classes: int, clients: int, samples: int, alpha: float, seed: int) -> 
 
 
 def _deal(task: runner.Task, run: str) -> pd.DataFrame:
-    """The entropy of each client's labels; and of the first seed, which is drawn, the samples of each class held."""
+    """Entropy of each client's labels; for the seed that is drawn also the samples of each class."""
     config = task.config
     counts = dealt(
         int(run.partition(" ")[0]),
@@ -74,7 +74,7 @@ def _deal(task: runner.Task, run: str) -> pd.DataFrame:
 
 
 def counted(frame: pd.DataFrame, clients: int, classes: int) -> pd.DataFrame:
-    """The stored counts of one run, clients x classes, 0 where there is no row."""
+    """The stored samples of one run, clients x classes, 0 without a row."""
     part = frame[frame["metric"] == COUNT]
     part = part.assign(client=part["client"].astype(int), variant=part["variant"].astype(int))
     table = part.pivot(index="client", columns="variant", values="value")
@@ -82,7 +82,7 @@ def counted(frame: pd.DataFrame, clients: int, classes: int) -> pd.DataFrame:
 
 
 def entropy_expected(classes: int, alpha: float) -> float:
-    """Mean entropy in nats of shares from a Dirichlet distribution with ``alpha`` for each class.
+    """Expected entropy in nats of a Dirichlet distribution with ``alpha`` for each class.
 
     psi(K alpha + 1) - psi(alpha + 1), psi the digamma function and K the number of classes.
     """
@@ -90,7 +90,7 @@ def entropy_expected(classes: int, alpha: float) -> float:
 
 
 def dots(ax: Axes, counts: pd.DataFrame, most: float) -> None:
-    """A dot for each class that a client holds, its area by the samples; classes across, clients down.
+    """Draw a dot for each class that a client holds, its area by the samples; classes across, clients down.
 
     Args:
         most: samples of a dot of the full size, so that panels can be compared.
@@ -152,7 +152,7 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def named(classes: int, alpha: float) -> str:
-    """The run of Fig. 4."""
+    """The run that Fig. 4 shows."""
     return f"{classes} classes, alpha {alpha:g}"
 
 

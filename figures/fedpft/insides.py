@@ -1,4 +1,4 @@
-"""FedPFT from the inside: features of seven methods in a plane (Figs. 2, 3), and what samples attend to (Fig. 6)."""
+"""Inside FedPFT: t-SNE of seven methods' features (Figs. 2, 3), and the attention of samples (Fig. 6)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
 
 
 def compares(config: RunConfig) -> bool:
-    """Whether a run has FedPFT's second task."""
+    """Whether a run's algorithm is FedPFT with its second, contrastive task."""
     return config.algorithm == "fedpft" and bool(config.options.get("contrast", True))
 
 
@@ -86,7 +86,7 @@ PAPER = {
 
 
 def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
-    """Each client's model after the last round, as it is evaluated: its personal one, else the global one.
+    """Each client's model after the last round as it is evaluated: the personal one, else the global one.
 
     Args:
         model: any of the run's structure; it is copied.
@@ -100,7 +100,7 @@ def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
 
 
 def behind(model: Prompted, prompts: str) -> Prompted:
-    """The same model with other prompts before the classifier, which then takes in what FedPFT's Fig. 3 shows.
+    """The same model with other prompts before the classifier, whose inputs FedPFT's Fig. 3 shows.
 
     Args:
         prompts: one of :data:`fl_core.models.prompted.PROMPTS`.
@@ -111,7 +111,7 @@ def behind(model: Prompted, prompts: str) -> Prompted:
 
 
 def _kinds(models: Mapping[str, nn.Module], run: str) -> Iterator[tuple[str, dict[str, nn.Module]]]:
-    """The prompts that features pass, "" for none, and the models in which they do; of FedPFT both kinds."""
+    """The prompts that features pass through ("" for none), with the models that use them; FedPFT has both kinds."""
     prompted = {name: model for name, model in models.items() if isinstance(model, Prompted)}
     if not prompted:
         yield "", dict(models)
@@ -136,7 +136,7 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Personalised accuracy, who holds what, features of all clients' test samples, and what is attended to."""
+    """Record personalised accuracy, class counts, features of all clients' test samples, and attention weights."""
     engine, frame = trained(task)
     accuracy = tested(frame)
     final = accuracy[accuracy["round"] == task.config.rounds]
@@ -159,7 +159,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Numbers of one pool of features, and the samples' places in a plane if it is drawn."""
+    """Scores of one pool of features, and the samples' positions in a plane if it is drawn."""
     n = len(pooled.x)
     for name, value in scores(pooled).items():
         status = "ok" if np.isfinite(value) else "one class or client only, or as many as there are samples"
@@ -179,7 +179,7 @@ def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) ->
 
 
 def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Sum up each client's attention to each kind of prompts: the weight on the own feature, spread and evenness."""
+    """Summarise each client's attention to each kind of prompts: weight on the feature itself, spread, evenness."""
     for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
         table = weights(part)
         what = {"client": str(client), "layer": str(layer), "n_samples": len(table), **named}
@@ -202,7 +202,7 @@ def weights(attention: pd.DataFrame) -> pd.DataFrame:
 
 
 def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
-    """Samples in the plane of a run, as :func:`fedlayers.diagnostics.representation.embedding.embed` gives them.
+    """A run's samples in the plane, as :func:`fedlayers.diagnostics.representation.embedding.embed` returns them.
 
     A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, the
     prompts that the feature passed in ``layer`` (empty: none), and in ``variant`` its place among the client's test
@@ -225,7 +225,7 @@ def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0
 
 
 def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.DataFrame:
-    """A quantity of the features, runs x seeds; by default of what each run's classifier takes in."""
+    """A score of the features, runs x seeds; by default of the inputs of each run's classifier."""
     part = frame[frame["metric"] == metric]
     part = part[part["layer"].isin(["", PROMPTS[0]] if layer is None else [layer])]
     return part.pivot(index="run", columns="seed", values="value").reindex(part["run"].unique())

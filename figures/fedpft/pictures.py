@@ -1,4 +1,4 @@
-"""FedPFT's pictures: features of seven methods (Fig. 2) and of two kinds of prompts (Fig. 3), attention (Fig. 6)."""
+"""FedPFT's pictures: features of seven methods (Fig. 2), of two kinds of prompts (Fig. 3), and attention (Fig. 6)."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def _setting(header: Mapping[str, Any]) -> str:
 
 
 def _last_words(header: Mapping[str, Any]) -> str:
-    """A sentence on the limits of the runs: what is missing or diverged, and that few seeds decide no order."""
+    """The caption's sentence on limits: missing or diverged runs, and that few seeds decide no order."""
     seeds = header["seeds"]
     said = f" {seeds_in_words(seeds)}" + (": no order is claimed." if seeds < LEAST else ".")
     return said + missing_runs(header)
 
 
 def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
-    """The wanted runs that came to their end with the seed that is drawn, 0.
+    """The wanted runs that finished with seed 0, which is drawn.
 
     Raises:
         UsageError: none of them did.
@@ -89,7 +89,7 @@ def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
 def _compared(
     expected: str, values: pd.DataFrame, run: str, other: str, names: Mapping[str, str], above: bool = True
 ) -> list[Finding]:
-    """Whether a run's value lies above another's (or below), paired by seed; nothing where one of them is missing."""
+    """A finding on whether a run's value is above (or below) another's, paired by seed; none if one is missing."""
     if not {run, other} <= set(values.index):
         return []
     gap, pairs = against(values, run, other)
@@ -138,7 +138,7 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A line a run, means over its seeds, with the published accuracy; and the silhouettes by class, runs x seeds."""
+    """A row per run, means over its seeds, with the published accuracy; and silhouettes by class, runs x seeds."""
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
     accuracy = scores(frame)
     known = items.published_table("fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10")["accuracy"]
@@ -226,7 +226,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _kinds_by_seed(measured: pd.DataFrame, metric: str, variant: str) -> pd.DataFrame:
-    """A quantity of FedPFT's features, kinds of prompts x seeds."""
+    """A score of FedPFT's features, kinds of prompts x seeds."""
     own = measured[(measured["metric"] == metric) & (measured["variant"] == variant)]
     return own.pivot(index="layer", columns="seed", values="value")
 

@@ -1,4 +1,4 @@
-"""FedRA: clients of unequal depth."""
+"""Figures and tables of FedRA: clients of unequal depth."""
 
 from figures.fedra import depth, tables
 

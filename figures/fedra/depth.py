@@ -1,4 +1,4 @@
-"""Clients of unequal depth on the four styles of PACS, from a small transformer pretrained on Tiny-ImageNet."""
+"""Clients of unequal depth on PACS's four styles, from a small transformer pretrained on Tiny-ImageNet."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ TITLES = {"domainnet": "DomainNet", "nico++": "NICO++"}
 
 
 def doubled(model: Tree, classes: int) -> Tree:
-    """A transformer's weights for images of twice the side, and a new last layer of zeros.
+    """A transformer's weights adapted to images of twice the side, with a new last layer of zeros.
 
     The patches' kernel is stretched to twice its side and divided by 4, so that patches of a large image give what
     patches of its 2 x 2 means give.
@@ -106,7 +106,7 @@ def doubled(model: Tree, classes: int) -> Tree:
 
 
 def _pretrain(task: runner.Task, folder: Path) -> pd.DataFrame:
-    """Train, keep the weights in the folder, and return the run's rows."""
+    """Pretrain, store the weights in the folder, and return the run's rows."""
     engine, frame = trained(task)
     small = engine.server.trees["model"]
     classes = 7
@@ -115,7 +115,7 @@ def _pretrain(task: runner.Task, folder: Path) -> pd.DataFrame:
 
 
 def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
-    """A run starts from the pretrained weights, which are made first where they are not at hand."""
+    """Make a run start from the pretrained weights, pretraining first if they are not there."""
     if run == PRETRAINING:
         return config
     if not (folder / WEIGHTS).is_file():
@@ -124,7 +124,7 @@ def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Each style's accuracy over the rounds, and how many blocks its client held at most."""
+    """Record each style's accuracy over the rounds, and how many blocks its client held at most."""
     frame = _pretrain(task, folder) if run == PRETRAINING else trained(task)[1]
     accuracy = tested(frame)
     accuracy = accuracy[accuracy["model"] == "global"]
@@ -222,7 +222,7 @@ def _table(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def columns(final: pd.DataFrame, means: pd.DataFrame) -> dict[str, list[Any]]:
-    """A line for each run in ``means``: its seeds, and its accuracy on each style and in the mean."""
+    """A row for each run in ``means``: its seeds, and its accuracy on each style and on average."""
     styles = list(final.index.get_level_values("client").unique())
     cells: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
     for run in means.index:
@@ -283,7 +283,7 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
 
 
 def _curves(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean accuracy of the styles where every client trains k random blocks, k x rounds."""
+    """Mean accuracy over styles if everyone trains k random blocks, k x rounds."""
     accuracy = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
     return accuracy.assign(k=accuracy["run"].map(SAME)).groupby(["k", "round"])["value"].mean().unstack("round")
 

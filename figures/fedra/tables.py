@@ -1,4 +1,4 @@
-"""FedRA's Table 1 from the runs on PACS: what each method keeps of the accuracy that everyone's whole model has."""
+"""FedRA's Table 1 from runs on PACS: how much of the full model's accuracy each method keeps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _published(dataset: str) -> pd.DataFrame:
 
 
 def _order(means: pd.DataFrame) -> Finding:
-    """How many pairs of methods lie as in the paper; ``means`` has them in its order."""
+    """The number of pairs of methods in the paper's order; ``means`` lists the methods in that order."""
     words = {"above": "as there", "level": "level", "equal": "equal", "below": "the other way round"}
     words[""] = "with too few seeds"
     told: dict[str, list[str]] = {key: [] for key in words}

@@ -1,4 +1,4 @@
-"""pFedLA: weights and classes, weights by layer, and what retaining layers saves."""
+"""Figures and tables of pFedLA: aggregation weights against classes and layers, and bytes saved by retention."""
 
 from figures.pfedla import costs, overlap, weights
 

@@ -1,4 +1,4 @@
-"""pFedLA's bytes by the number of retained layers (Table 3): by the paper's count, and those that really move."""
+"""Bytes that pFedLA sends by the number of retained layers (Table 3): by the paper's count, and in real messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _runs() -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
-    """Parameters of each unit, the paper's count, and the bytes of real messages over the whole run."""
+    """Record the parameters of each unit, the paper's count, and the bytes of real messages over the whole run."""
     dataset, _, k = run.rpartition(".")
     kept = RETAINED[dataset][: int(k)]
     algorithm = task.algorithm(task.plan)
@@ -67,7 +67,7 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
 
 
 def lines(frame: pd.DataFrame) -> pd.DataFrame:
-    """A line for each column of Table 3: MBytes (2^20) published, counted and really moved, and the accuracy."""
+    """A row for each column of Table 3: MBytes (2^20) published, counted and really sent, and the accuracy."""
     table3 = items.published("pfedla")
     table3 = table3[table3["place"] == "Table 3"].set_index(["dataset", "setting", "quantity"])["value"]
     values = frame[frame["layer"] == ""].pivot(index="run", columns="metric", values="value")

@@ -1,4 +1,4 @@
-"""pFedLA: do clients give weight to those who have their classes, and is the mixture any good before it is trained?"""
+"""pFedLA: whether clients weight those with the same classes, and how good a mixture is before training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def overlap(counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def correlations(weights: pd.DataFrame, shared: pd.DataFrame) -> tuple[float | None, float | None]:
-    """Pearson's and Spearman's correlation of the off-diagonal entries; None where all weights are equal."""
+    """Pearson's and Spearman's correlation of off-diagonal entries; None if all weights are equal."""
     off = ~np.eye(len(shared), dtype=bool)
     x, y = weights.loc[shared.index, shared.columns].to_numpy(float)[off], shared.to_numpy(float)[off]
     if np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -59,7 +59,7 @@ def correlations(weights: pd.DataFrame, shared: pd.DataFrame) -> tuple[float | N
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Mean accuracies over the rounds, what was sent, and of a mixing run how its weights follow the classes."""
+    """Record mean accuracies over the rounds, bytes sent, and how a mixing run's weights follow the classes."""
     _, frame = trained(task)
     named = labels(task)
     lines: list[rows.Row] = []
@@ -81,7 +81,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def _weights(weights: pd.DataFrame, shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Correlation of the weights with the classes, and the self-weights, of each layer and of their mean."""
+    """Rows of each layer's weights and of their mean: correlation with the classes, and weights on oneself."""
     for done, part in weights.groupby("round"):
         layers = {str(layer): own for layer, own in part.groupby("layer", sort=False)}
         tables = {layer: own.pivot(index="client", columns="client_b", values="value") for layer, own in layers.items()}
@@ -102,19 +102,19 @@ def _pairs(shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]
 
 
 def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
-    """The stored overlap of seed 0, clients x clients."""
+    """The stored class overlap of seed 0, clients x clients."""
     overlaps = frame[(frame["metric"] == OVERLAP) & (frame["seed"] == 0)]
     return overlaps.pivot(index="client", columns="client_b", values="value")
 
 
 def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
-    """The pair of different clients that share most classes, and the one that shares fewest."""
+    """The pair of different clients with most classes in common, and the one with fewest."""
     apart = shared.where(~np.eye(len(shared), dtype=bool)).stack()
     return [(str(receiver), str(sender)) for receiver, sender in (apart.idxmax(), apart.idxmin())]
 
 
 def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
-    """The weights that are drawn: all of the last round; before it self-weights and the chosen pairs."""
+    """The weights to draw: all of the last round; of earlier rounds self-weights and the chosen pairs."""
     pairs = pd.MultiIndex.from_frame(weights[["client", "client_b"]])
     followed = (weights["client"] == weights["client_b"]) | pairs.isin(chosen_pairs(shared))
     return weights[followed | (weights["round"] == weights["round"].max())]
@@ -124,7 +124,7 @@ def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
 
 
 def _final(frame: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy after the last round before any further training, runs x seeds."""
+    """Accuracy after the last round before fine-tuning, runs x seeds."""
     accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
     return accuracy[accuracy["round"] == accuracy["round"].max()].pivot(index="run", columns="seed", values="value")
 
@@ -164,7 +164,7 @@ def panel_rows(layers: Sequence[str]) -> int:
 
 
 def heat_maps(figure: Any, shared: pd.DataFrame, weights: pd.DataFrame) -> None:
-    """Fill a figure or a part of one: classes in common, and beside them the last weights of every layer."""
+    """Draw into a figure or a part of one: classes in common, and beside them the last weights of every layer."""
     layers = list(weights.loc[weights["metric"] == WEIGHT, "layer"].unique())
     first, *rest = figure.subplots(panel_rows(layers), ACROSS, squeeze=False).flat
     for spare in rest[len(layers) :]:
@@ -178,7 +178,7 @@ def heat_maps(figure: Any, shared: pd.DataFrame, weights: pd.DataFrame) -> None:
 
 
 def setting(header: Mapping[str, Any]) -> str:
-    """A sentence on the runs' sizes."""
+    """A sentence on the sizes of the runs."""
     config = next(iter(header["runs"].values()))["config"]
     return (
         f"CIFAR-10, {config['clients']} clients with {config['classes_per_client']} classes and "

@@ -1,4 +1,4 @@
-"""pFedLA's weights by layer: of one client through training (Fig. 5), of every pair (Fig. 6), on oneself (Fig. 7)."""
+"""pFedLA's aggregation weights by layer: of one client over rounds (Fig. 5), all pairs (Fig. 6), oneself (Fig. 7)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FULLY_CONNECTED = "fc1"
 
 
 def _mixing(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """pFedLA's own rows.
+    """The rows of pFedLA itself.
 
     Raises:
         UsageError: it was not run with seed 0, whose weights are drawn.
@@ -50,7 +50,7 @@ def _selves(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def periods(rounds: pd.Series) -> pd.Series:
-    """In which third of the training each recorded round lies; the start, round 0, in none."""
+    """The third of training in which each recorded round lies; none for the start, round 0."""
     third = np.ceil(len(PERIODS) * rounds.astype(float) / rounds.max()).astype(int)
     return third.map(dict(enumerate(PERIODS, start=1)))
 

@@ -1,4 +1,4 @@
-"""PLayer-FL: its layer-wise measurements, its tables, and what its figures rest on."""
+"""Figures and tables of PLayer-FL: layer-wise measurements, scores, and the choices behind them."""
 
 from figures.player_fl import epoch, layers, rests_on, runs, tables, transitions, views
 

@@ -1,4 +1,4 @@
-"""PLayer-FL: what its layer-wise measurements look like after one local epoch."""
+"""PLayer-FL: its layer-wise measurements after one local epoch."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _falls(name: str, middle: pd.Series, known: pd.DataFrame) -> Finding:
-    """Whether the medians fall into the ranges of a reference."""
+    """A finding on whether the medians are within the ranges of a reference."""
     where = known.attrs["where"].partition(",")[0]
     source = "another computation" if where == "recomputed" else f"the paper's {where}"
     return Finding(

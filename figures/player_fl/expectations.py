@@ -1,4 +1,4 @@
-"""What PLayer-FL's layer-wise figures lead one to expect of each network, and whether measured curves bear it out."""
+"""What PLayer-FL's layer-wise figures suggest for each network, and whether measured curves confirm it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFFSET = 0.5
 
 
 def decided(network: Network, expected: str, measured: str, held: bool, values: pd.DataFrame) -> Finding:
-    """A finding about one network's curves (layers x (seed, client)), open with fewer than three seeds."""
+    """A finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
     seeds = values.columns.get_level_values(0).nunique()
     enough = seeds >= LEAST
     return Finding(
@@ -26,7 +26,7 @@ def decided(network: Network, expected: str, measured: str, held: bool, values: 
 
 
 def medians_within(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
-    """Whether the medians lie in the ranges that were read off."""
+    """Whether the medians are within the published ranges."""
     if printed["low"].isna().any():
         return []
     where = printed.attrs["where"].partition(",")[0]
@@ -36,7 +36,7 @@ def medians_within(network: Network, what: str, values: pd.DataFrame, printed: p
 
 
 def rises(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
-    """Gradient variance and curvature: least at the last convolution, and far larger in the last layers."""
+    """Gradient variance and curvature: smallest at the last convolution, and far larger in the last layers."""
     middle = values.median(axis=1)
     least = middle / middle.min()
     findings = medians_within(network, what, values, printed)
@@ -57,7 +57,7 @@ def rises(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFra
 
 
 def no_cliff(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
-    """1 - CKA: grows with depth, in no single step."""
+    """1 - CKA grows with depth, in no single step."""
     middle = values.median(axis=1)
     steps = middle.diff().iloc[1:]
     rise = middle.max() - middle.min()
@@ -75,7 +75,7 @@ def no_cliff(network: Network, what: str, values: pd.DataFrame, printed: pd.Data
 
 
 def offset(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
-    """Procrustes angles: those of fully connected layers after convolutions are published with a constant added."""
+    """Procrustes angles: those of fully connected layers after convolutions are published with an added constant."""
     if not network.last_conv or printed["low"].isna().any():
         return medians_within(network, what, values, printed)
     middle = values.median(axis=1)
@@ -88,7 +88,7 @@ def offset(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFr
 
 
 def kink(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
-    """Federation sensitivity: flat up to the last convolution, or up to the classifier."""
+    """Federation sensitivity is flat up to the last convolution, or up to the classifier."""
     middle = values.median(axis=1)
     findings = medians_within(network, what, values, printed)
     if network.last_conv:

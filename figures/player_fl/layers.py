@@ -29,7 +29,7 @@ FIRST, ALONE, FEDERATED = MOMENTS = ("first", "independent", "federated")
 
 @dataclass(frozen=True)
 class Network:
-    """One dataset, the network that trains on it, and on how much it is measured.
+    """One dataset, the network trained on it, and the amount of data measured.
 
     Attributes:
         title: the dataset's.
@@ -117,7 +117,7 @@ def run_of(dataset: str, moment: str) -> str:
 
 
 def recipes(quick: bool) -> dict[str, RunConfig]:
-    """The runs by name, every dataset's three one after another."""
+    """The runs by name, three per dataset."""
     runs = {}
     for dataset, network in NETWORKS.items():
         config = replace(network.config, **(network.quick if quick else {}))
@@ -134,7 +134,7 @@ def recipes(quick: bool) -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Every figure's quantity in the default's definition and in the one that the published figure rests on."""
+    """Record every figure's quantity by the default definition and by the one behind the published figure."""
     dataset, _, moment = run.rpartition("-")
     network = NETWORKS[dataset]
     sites = Epoch(task) if moment == FIRST else after_run(task)

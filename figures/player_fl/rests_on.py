@@ -1,4 +1,4 @@
-"""What PLayer-FL's figures rest on: each of their choices beside the other one, on the same models or printed numbers.
+"""The choices on which PLayer-FL's figures depend, each beside its alternative, on the same models or numbers.
 
 The choices themselves are explained in ``player_fl_what_figures_rest_on.md``; this gives their sizes.
 """
@@ -66,7 +66,7 @@ def both_ways_round() -> pd.DataFrame:
 
 
 def choices(frame: pd.DataFrame, dataset: str) -> Curves:
-    """One network's curves after one epoch by each choice, layers x (seed, client), over the first layer's."""
+    """One network's curves after one epoch by each choice, layers x (seed, client), relative to the first layer."""
     own = frame[frame["run"] == run_of(dataset, FIRST)]
     if own.empty:
         return {}
@@ -83,7 +83,7 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
 
 
 def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
-    """Angles with the constant that the code behind the published figure adds: after convolutions, from fc1 on."""
+    """Angles with the constant that the code behind the published figure adds after convolutions, from fc1 on."""
     moved = [bool(network.last_conv) and layer.startswith("fc") for layer in angle.index]
     return angle.add(OFFSET * np.array(moved, dtype=float), axis=0)
 
@@ -156,7 +156,7 @@ def _panel(ax: Axes, title: str, shown: Mapping[str, pd.DataFrame], label: str, 
 
 
 def _key(ax: Axes, title: str) -> None:
-    """The legend above the panel, under the panel's title."""
+    """Draw the legend above a panel, under its title."""
     ax.legend(
         title=title, loc="lower left", bbox_to_anchor=(-0.05, 1), alignment="left", fontsize=6.5, title_fontsize=8
     )

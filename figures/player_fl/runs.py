@@ -1,4 +1,4 @@
-"""PLayer-FL's evaluation: its twelve methods and two neighbours on the datasets at hand, and every client's scores."""
+"""PLayer-FL's evaluation: twelve methods and two neighbours on the available datasets, with every client's scores."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One dataset of the evaluation.
+    """One dataset of the evaluation, with its sizes at each scale.
 
     Attributes:
         title: as it is shown.
@@ -120,7 +120,7 @@ STAND_IN = {"airline_tweets": "Sent-140"}
 
 
 def config(dataset: str, method: str, scale: str) -> RunConfig:
-    """One run. What is cut down for the quick scale is trained with one rate for all, the dataset's."""
+    """The configuration of one run; those of the quick scale share the dataset's learning rate."""
     case = CASES[dataset]
     cut = scale == items.QUICK and bool(case.quick)
     made = RunConfig(
@@ -146,7 +146,7 @@ def recipes(scale: str) -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Each client's test scores after the last round, of every model that there is, and what was shared."""
+    """Record each client's final test scores, for every model that exists, and the shared layers."""
     engine, frame = trained(task)
     done = frame["round"] == task.config.rounds
     final = frame[done & frame["metric"].isin(list(SCORES)) & (frame["split"] == "test") & (frame["client"] != "")]

@@ -1,4 +1,4 @@
-"""What PLayer-FL's tables are made of: scores, fairness and incentive by dataset, method and seed, in two readings."""
+"""The numbers of PLayer-FL's tables: scores, fairness and incentive by dataset, method and seed, in two readings."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class Table:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The rows that are ranked: of fairness and incentive those that federate, but FedAvg."""
+        """The ranked methods: for fairness and incentive those that federate, except FedAvg."""
         return tuple(name for name in METHODS if self.kind == SCORE or name not in BASELINES)
 
     @property
     def factor(self) -> float:
-        """The factor to the printed unit: scores times 100 and shares in percent, variances as they are."""
+        """The factor to the printed unit: 100 for scores and incentive, in percent, and 1 for fairness, a variance."""
         return 1.0 if self.kind == FAIRNESS else 100.0
 
     @property
@@ -80,12 +80,12 @@ class Table:
 
     @property
     def quantity(self) -> str:
-        """The quantity's name among the published numbers."""
+        """The quantity's name in the published numbers."""
         return self.metric if self.kind == SCORE else f"{self.metric} {self.kind}"
 
     @property
     def label(self) -> str:
-        """The label of the axis: the quantity in its printed unit."""
+        """The axis label: the quantity in its printed unit."""
         word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[self.metric]
         return {
             SCORE: f"{word} × 100" if self.metric == "loss" else f"{word} %",
@@ -94,16 +94,16 @@ class Table:
         }[self.kind]
 
     def printed(self, values: str = "value") -> pd.DataFrame:
-        """Methods x datasets as printed; ``values`` may be ``spread``."""
+        """The printed table, methods x datasets; ``values`` may be ``spread``."""
         found = published_table("player_fl", self.place, quantity=self.quantity, values=values)
         return found.reindex(index=list(self.methods))
 
     def printed_ranks(self) -> pd.Series:
-        """Mean ranks as printed."""
+        """The printed mean ranks."""
         return published_table("player_fl", self.place, quantity="mean rank").iloc[:, 0].reindex(list(self.methods))
 
     def printed_ranking(self) -> Ranking:
-        """The ranks and tests that the printed cells give."""
+        """Ranks and tests recomputed from the printed cells."""
         return Ranking(self.printed(), self.higher_is_better, CONTROL)
 
 
@@ -149,7 +149,7 @@ def _quantity(values: pd.DataFrame, method: str, weights: pd.Series, table: Tabl
 
 @dataclass(frozen=True)
 class Cells:
-    """A table as it came out in one reading.
+    """A table's measured values in one reading.
 
     Attributes:
         each: dataset, method, seed, value.
@@ -166,13 +166,13 @@ class Cells:
 
     @property
     def enough(self) -> bool:
-        """Whether every ranked cell has the seeds that an order needs."""
+        """Whether every ranked cell has enough seeds for an order."""
         ranked = self.cells[self.cells.index.isin(list(self.ranking.blocks.columns), level="dataset")]
         return bool(len(ranked)) and bool((ranked["n"] >= LEAST).all())
 
 
 def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cells:
-    """The cells of a published table, computed from the runs' rows in one reading."""
+    """The values of a published table, computed from the runs' rows in one reading."""
     each = by_seed(clients(frame, reading), table)
     lines = {}
     for key, part in each.groupby(["dataset", "method"], sort=False):
@@ -189,7 +189,7 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
 
 
 def lines(result: Cells) -> list[dict[str, Any]]:
-    """Published beside measured: every cell, mean rank, test and post-hoc p of a table in one reading."""
+    """A table's rows, published beside measured: every cell, mean rank, test and post-hoc p in one reading."""
     table, reading, ranking = result.table, result.reading, result.ranking
     value, spread = table.printed(), table.printed("spread") if table.kind == SCORE else None
     shown = [name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE]
@@ -235,7 +235,7 @@ def _measured(value: float, ranking: Ranking, status: str = "ok") -> dict[str, A
 
 
 def friedman_printed(table: Table) -> str:
-    """Friedman's p as it is printed; empty where it is not known."""
+    """The printed p of Friedman's test; empty if unknown."""
     rows = published("player_fl")
     rows = rows[(rows["place"] == table.place) & (rows["quantity"] == "friedman p")]
     if rows.empty:
@@ -245,7 +245,7 @@ def friedman_printed(table: Table) -> str:
 
 
 def frame_of(table_lines: list[dict[str, Any]]) -> pd.DataFrame:
-    """A table's lines as a frame with all its columns."""
+    """A table's rows as a frame with all its columns."""
     return pd.DataFrame(table_lines, columns=list(LINE))
 
 

@@ -101,7 +101,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
 
 
 def _scores(ax: Axes, result: Cells, dataset: str) -> None:
-    """One dataset: measured medians with their intervals, and what is printed."""
+    """Draw one dataset: measured medians with intervals, and printed values."""
     table, y = result.table, np.arange(len(result.table.methods))
     cells_of = result.cells.loc[dataset].reindex(list(table.methods))
     printed = table.printed()[CASES[dataset].printed]
@@ -123,7 +123,7 @@ def _scores(ax: Axes, result: Cells, dataset: str) -> None:
 
 
 def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str = "mean rank") -> None:
-    """Mean ranks, 1 is best: printed, measured, and measured as the authors' code reads the runs."""
+    """Draw mean ranks (1 is best): printed, measured, and measured by the reading of the authors' code."""
     y = np.arange(len(table.methods))
     ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PAPER)
     ax.plot(ours.ranking.ranks, y - 0.2, label="measured", **OURS)
@@ -140,7 +140,7 @@ def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str =
 
 
 def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    """Mean ranks of fairness and of incentive by macro-F1."""
+    """Draw mean ranks by fairness and by incentive of macro-F1, with critical-difference diagrams."""
     parts = {kind: TABLES[name] for kind, name in ((FAIRNESS, "tableA5"), (INCENTIVE, "tableA6"))}
     found = {kind: {r.name: cells(frame, table, r) for r in READINGS} for kind, table in parts.items()}
     with style():

@@ -1,4 +1,4 @@
-"""PLayer-FL's Table A.2: up to which layer the rule federates, by threshold, beside the list chosen by hand."""
+"""PLayer-FL's Table A.2: the last layer that the rule shares, by threshold, beside the list chosen by hand."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 def recipes(quick: bool) -> dict[str, RunConfig]:
-    """The paper's networks, by dataset; the transformer as wide as the paper's too."""
+    """Runs of the paper's networks by dataset; also of the transformer at the paper's width."""
     made = {name: RunConfig(dataset=name, model=NETWORKS.get(name), rounds=1) for name in CASES}
     made["airline_tweets"] = replace(made["airline_tweets"], model_options={"width": 768})
     return {name: replace(each, **QUICK[name]) if quick else each for name, each in made.items()}
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Every client's federation sensitivity over its first epoch, on which PLayer-FL decides."""
+    """Record every client's federation sensitivity over its first epoch, from which PLayer-FL decides."""
     return Epoch(task).sensitivity("training")
 
 
@@ -57,7 +57,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the rule decides on one dataset.
+    """The rule's decisions on one dataset.
 
     Attributes:
         layers: names, input to output.
@@ -77,12 +77,12 @@ class Decisions:
         return len(self.sensitivity)
 
     def usual(self, way: Any) -> tuple[str, int]:
-        """The most frequent last shared layer of a threshold, and in how many seeds it is; of a tie the earlier."""
+        """A threshold's most frequent last shared layer, and its number of seeds; of ties the earlier layer."""
         row = self.counts.loc[way]
         return str(row.idxmax()), int(row.max())
 
     def apart(self, layer: str) -> int | None:
-        """Layers beyond those of Table A.2; None where there was no decision."""
+        """By how many layers a decision is later than Table A.2's; None without a decision."""
         return self.layers.index(layer) - self.layers.index(self.lists[PRINTED]) if layer in self.layers else None
 
 
@@ -206,7 +206,7 @@ COLUMNS = (
 
 
 def _matches(decided: list[Decisions]) -> dict[Any, list[str]]:
-    """For every threshold and the largest jump, the datasets on which it usually decides as Table A.2."""
+    """For every threshold and the largest jump, the datasets where the usual decision is that of Table A.2."""
     ways = decided[0].counts.index if decided else []
     return {way: [CASES[each.dataset].title for each in decided if each.apart(each.usual(way)[0]) == 0] for way in ways}
 

@@ -35,7 +35,7 @@ Expect = Callable[[Network, str, pd.DataFrame, pd.DataFrame], list[Finding]]
 
 @dataclass(frozen=True)
 class Way:
-    """One definition of a quantity: a row of panels.
+    """One definition of a quantity, drawn as a row of panels.
 
     Attributes:
         metric, variant: of the rows.
@@ -62,7 +62,7 @@ class Way:
         return self.published or self.metric + (f" / {self.relative_to}" if self.relative_to else "")
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """layers x (seed, client) of one run's rows; no columns where it was not measured."""
+        """One run's curves, layers x (seed, client); no columns if it was not measured."""
         own = frame[(frame["metric"] == self.metric) & (frame["variant"] == self.variant)]
         if own.empty:
             return pd.DataFrame()
@@ -146,7 +146,7 @@ def _lines(ax: Axes, values: pd.DataFrame, colour: str) -> None:
 
 
 def _bands(ax: Axes, network: Network, way: Way, printed: pd.DataFrame) -> set[str]:
-    """The published range; where a constant was added to it, also what it is without."""
+    """Draw the published range, and where a constant was added to it also the range without."""
     band(ax, printed, "")
     if way.metric != "procrustes" or not network.last_conv:
         return {"published"}
@@ -190,7 +190,7 @@ def _caption(
     moments: Sequence[str],
     datasets: Sequence[str],
 ) -> str:
-    """The two definitions, and the sizes behind each panel."""
+    """The caption's part on the two definitions and the sizes behind each panel."""
     told = filter(None, (_sizes(header, frame, ways, moments, dataset) for dataset in datasets))
     runs = {run_of(dataset, moment) for dataset in datasets for moment in moments}
     missing: dict[str, str] = {}
@@ -207,14 +207,14 @@ def _caption(
 
 
 def count(seeds: int) -> str:
-    """Numbers of seeds in words."""
+    """A list of numbers of seeds as text."""
     return f"{seeds} seed{'' if seeds == 1 else 's'}"
 
 
 def _sizes(
     header: Mapping[str, Any], frame: pd.DataFrame, ways: Sequence[Way], moments: Sequence[str], dataset: str
 ) -> str:
-    """The sizes behind one column of panels; empty where it has no runs."""
+    """The sizes of the runs behind one column of panels, in words; empty without runs."""
     runs = [run for run in (run_of(dataset, moment) for moment in moments) if run in header["runs"]]
     own = frame[frame["run"].isin(runs)]
     if own.empty:

@@ -1,4 +1,4 @@
-"""What is said of PLayer-FL's tables: captions, the page's table and tests, findings."""
+"""The texts beside PLayer-FL's tables: captions, the page's table and tests, findings."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def missing(header: Mapping[str, Any]) -> str:
 
 
 def unfinished(header: Mapping[str, Any]) -> list[str]:
-    """What is missing and what diverged, a paragraph each."""
+    """Paragraphs on missing and on diverged runs."""
     said = [f"{name} did not come to its end: {reason}." for name, reason in header["failed"].items()]
     return [*said, *([f"Missing (run and seed): {', '.join(header['missing'])}."] if header["missing"] else [])]
 
 
 def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, frame: pd.DataFrame) -> str:
-    """The table in brackets beside the paper's, and what the tests say."""
+    """The page's table beside the paper's in brackets, and the results of the tests."""
     digits = 1 if table.factor == 100 else None
     shown = list(ours.ranking.values.columns)
     columns: dict[str, list[str]] = {"method": [NAMES[name] for name in (*table.methods, *BESIDE)]}
@@ -109,7 +109,7 @@ def _beside(own: str, printed: pd.DataFrame, method: str, dataset: str, digits: 
 
 
 def _random(frame: pd.DataFrame) -> str:
-    """A paragraph on which layers were shared, and on what the paper's row Random holds."""
+    """A paragraph on the layers that the method Random shared, and on the paper's row of it."""
     plans = frame[frame["metric"] == LAST]
     plans = plans[plans["run"].str.endswith(f".{CONTROL}")]
     said = []
@@ -128,7 +128,7 @@ def _random(frame: pd.DataFrame) -> str:
 
 
 def order(table: Table, result: Cells) -> tuple[Finding, ...]:
-    """Findings: whether the table's best method is the best here, and, of scores, how far the baselines are."""
+    """Findings on whether the table's best method is the best here and, for scores, how far off the baselines are."""
     ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
     text, held = "no dataset has all methods", None
     if ranks.notna().all():
@@ -148,7 +148,7 @@ def order(table: Table, result: Cells) -> tuple[Finding, ...]:
 
 
 def _above(table: Table, result: Cells, baseline: str) -> Finding:
-    """PLayer-FL against a baseline, dataset by dataset, paired by seed."""
+    """A finding on PLayer-FL against a baseline, dataset by dataset, paired by seed."""
     printed = table.printed()
     said, sides = [], []
     for dataset in result.ranking.values.columns:
@@ -180,7 +180,7 @@ def tested(table: Table, result: Cells) -> Finding:
 
 
 def printed_ranks(table: Table) -> Finding:
-    """Whether the printed ranks follow from the printed cells, which are rounded."""
+    """A finding on whether the printed ranks follow from the printed (rounded) cells."""
     again = table.printed_ranking()
     gaps = (again.ranks - table.printed_ranks()).abs()
     return Finding(

@@ -1,4 +1,4 @@
-"""Layer scheduling: runs, schedules and costs."""
+"""Figures and tables of layer scheduling: runs, schedules and costs."""
 
 from figures.scheduling import costs, pictures, runs, tables
 

@@ -1,4 +1,4 @@
-"""Layer scheduling, before anything is trained: the schedules, sizes of layers, and three ways to count costs."""
+"""Layer scheduling before any training: the schedules, sizes of layers, and three ways to count costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _runs() -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
-    """Sizes of tensors, and at every round in which they change what trains and what a round costs."""
+    """Record tensor sizes and, at each round that changes them, what trains and what a round costs."""
     paper = replace(task, problem=replace(task.problem, n_train=(SAMPLES,) * CLIENTS))
     named = {**labels(task), "estimator": "each round from here on"}
     lines: list[rows.Row] = []
@@ -73,7 +73,7 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
 
 
 def _sizes(task: runner.Task) -> Iterator[tuple[str, str, int]]:
-    """Layer, weight or bias, and number of scalars."""
+    """Layer, kind of tensor (weight or bias), and number of entries."""
     sizes = {name: parameter.numel() for name, parameter in task.model.named_parameters()}
     for layer in task.layers:
         for name in layer.parameters:
@@ -84,7 +84,7 @@ def _sizes(task: runner.Task) -> Iterator[tuple[str, str, int]]:
 
 
 def by_round(frame: pd.DataFrame, rounds: int) -> pd.DataFrame:
-    """Values of one run's rows in every round, rounds x (layer or variant): each holds until the next row."""
+    """Values of one run's rows in every round, rounds x (layer or variant): each holds until the next."""
     column = "layer" if (frame["layer"] != "").all() else "variant"
     table = frame.pivot(index="round", columns=column, values="value")[list(frame[column].unique())]
     table.index = table.index.astype(int)
@@ -92,7 +92,7 @@ def by_round(frame: pd.DataFrame, rounds: int) -> pd.DataFrame:
 
 
 def costs(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> pd.DataFrame:
-    """Columns run (the algorithm), round, naive, flops and moved of one dataset's network."""
+    """Costs of one dataset's network in columns run (the algorithm), round, naive, flops and moved."""
     parts = []
     for name in ALGORITHMS:
         run = f"{dataset}.{name}"
@@ -159,7 +159,7 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _first(values: pd.Series) -> int:
-    """The first round in which a layer trains, 0 for never."""
+    """The first round in which a layer trains, 0 if never."""
     return int(values.idxmax()) if values.any() else 0
 
 
@@ -222,7 +222,7 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _totals(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """A line a dataset and algorithm: naive and flops x 10^9, moved in GB, each also relative to FedAvg's."""
+    """A row per dataset and algorithm: naive and flops x 10^9, moved in GB, each also relative to FedAvg's."""
     lines = []
     for dataset in DATASETS:
         sums = costs(header, frame, dataset).groupby("run", sort=False)[list(UNITS)].sum() / 1e9
@@ -320,7 +320,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _changed(table: pd.DataFrame) -> pd.Series:
-    """The rounds of one run at which a cost is another than in the round before."""
+    """The rounds of one run in which a cost differs from the round before."""
     values = table[list(UNITS)]
     return table.loc[(values != values.shift()).any(axis=1), "round"]
 

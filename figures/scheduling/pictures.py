@@ -1,4 +1,4 @@
-"""Layer scheduling's pictures: who holds what (Fig. 2), accuracy by round (3, 4), and client by client (5, 6)."""
+"""Layer scheduling's pictures: classes by client (Fig. 2), accuracy by round (3, 4), and client by client (5, 6)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ POINTS = (0, 10, 50, 90)
 
 
 def _dealt(task: runner.Task, run: str) -> pd.DataFrame:
-    """Samples of each class at each client, all splits together."""
+    """Samples of each class at each client, over all splits."""
     counts = sum((task.data.class_counts(split) for split in ("validation", "test")), task.data.class_counts("train"))
     return rows.frame(
         rows.row(COUNT, int(value), client=str(client), variant=str(name), seed=task.config.seed, n_samples=int(value))
@@ -55,7 +55,7 @@ def _dealt(task: runner.Task, run: str) -> pd.DataFrame:
 
 
 def effective(counts: pd.DataFrame) -> pd.Series:
-    """How many classes a client holds in effect: exp of the entropy of its labels, 1 to the number of classes."""
+    """The effective number of classes of a client: exp of its labels' entropy, 1 to the number of classes."""
     share = counts.div(counts.sum(axis=1), axis=0)
     return np.exp(-(share * np.log(share.where(share > 0, 1.0))).sum(axis=1))
 
@@ -124,7 +124,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
 
 
 def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> list[Finding]:
-    """Findings on the curves: whether schedules lie below while layers are frozen, and what becomes of it."""
+    """Findings on the curves: whether schedules are below while layers are frozen, and what happens after."""
     early = values[(values["round"] > 0) & (values["round"] <= thawed)]
     parts = {"frozen": early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")}
     parts["end"] = values[values["round"] == last].pivot(index="algorithm", columns="seed", values="value")
@@ -196,7 +196,7 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
 
 
 def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:
-    """Whether a schedule lies above FedBABU all along the clients, paired by seed at each percentile."""
+    """Findings on whether a schedule is above FedBABU at all percentiles of clients, paired by seed."""
     findings = []
     for method in SCHEDULES:
         gaps: dict[str, tuple[float, str]] = {}

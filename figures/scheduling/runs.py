@@ -1,4 +1,4 @@
-"""Layer scheduling (Jang and Choi 2024): its runs, at the paper's scale and at one for two cores."""
+"""Layer scheduling's runs (Jang and Choi 2024), at the paper's scale and at one for two cores."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Accuracies of all clients together at every evaluation, of each client at the end, and what the run cost."""
+    """Record all clients' mean accuracy at every evaluation, each client's at the end, and the run's cost."""
     _, frame = trained(task)
     named, accuracy = labels(task), tested(frame)
     accuracy = accuracy[accuracy["model"] != "local"]
@@ -133,12 +133,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def _reported(models: pd.Series) -> str:
-    """The model that a table reports: the personal one where there is one."""
+    """The model that a table reports: the personal one if there is one."""
     return "personal" if (models == "personal").any() else "global"
 
 
 def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
-    """Reported accuracies of all clients together: (run, round) x seeds."""
+    """Reported accuracy of all clients together, (run, round) x seeds."""
     accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == variant) & (frame["client"] == "")]
     keys = ["run", "seed", "round"]
     personal = accuracy.groupby(keys)["model"].transform(_reported)
@@ -147,7 +147,7 @@ def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
 
 
 def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) -> pd.DataFrame:
-    """Rows of accuracy by round without the fine-tuned models, for a picture: one algorithm a method."""
+    """Rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
     accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
     parts = []
     for method in methods:
@@ -161,17 +161,17 @@ def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) 
 
 
 def at_paper(header: Mapping[str, Any]) -> bool:
-    """Whether rows are of the paper's setting."""
+    """Whether rows were made at the paper's scale."""
     return str(header["item"]).endswith("@paper")
 
 
 def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
-    """The datasets at the scale of stored rows."""
+    """The datasets at the scale of the stored rows."""
     return PAPER if at_paper(header) else QUICK
 
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
-    """Sizes of these datasets' runs, and what differs from the paper's."""
+    """Text on the sizes of these datasets' runs, and how they differ from the paper's."""
     runs = {name: next((run for run in header["runs"] if run.startswith(f"{name}.")), None) for name in datasets}
     told = [
         NAMES[name] + (": no run yet" if run is None else _sizes(header, frame, name, run))
@@ -192,7 +192,7 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
 
 
 def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: str) -> str:
-    """One dataset's images, rounds and thawing."""
+    """Text on one dataset's images, rounds and thawing."""
     config, column, paper = header["runs"][run]["config"], columns(header)[dataset], PAPER[dataset]
     sizes = frame.loc[frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"].dropna()
     each = f"{sizes.min()} to {sizes.max()} training samples a client, " if len(sizes) else ""
@@ -202,12 +202,12 @@ def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: st
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers in one line."""
+    """Numbers as text on one line."""
     return ", ".join(map(str, numbers))
 
 
 def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
-    """A sentence on the runs that a picture lacks."""
+    """A sentence on runs that a picture lacks."""
     gone = [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]
     failed = [f"{name} ({reason})" for name, reason in header["failed"].items() if name.rpartition(" ")[0] in wanted]
     told = [f"{len(gone)} runs are missing" if gone else "", f"Without a value: {'; '.join(failed)}" if failed else ""]
@@ -215,7 +215,7 @@ def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
 
 
 def compared(values: pd.DataFrame, run: str, others: Sequence[str]) -> dict[str, tuple[float, str]]:
-    """The mean difference to each other run in points, paired by seed, and how it came out."""
+    """Mean difference to each other run in percentage points, paired by seed, with its verdict."""
     differences = {}
     for other in others:
         gap, pairs = against(values, run, other) if run in values.index else (None, 0)
@@ -224,14 +224,14 @@ def compared(values: pd.DataFrame, run: str, others: Sequence[str]) -> dict[str,
 
 
 def verdict(outcomes: Sequence[str], wanted: str, against_it: str) -> bool | None:
-    """Whether every comparison came out as wanted; None (open) unless one came out the other way."""
+    """Whether every comparison came out as expected; None (open) unless one came out opposite."""
     if against_it in outcomes:
         return False
     return True if outcomes and all(each == wanted for each in outcomes) else None
 
 
 def told(differences: Mapping[str, tuple[float, str]]) -> str:
-    """Differences in one line."""
+    """Differences as text on one line."""
     parts = []
     for name, (gap, how) in differences.items():
         shown = "no pair of runs" if math.isnan(gap) else f"{gap:+.1f} ({how or FEWEST})"

@@ -1,4 +1,4 @@
-"""Layer scheduling's Table 2, and its studies of when layers thaw (Sec. 5.3) and over what a schedule is laid (5.4)."""
+"""Layer scheduling's Table 2, and studies of the time of thawing (Sec. 5.3) and of the wrapped method (5.4)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fl_core.statistics import mean_interval
 
 
 def interval(values: pd.DataFrame, run: str, done: int) -> tuple[int, float, float, float]:
-    """Seeds, and mean in percent with the ends of its 95 % interval over them; NaN where there is no run."""
+    """Number of seeds, mean in percent, and the ends of its 95 % interval; NaN without runs."""
     own = values.loc[run, done].dropna() if (run, done) in values.index else pd.Series(dtype=float)
     if own.empty:
         return 0, math.nan, math.nan, math.nan
@@ -51,7 +51,7 @@ def interval(values: pd.DataFrame, run: str, done: int) -> tuple[int, float, flo
 
 
 def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """A line a dataset, number of rounds and method: measured, with its interval over seeds, and published."""
+    """A row per dataset, number of rounds and method: measured with its interval over seeds, and published."""
     pooled, means = scores(frame), scores(frame, MEAN)
     known = items.published("scheduling")
     known = known[known["place"] == "Table 2"].set_index(["dataset", "setting", "method"])["value"]
@@ -188,7 +188,7 @@ def _page(part: pd.DataFrame) -> str:
 
 
 def early(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """A line a dataset, schedule and time of thawing: accuracy, and what was sent and computed by then."""
+    """A row per dataset, schedule and time of thawing: accuracy, bytes sent and work done until then."""
     values = scores(frame)
     known = items.published("scheduling")
     known = known[known["place"] == "Sec. 5.3"].set_index(["dataset", "setting", "method"])["value"]
@@ -249,7 +249,7 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """A line a method and schedule over it, none included: accuracy after the last round."""
+    """A row per method and schedule around it (or none): accuracy after the last round."""
     values, column = scores(frame), columns(header)[WRAPPED]
     lines = []
     for below in BELOW:
@@ -304,7 +304,7 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
-    """A dot with its interval a line, from the top, and what is published."""
+    """Draw a dot with its interval per row, from the top, and the published values."""
     y = range(len(table))
     ax.hlines(y, table["low"], table["high"], color=COLOURS[0], linewidth=1.4)
     ax.plot(

@@ -151,7 +151,7 @@ class Algorithm:
 
     @property
     def decides(self) -> bool:
-        """Whether a run begins without a plan and comes to one in its first round."""
+        """Whether a run starts without a layer plan and decides on one from measurements in its first round."""
         return self.splits and self.plan is None and self.default_plan(self.problem.layers) is None
 
     def method(self, name: str, what: str = "method") -> Callable[..., Any]:
@@ -189,7 +189,7 @@ class Algorithm:
     # --- the plan ---
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
-        """The plan of an algorithm that splits and is given none. Default: all layers but the last are shared.
+        """The plan of an algorithm that splits the model, if none is given. Default: share all layers but the last.
 
         None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.decision`).
         """

@@ -88,7 +88,7 @@ class Contrasting(Algorithm):
         self.enqueue(seen, ctx)
 
     def aside(self, params: Mapping[str, Tensor], seen: Seen, live: Iterable[str] = ()) -> Tree:
-        """The model with gradients for ``live`` alone, and with running statistics that are thrown away."""
+        """Weights for a pass in which only ``live`` get gradients and the model's running statistics stay untouched."""
         return {name: p if name in live else p.detach() for name, p in params.items()} | seen.buffers
 
     def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:

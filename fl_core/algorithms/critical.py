@@ -77,7 +77,7 @@ class FedCAC(Algorithm):
         server.meta[COLLABORATORS] = {str(c): with_ for c, with_ in collaborators(masks, progress).items()}
 
     def merged(self, server: State, client: int) -> Tree:
-        """The server's model for one client."""
+        """The model that the server sends to one client: critical parameters from similar clients, others from all."""
         found, mask = server.trees["model"], server.trees.get(f"mask/{client}")
         if mask is None:
             return found
@@ -123,7 +123,7 @@ def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[
 
 
 def _overlaps(masks: list[Tree]) -> Tensor:
-    """O_ij = 1 - ||M_i - M_j||_1 / (2 ||M_i||_1), [n, n] in float64; 0 where M_i is empty."""
+    """Overlap of critical parameters: 1 - ||M_i - M_j||_1 / (2 ||M_i||_1), [n, n] in float64; 0 where M_i is empty."""
     common = torch.zeros((len(masks), len(masks)), dtype=torch.float64)
     for name in sorted({name for mask in masks for name in mask}):
         nothing = torch.zeros_like(next(mask[name] for mask in masks if name in mask))

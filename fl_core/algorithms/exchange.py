@@ -130,9 +130,9 @@ class Problem:
         return frozenset(name for layer in self.layers for name in layer.frozen)
 
     def stays(self, rnd: Round) -> frozenset[str]:
-        """Names of the tensors that no algorithm sends in this round: the local ones, and those that are waiting."""
+        """Names of the tensors that nobody sends in this round: local ones, and those of layers yet to be trained."""
         return self.local_only | self.waiting(rnd)
 
     def waiting(self, rnd: Round) -> frozenset[str]:
-        """Names of the tensors that stand at their common initial value in this round, and do not travel yet."""
+        """Names of the tensors of layers that are not trained yet: they keep the initial value and do not travel."""
         return frozenset(name for name, since in self.thaws if rnd.index < since)

@@ -193,7 +193,7 @@ class FedPFT(Contrasting):
         return ctx.part("classify", ctx.criterion(ctx.forward(params, x, severed=severed), y), len(y))
 
     def second(self, params: Mapping[str, Tensor], batch: Any, ctx: Context, live: Iterable[str] | None = None) -> Any:
-        """The second task's loss, with gradients for ``live`` alone (None: all that trains); 0 where there is none."""
+        """The contrastive loss, with gradients for ``live`` alone (None: all that trains); 0 without that task."""
         if not self.both:
             return 0.0
         return self.contrast_loss(params if live is None else self.aside(params, batch, live), batch, ctx)

@@ -1,4 +1,4 @@
-"""From raw arrays to features, labels and natural clients; a refusal names the place and the first bad row."""
+"""Converts raw arrays to features, labels and natural clients; errors name the place and the first bad row."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Place = Callable[[int], str]
 
 
 def row_of_array(row: int) -> str:
-    """How a row of an array is named in messages."""
+    """How error messages name a row of an array."""
     return f"row {row} (rows count from 0)"
 
 
 def features(x: Array, where: str, place: Place = row_of_array) -> Array:
-    """Images as uint8 [n, H, W] or [n, H, W, C] with C = 1 or 3; anything else as finite float32, [n, ...].
+    """Check features: images as uint8 [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite float32 [n, ...].
 
     A uint8 array with more than two dimensions is a stack of images; numbers of other types are taken as they are.
 
@@ -53,7 +53,7 @@ def features(x: Array, where: str, place: Place = row_of_array) -> Array:
 def labels(
     y: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
 ) -> tuple[Integers, tuple[str, ...]]:
-    """Class indices 0..C-1 and the names of the C classes.
+    """Check labels: class indices 0..C-1 and the names of the C classes.
 
     Without ``names`` the distinct labels, in ascending order, are the classes, and a label's text is its class's name.
 
@@ -75,7 +75,7 @@ def labels(
 
 
 def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
-    """Class indices and names from text: whole numbers in ascending order, or words in sorted order.
+    """Class indices and class names from labels in text: whole numbers in ascending order, or words in sorted order.
 
     Classes are words where no cell is a number; spaces around a word do not count.
 
@@ -128,7 +128,7 @@ def owners(
 
 
 def flags(values: Array, where: str) -> NDArray[np.bool_]:
-    """Booleans from booleans or from 0 and 1, with at least one of each.
+    """Check a column of booleans (or 0 and 1), such as marks of test samples, with at least one of each.
 
     Raises:
         UsageError: any other value, or all the same.
@@ -143,7 +143,7 @@ def flags(values: Array, where: str) -> NDArray[np.bool_]:
 
 
 def texts(values: Array, where: str) -> tuple[str, ...]:
-    """Distinct non-empty names.
+    """Check names: distinct and not empty.
 
     Raises:
         UsageError: not text, no name at all, an empty name, or a name twice.
@@ -161,7 +161,7 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
 
 
 def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Integers:
-    """int64 [n] from integers, booleans, or floats without a fraction.
+    """Convert integers, booleans, or floats without a fraction to int64 [n].
 
     Raises:
         UsageError: names the first value that is no whole number.
@@ -178,7 +178,7 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Int
 
 
 def is_number(cell: str) -> bool:
-    """Whether a text is a number, or empty."""
+    """Whether a text reads as a number or is empty."""
     try:
         float(cell or 0)
     except ValueError:
@@ -187,7 +187,7 @@ def is_number(cell: str) -> bool:
 
 
 def numbers(cells: Sequence[str], where: str, place: Place = row_of_array) -> Array:
-    """float64 [n] from text.
+    """Convert text to float64 [n].
 
     Raises:
         UsageError: names the first cell that is no number.

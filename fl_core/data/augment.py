@@ -89,7 +89,7 @@ def crop_boxes(n: int, height: int, width: int, scale: tuple[float, float], draw
 
 
 def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Boxes [n, 4] of images [n, C, H, W], stretched to H x W (bilinear, edges repeated), some of them mirrored [n]."""
+    """Stretch boxes [n, 4] of images [n, C, H, W] to H x W (bilinear), some of them ``mirrored`` [n]."""
     grids = []
     for side, (start, length) in enumerate(((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3]))):
         size = images.shape[2 + side]
@@ -107,7 +107,7 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
 
 
 def jittered(x: Tensor, strengths: Tensor, order: Tensor, low: float, high: float) -> Tensor:
-    """Brightness, contrast, saturation and hue of images [n, C, H, W], each image's in its own ``order`` [n, 4].
+    """Change brightness, contrast, saturation and hue of images [n, C, H, W], each image in its own ``order`` [n, 4].
 
     ``strengths`` [n, 4]: the first three give the factors 1 + s, the last a turn of the hue's circle by s; after each,
     values are clipped to [low, high].
@@ -123,7 +123,7 @@ def jittered(x: Tensor, strengths: Tensor, order: Tensor, low: float, high: floa
 
 
 def grey(x: Tensor) -> Tensor:
-    """Luminance [n, 1, H, W] of images of three channels; of others their mean."""
+    """Luminance [n, 1, H, W] of images of three channels; the mean over channels of any others."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     weights = torch.tensor(GREY, dtype=x.dtype, device=x.device).view(3, 1, 1)
@@ -145,7 +145,7 @@ def _saturated(x: Tensor, by: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, by: Tensor) -> Tensor:
-    """The hue turned by a part of its circle, saturation and value kept (Smith 1978: hexagonal cone)."""
+    """Rotate the images' hue by a part of its circle, keeping saturation and value (Smith 1978: hexagonal cone)."""
     value, _ = x.max(1, keepdim=True)
     span = value - x.min(1, keepdim=True).values
     safe = span.where(span > 0, 1.0)

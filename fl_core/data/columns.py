@@ -1,4 +1,4 @@
-"""What the columns of somebody's own table are called, unless they say otherwise."""
+"""The default names of the columns in a user's own table: text, label, client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLUMNS = (CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN)
 
 
 def check_columns(what: str, *columns: str) -> None:
-    """Refuse names of columns for data that have none.
+    """Refuse names of columns for data without columns.
 
     Raises:
         UsageError: they are not the default ones.

@@ -1,4 +1,4 @@
-"""What a run trains and tests on: every client's tensors."""
+"""The data that a run trains and tests on: every client's samples as tensors."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class FederatedData:
 
 
 def gather(source: Source, partition: Partition) -> FederatedData:
-    """Every client's tensors, copied out of the source; texts over the vocabulary of all training samples.
+    """Build a federation's tensors from a source and a partition; texts use the vocabulary of all training samples.
 
     Raises:
         UsageError: the partition was made for another source.

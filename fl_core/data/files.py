@@ -35,7 +35,7 @@ def read(
     label_column: str = LABEL_COLUMN,
     text_column: str = TEXT_COLUMN,
 ) -> Source:
-    """A source from a path, checked whole before it is returned.
+    """Read a dataset from a path, and check all of it before returning.
 
     * ``.npz``, never unpickled: ``x_train y_train x_test y_test``; or ``x y`` with, optionally, one of ``client``,
       ``domain``, ``center`` (natural clients: text, or whole numbers with names in e.g. ``client_names``) and
@@ -62,7 +62,7 @@ def read(
 def glance(
     path: Path, *, client_column: str = CLIENT_COLUMN, text_column: str = TEXT_COLUMN
 ) -> tuple[tuple[int, ...], bool]:
-    """Shape of one sample and whether natural clients are named, from names and headers only.
+    """Shape of a sample and whether natural clients are named, read from names and headers alone.
 
     The number of token ids of a text is not known from there.
 
@@ -92,7 +92,7 @@ def glance(
 
 
 def read_npz(path: Path) -> Source:
-    """A source from an .npz file (see :func:`read`).
+    """Read a dataset from an .npz file (see :func:`read`).
 
     Raises:
         UsageError: not an .npz file, arrays that are missing, unknown, of unequal length, or of bad content.
@@ -160,7 +160,7 @@ def _split_npz(path: Path, data: dict[str, Array]) -> Source:
 
 
 def read_folder(path: Path) -> Source:
-    """A source from a folder of images (see :func:`read`).
+    """Read a dataset from a folder of images (see :func:`read`).
 
     Raises:
         UsageError: no such layout, an image that cannot be read or has another size, or a class without images.
@@ -197,7 +197,7 @@ def read_folder(path: Path) -> Source:
 
 
 def _list_folder(path: Path) -> _Listing:
-    """Image files by client and class; the one client of a folder without clients is ''."""
+    """Image files by client and class; a folder without clients has one, called ''."""
     folders = _subfolders(path)
     flat = [folder for folder in folders if _images(folder)]
     deep = [folder for folder in folders if any(_images(inner) for inner in _subfolders(folder))]
@@ -228,7 +228,7 @@ def _images(path: Path) -> list[Path]:
 
 
 def _image_header(file: Path) -> tuple[tuple[int, int], str]:
-    """((width, height), mode) without decoding the pixels."""
+    """Size and mode of an image file, ((width, height), mode), without decoding pixels."""
     try:
         with Image.open(file) as image:
             size, mode = image.size, image.mode

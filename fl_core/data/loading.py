@@ -1,4 +1,4 @@
-"""From a dataset's name, path or code to a federation: opened, cut to its pool, and partitioned over clients."""
+"""Loads a federation by a dataset's name, path or code: opens it, cuts it to its pool, partitions it over clients."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def recipe(
     data_root: Location | None = None,
     download: bool = False,
 ) -> Recipe:
-    """A dataset's defaults; for a path a general recipe, which reads names and headers only.
+    """A dataset's default settings; for a path general ones, made from names and headers alone.
 
     Your own function is called for it, if nothing above it says its recipe; so it has ``data_root`` and ``download``.
 
@@ -124,7 +124,7 @@ def recipe(
 
 
 def open_named(name: str, *, data_root: Location | None = None, download: bool = False) -> Source:
-    """A dataset by its name, or by the place of its function, before it is partitioned.
+    """Open a dataset by its name, or by the place of its function, without partitioning it.
 
     Args:
         data_root: folder below which the files are; None = the environment's ``FEDLAYERS_DATA_ROOT``.
@@ -138,7 +138,7 @@ def open_named(name: str, *, data_root: Location | None = None, download: bool =
 
 
 def at_hand(*names: str, data_root: Location | None = None) -> str:
-    """The first of some registered datasets whose files are there: the one that is wished for, then those that will do.
+    """The first of some registered datasets whose files are there: the preferred one, else one of the substitutes.
 
     Raises:
         UsageError: a name that is not registered, or none of them is there; says where their files belong.
@@ -156,7 +156,7 @@ def at_hand(*names: str, data_root: Location | None = None) -> str:
 
 
 def _opened(name: str, data_root: Location | None, download: bool) -> tuple[Source, Recipe]:
-    """A named dataset's samples, and its recipe or the general one."""
+    """A named dataset's samples, with its own default settings or the general ones."""
     member = DATASETS[name]
     offered = {"data_root": data_root, "download": download}
     parameters, _ = parameters_of(member.open)
@@ -170,7 +170,7 @@ def _opened(name: str, data_root: Location | None, download: bool) -> tuple[Sour
 
 
 def _as_source(returned: Any, name: str) -> Source:
-    """What a dataset's function returned, checked."""
+    """Check what a dataset's function returned."""
     if isinstance(returned, Source):
         return returned
     if isinstance(returned, Mapping):
@@ -196,7 +196,7 @@ def _path(dataset: Location) -> Path:
 
 
 def _check_agrees(stored: Partition, asked: Mapping[str, Any]) -> None:
-    """Refuse what disagrees with a stored partition; None agrees with everything."""
+    """Refuse options that contradict a stored partition; None contradicts nothing."""
     has = {**stored.params, "partition": stored.kind}
     for name, value in asked.items():
         if value is not None and value != has.get(name):

@@ -1,4 +1,4 @@
-"""What a dataset is trained with unless something else is asked for."""
+"""A dataset's default settings: how it is partitioned, and the model and training used unless others are asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fl_core.tokens import TokenShape
 
 @dataclass(frozen=True)
 class Recipe:
-    """Defaults of one dataset: how it is partitioned over clients, and what trains on it.
+    """Default settings of a dataset: how it is partitioned over clients, and which model is trained on it and how.
 
     >>> from fl_core.data import datasets
     >>> recipe = datasets()["fashion_mnist"]
@@ -55,7 +55,7 @@ model's table of 768 columns, and a fresh one learns as well in fewer."""
 
 
 def general(shape: tuple[int, ...], has_clients: bool) -> Recipe:
-    """The recipe for data that nobody has written one for.
+    """The default settings for data that come without any of their own.
 
     Natural clients where the data name them, otherwise Dirichlet(0.5) over 5 clients; a convolutional network for
     images, a small transformer for texts, a multilayer perceptron for everything else.

@@ -1,4 +1,4 @@
-"""The datasets by name, each with its recipe, known without importing what opens them."""
+"""The registry of datasets, each with its default settings; listing them imports nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Opener)
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that is found by its name, or by the place of its code.
+    """A dataset registered by name, or found by the path of its function.
 
     Attributes:
         open: what :func:`dataset` stands above.
@@ -46,7 +46,7 @@ DATASETS: Registry[Dataset] = Registry("dataset", "fl_core.data.named", "dataset
 
 
 def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callable[[Function], Function]:
-    """Decorator that makes a function a dataset, and says what it is trained with.
+    """Decorator that registers a function as a dataset, with its default settings.
 
     The function returns a :class:`~fl_core.data.Source`, a pair (x, y), or for natural clients {client: (x, y)}, as
     :func:`~fl_core.data.of_silos` takes them. It is called with those of ``data_root`` (a folder, or None) and
@@ -86,12 +86,12 @@ register = dataset
 
 
 def is_code(name: str) -> bool:
-    """Whether loading a dataset of that name would import and call somebody's own code."""
+    """Whether loading a dataset by this name would import and call the user's own code."""
     return name not in DATASETS and is_outside(name)
 
 
 def datasets() -> dict[str, Recipe]:
-    """The recipes of the datasets by name, in sorted order; nothing is imported to be asked.
+    """Default settings of all datasets by name, in sorted order, without importing them.
 
     What installed packages announce is in :data:`DATASETS` alone, for its recipe is only known to who imports it.
     """

@@ -1,4 +1,4 @@
-"""The folder with the named datasets' files, and how such files are opened."""
+"""The folder that holds the named datasets' files, and how those are opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_core.errors import RunError, UsageError, check_known, listing
 
 
 def find_root(name: str, data_root: Location | None, files: str) -> Path:
-    """The data root as an existing folder.
+    """The data root, which must be an existing folder.
 
     Args:
         name: of the dataset that needs it, and ``files`` what of it would be there, for messages.
@@ -35,7 +35,7 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
 
 
 def find_file(name: str, data_root: Location | None, file: str) -> Path:
-    """A dataset's one file below the data root, which nobody can download for the user.
+    """The file of a dataset that cannot be downloaded automatically, below the data root.
 
     Raises:
         UsageError: it is not there, or there is no data root.
@@ -47,7 +47,7 @@ def find_file(name: str, data_root: Location | None, file: str) -> Path:
 
 
 def packed(name: str, data_root: Location | None) -> Source:
-    """A dataset that is ``NAME.npz`` below the data root.
+    """Open a dataset stored as ``NAME.npz`` below the data root.
 
     Raises:
         UsageError: it is not there, or does not fit.
@@ -56,7 +56,7 @@ def packed(name: str, data_root: Location | None) -> Source:
 
 
 def from_torchvision(name: str, kind: str, folder: str, data_root: Location | None, download: bool) -> Source:
-    """The training side of a dataset that torchvision reads below the data root; else of ``NAME.npz`` there.
+    """The training set of a torchvision dataset below the data root, or of ``NAME.npz`` there.
 
     The official test side is never used: every client is tested on its own distribution.
 
@@ -100,14 +100,14 @@ def _read_torchvision(name: str, kind: str, root: Path, folder: str, download: b
 
 
 def training_side(source: Source) -> Source:
-    """Only the training side of a source with an official test set."""
+    """The training samples alone of a source with an official test set."""
     if source.is_train is None:
         return source
     return replace(source.take(np.flatnonzero(source.is_train)), is_train=None)
 
 
 def only_classes(source: Source, names: tuple[str, ...]) -> Source:
-    """The samples of the named classes, which are numbered in the order of ``names``.
+    """The samples of the named classes, numbered in the order of ``names``.
 
     Raises:
         UsageError: a class that the source does not have.

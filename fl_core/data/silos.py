@@ -1,4 +1,4 @@
-"""A federation from what each silo holds in memory."""
+"""Build a federation from tensors or arrays that each silo holds in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of_silos(
     seed: int = 0,
     splits: Sequence[float] | None = None,
 ) -> FederatedData:
-    """Silos' own tensors or arrays as a federation, a client a silo in the order given: what a run takes as ``data``.
+    """Make a federation of silos' tensors or arrays, one client per silo in the given order: ``data`` for a run.
 
     >>> import numpy as np
     >>> from fl_core.data import of_silos
@@ -53,7 +53,7 @@ def of_silos(
 def source_of_silos(
     silos: Mapping[str, tuple[Any, Any]], *, classes: Sequence[str] | None = None, name: str = "own"
 ) -> Source:
-    """The samples of all silos one after the other, each silo a natural client (see :func:`of_silos`)."""
+    """The samples of all silos one after another, with each silo as a natural client (see :func:`of_silos`)."""
     if not silos:
         raise UsageError("a federation needs at least one silo")
     names, twice = tuple(map(str, silos)), [name for name, times in Counter(map(str, silos)).items() if times > 1]
@@ -75,7 +75,7 @@ def source_of_silos(
 
 
 def source_of_pair(x: Any, y: Any, *, name: str = "own") -> Source:
-    """Samples x [n, ...] with labels y [n] and no natural clients, checked as a silo's are (see :func:`of_silos`).
+    """A source from samples x [n, ...] and labels y [n] without natural clients, checked as in :func:`of_silos`.
 
     Raises:
         UsageError: names the first bad row.
@@ -86,7 +86,7 @@ def source_of_pair(x: Any, y: Any, *, name: str = "own") -> Source:
 
 
 def _checked(x: Any, y: Any, where: str) -> tuple[Array, Array]:
-    """Features and whole-numbered labels of equal length."""
+    """Check one silo's features and whole-numbered labels, which must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
     x, y = arrays.features(x, f"{where}, x"), arrays.whole_numbers(y, f"{where}, y")
     if len(x) != len(y):

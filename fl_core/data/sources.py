@@ -69,7 +69,7 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over every array and name here: equal digests mean the same samples in the same order."""
+        """SHA-256 over all arrays and names: equal digests mean the same samples in the same order."""
         names = (self.classes, self.owner_names, self.mean, self.std, *(() if self.words is None else (self.words,)))
         sha = hashlib.sha256(repr(names).encode())
         for array in (self.x, self.y, self.owner, self.is_train):
@@ -95,7 +95,7 @@ class Source:
         return x
 
     def fitted(self, train: Integers) -> Source:
-        """Texts over the vocabulary of the samples ``train``; every other word is unknown. Other data as they are.
+        """The source with texts encoded over the vocabulary of the samples ``train``; other data stay as they are.
 
         The vocabulary is the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
         by falling frequency and, where that is equal, in alphabetical order. (Words met once have no row of their own
@@ -113,7 +113,7 @@ class Source:
         return replace(self, x=ids[self.x], words=tuple(self.words[k] for k in chosen))
 
     def take(self, indices: Integers) -> Source:
-        """The same source with only these samples, in this order; its classes and clients stay as they are."""
+        """The source restricted to these samples, in this order; classes and clients stay the same."""
         return replace(
             self,
             x=self.x[indices],
@@ -123,7 +123,7 @@ class Source:
         )
 
     def first(self, samples: int) -> Source:
-        """A pool of ``samples`` samples, the first in file order.
+        """The first ``samples`` samples in file order.
 
         The first of each group, and as many of a group as its share of all samples asks for; groups are the natural
         clients, the two sides of an official test set and, unless the file is ``shuffled``, the classes (a file

@@ -23,7 +23,7 @@ def read_csv(
     label_column: str = LABEL_COLUMN,
     text_column: str = TEXT_COLUMN,
 ) -> Source:
-    """A source from a table (see :func:`fl_core.data.files.read`).
+    """Read a dataset from a .csv table (see :func:`fl_core.data.files.read`).
 
     Features [n, d] in the order of their columns, or texts; classes are whole numbers or words.
 
@@ -81,7 +81,7 @@ def read_csv(
 
 
 def names_clients(path: Path, client: str) -> bool:
-    """Whether the first line of a .jsonl file has the client's key; no more of the file is read."""
+    """Whether the first line of a .jsonl file has the client's key; reads nothing else."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             first = json.loads(next((line for line in file if line.strip()), "{}"))
@@ -97,7 +97,7 @@ def read_jsonl(
     label_column: str = LABEL_COLUMN,
     text_column: str = TEXT_COLUMN,
 ) -> Source:
-    """A source of texts from a file of one JSON object a line (see :func:`fl_core.data.files.read`).
+    """Read texts from a file of one JSON object per line (see :func:`fl_core.data.files.read`).
 
     Raises:
         UsageError: not such a file, or a key that is missing, by line.
@@ -139,7 +139,7 @@ def read_jsonl(
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of every line that is not blank; the header first."""
+    """Line number and cells of every line of a .csv file that is not blank, header first."""
     width = 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -1,4 +1,4 @@
-"""Texts to token ids: words and punctuation, a vocabulary of what clients train on, one length for all."""
+"""Turns texts into token ids: splitting into words, a vocabulary from the training samples, padding to one length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKEN = re.compile(r"[#@]?\w+(?:['’]\w+)*|[^\w\s]")
 
 
 def words_of(text: str) -> list[str]:
-    """The tokens of a text: words (with their # or @, and apostrophes inside), and every other sign by itself.
+    """Split a text into tokens: words (with their # or @, and apostrophes inside), and every other sign by itself.
 
     Lower case, in Unicode's compatibility form; white space only separates.
     """
@@ -30,7 +30,7 @@ def words_of(text: str) -> list[str]:
 
 
 def encode(texts: Sequence[str], length: int = LENGTH) -> tuple[Integers, tuple[str, ...]]:
-    """Every text as codes [n, length], and the words that the codes from ``len(SPECIAL)`` on stand for, sorted.
+    """Texts as codes [n, length], and the sorted words that codes from ``len(SPECIAL)`` on stand for.
 
     These are all words there are: the vocabulary is chosen among them when it is known what clients train on (see
     :meth:`Source.fitted`).
@@ -48,7 +48,7 @@ def encode(texts: Sequence[str], length: int = LENGTH) -> tuple[Integers, tuple[
 def source(
     path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, *, client: str, label: str, text: str
 ) -> Source:
-    """A source from columns of cells; those beside text, label and client are passed over.
+    """A source of texts from columns of cells; columns other than text, label and client are ignored.
 
     Raises:
         UsageError: a text without any sign, an empty client or label, or a word among labels that are numbers.

@@ -1,1 +1,1 @@
-"""What makes a run fast, and where its clients are: processes, stacked clients, caches. A first reading can skip it."""
+"""How clients are executed fast: worker processes, stacked clients, caches. A first reading can skip it."""

@@ -1,4 +1,4 @@
-"""Where clients run: a process with a model skeleton, the data, and an algorithm."""
+"""Runs clients' jobs in one process, which has a model skeleton, the data, and an algorithm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCORE_BATCH = 1024
 
 @dataclass
 class TrainJob:
-    """One client's part in one exchange."""
+    """The work of one client in one exchange."""
 
     client: int
     rnd: Round
@@ -38,7 +38,7 @@ class TrainJob:
 
 @dataclass
 class FinetuneJob:
-    """Fine-tuning of a copy of a client's model, after so many rounds."""
+    """Fine-tuning of a copy of a client's model, after a given number of rounds."""
 
     client: int
     done: int
@@ -47,7 +47,7 @@ class FinetuneJob:
 
 @dataclass
 class ScoreJob:
-    """Scores of one tree on splits of one client."""
+    """Evaluation of one tree on splits of one client."""
 
     client: int
     tree: Tree
@@ -58,7 +58,7 @@ class ScoreJob:
 
 @dataclass
 class Part:
-    """The phase that a job has come to, and what it works on."""
+    """A phase of a job that is ready to be trained: the weights to start from, the context, the optimiser's state."""
 
     phase: Phase
     source: Tree
@@ -86,7 +86,7 @@ Job = TrainJob | FinetuneJob | ScoreJob
 
 
 class ClientRunner:
-    """Runs jobs, one client at a time, always with one thread, so that results do not depend on where it runs."""
+    """Runs jobs one client at a time in one thread, so that results do not depend on the process."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class ClientRunner:
         self.algorithm: Algorithm | None = None
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm, frozen: jobs that follow are run with it."""
+        """Load an algorithm and freeze it; later jobs use it."""
         contract.freeze(algorithm)
         self.algorithm = algorithm
 
     def loaded(self) -> Algorithm:
-        """The algorithm that was loaded."""
+        """The loaded algorithm."""
         if self.algorithm is None:
             raise RuntimeError("no algorithm was loaded where clients run")
         return self.algorithm
@@ -128,7 +128,7 @@ class ClientRunner:
                 answer = self.phase(part)
 
     def parts(self, job: Job) -> Parts:
-        """A job from phase to phase: it waits for what each gives (see :meth:`phase`), and returns its result."""
+        """A job as a generator: yields each phase, is sent what :meth:`phase` makes of it, returns the job's result."""
         if isinstance(job, TrainJob):
             return (yield from self._train(job))
         if isinstance(job, FinetuneJob):
@@ -137,7 +137,7 @@ class ClientRunner:
         return Result(job.client, scores=scores, observations=self._observations(job))
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
-        """Train one phase: the trained tree, and the optimiser's state."""
+        """Train one phase; returns the trained tree and the optimiser's state."""
         observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
         split = self.data.clients[part.ctx.client].train
         source, kept = part.source, part.optimizer
@@ -181,7 +181,7 @@ class ClientRunner:
         )
 
     def _begin(self, algorithm: Algorithm, job: TrainJob, state: State, ctx: Context) -> Tree:
-        """Where the algorithm lets training start; what it computes for that draws from a stream of its own."""
+        """The weights at which the algorithm starts local training, computed under a random stream of its own."""
         seed = seeds.seed_of(algorithm.problem.seed, "modules", job.rnd.index, job.client, "begin")
         self.workspace.hold(ctx.submodel)
         with seeds.torch_seeded(seed), self.workspace.mode(training=True):
@@ -230,7 +230,7 @@ class ClientRunner:
     def _batches(
         self, seed: int, index: int, client: int, stream: str, share: float
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of a share of a client's training samples, at least one sample, in an order of the stream's own."""
+        """Batches of a share of a client's training samples, at least one sample, in a random order of their own."""
         split = self.data.clients[client].train
         order = torch.randperm(len(split), generator=seeds.torch_generator(seed, "batches", index, client, stream))
         order = order[: max(1, round(share * len(split)))]
@@ -268,7 +268,7 @@ class ClientRunner:
         return scores
 
     def _observations(self, job: ScoreJob) -> list[Observation]:
-        """What the algorithm records of the model that was just scored, if it is the one that it evaluates."""
+        """The numbers that the algorithm records about the scored model, if that is its evaluated one."""
         if self.algorithm is None or job.model != self.algorithm.evaluates:
             return []
         x = self.workspace.place(self.data.clients[job.client].test.x)

@@ -1,4 +1,4 @@
-"""Where clients train: in this process, or in worker processes. The results are the same bits."""
+"""Executors train clients in this process or in worker processes, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ SLOT_TREES = 3  # whole models for which shared memory is held, each way and for
 
 
 class Executor(Protocol):
-    """Runs jobs and gives their results in the jobs' order."""
+    """Runs jobs and yields their results in the jobs' order."""
 
     moved: float  # seconds that this process has spent on carrying jobs and results between processes
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm; jobs that follow use it. Call again when its plan has changed."""
+        """Load an algorithm for later jobs; call again when its plan has changed."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in order; an error in a job is raised where its result would have come."""
+        """Yield results in the jobs' order; an error in a job is raised where its result would have come."""
 
     def close(self) -> None:
-        """Release processes."""
+        """End any worker processes."""
 
 
 class Serial:
@@ -58,18 +58,18 @@ class Serial:
         self.client_runner.use(algorithm)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in order; what crosses is cloned, as a process border would."""
+        """Yield results in order; whatever crosses is cloned, as between processes."""
         for job in jobs:
             result = self.client_runner.run(job)
             result.message = result.message.clone()
             yield result
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there are no processes."""
 
 
 class Workers:
-    """Persistent worker processes, one thread each. They end with this process, however it ends."""
+    """Persistent worker processes with one thread each, which end with this process however it ends."""
 
     moved = 0.0
 
@@ -94,7 +94,7 @@ class Workers:
                 self._processes.append(process)
 
     def serve(self, client_runner: ClientRunner) -> None:
-        """Run the jobs of another client runner from now on; the processes, which take seconds to start, stay."""
+        """Run jobs of another client runner from now on, keeping the processes, which take seconds to start."""
         packed = _Packed(client_runner)
         for link in self._links:
             self._send(link, ("client_runner", packed))
@@ -105,7 +105,7 @@ class Workers:
             self._send(link, ("use", algorithm))
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in the jobs' order; a free worker takes the next job.
+        """Yield results in the jobs' order; a free worker takes the next job.
 
         However it ends, also by an error or because the caller wants no more, no worker is left with an answer that
         nobody takes.
@@ -155,7 +155,7 @@ class Workers:
                 idle.append(link)
 
     def close(self) -> None:
-        """End the workers; after an interrupt at once, in the midst of a job."""
+        """End the workers; after an interrupt at once, even within a job."""
         if self._interrupted:
             for process in self._processes:
                 process.kill()
@@ -200,7 +200,7 @@ class Workers:
 
 
 def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> Executor:
-    """Clients in stacks in this process, whatever the workers; else one by one, here for 0 or 1 workers."""
+    """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
     if stack:
         return Stacked(client_runner)
     return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
@@ -210,7 +210,7 @@ def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> 
 
 
 class _Packed:
-    """A client runner on its way to a worker: two shared tensors hold all clients' data."""
+    """A client runner as it is sent to a worker: two shared tensors hold all clients' data."""
 
     def __init__(self, client_runner: ClientRunner) -> None:
         self.model, self.training, self.criterion = (
@@ -245,7 +245,7 @@ class _Packed:
 
 
 def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, packed: _Packed) -> None:
-    """A worker's life: answer until the link closes, and never outlive the parent."""
+    """A worker process's main loop: answers until the link closes, and never outlives the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -274,7 +274,7 @@ def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, pa
 
 
 def _portable(error: Exception, where: str) -> Exception:
-    """The error itself with its traceback as a note, or its words where it does not survive pickling."""
+    """An error to send to the parent, with its traceback as a note; as text where it cannot be pickled."""
     note = f"in a worker process:\n{where}"
     error.add_note(note)
     try:

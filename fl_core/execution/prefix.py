@@ -1,4 +1,4 @@
-"""Frozen first layers: their outputs for a client's samples, computed once and used in every epoch and later phase."""
+"""Caches the outputs of frozen first layers, computed once per client and used in every epoch and later phase."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _WORK = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Cut:
-    """A chain of modules in two parts: ``first`` gives the same for a sample in every epoch, ``rest`` may not."""
+    """A chain of modules in two parts: ``first`` puts out the same in every epoch, ``rest`` may not."""
 
     first: tuple[nn.Module, ...]
     rest: tuple[nn.Module, ...]
 
     def outputs(self, x: Tensor) -> Tensor:
-        """What the first part gives for samples [n, *shape]."""
+        """Outputs of the first part for samples [n, *shape]."""
         with torch.no_grad():
             return torch.cat([_through(self.first, part) for part in x.split(CHUNK)])
 
@@ -42,7 +42,7 @@ class Cut:
 
 
 def cut(model: nn.Module) -> Cut | None:
-    """Where a model may be cut as its modules and tensors stand, or None if nothing is gained or nothing is certain.
+    """Where a model can be cut in its present state, or None if nothing would be gained or sameness is not certain.
 
     The model must be an ``nn.Sequential``, also of further ones, without hooks: then each module's input is the output
     of the one before it. The first part ends before the first module that has a tensor which trains, that draws, that
@@ -71,13 +71,13 @@ class _Kept:
 
 
 class Outputs:
-    """Outputs of first parts by client, the latest used ones up to :data:`KEPT` bytes."""
+    """A cache of the first parts' outputs by client: the most recently used, up to :data:`KEPT` bytes."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
     def of(self, client: int, where: Cut, samples: Tensor, x: Tensor) -> Tensor | None:
-        """What the first part gives for a client's samples: at hand, if neither its tensors nor the samples changed.
+        """The first part's outputs for a client's samples, from the cache if neither tensors nor samples changed.
 
         Args:
             samples: the client's tensor of samples, known again by its identity.
@@ -113,12 +113,12 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody looks at what goes through a module, or changes it."""
+    """Whether a module has hooks, which may watch or change what passes through it."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _still(module: nn.Module) -> bool:
-    """Whether a module's output for a sample will be the same in every epoch."""
+    """Whether a module's output for a sample stays the same in every epoch."""
     if any(param.requires_grad for param in module.parameters()):
         return False
     if type(module) in _QUIET_IN_EVALUATION:

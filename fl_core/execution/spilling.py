@@ -1,4 +1,4 @@
-"""Trees by name, in memory up to a bound and in a scratch file beyond it, and the clients' states that lie there."""
+"""Trees by name in bounded memory, with a scratch file for the rest, and the clients' states stored in them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SpillingTrees(MutableMapping[str, Tree]):
 
 
 class ClientStates(Mapping[str, State]):
-    """Every client's state by name, in the clients' order; one that was never set is at its beginning.
+    """Every client's state by name, in the clients' order; a state that was never set is the initial one.
 
     Args:
         names: the clients.
@@ -149,7 +149,7 @@ class ClientStates(Mapping[str, State]):
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The tensor without whatever larger memory it is a part of."""
+    """The tensor, copied if it is only a part of a larger block of memory."""
     alone = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
     return tensor if alone and tensor.is_contiguous() else tensor.contiguous().clone()
 

@@ -1,4 +1,4 @@
-"""Clients of a small perceptron trained together, with a leading client axis: one step's overhead serves them all."""
+"""Trains clients of a small perceptron together along a leading client axis: one step's overhead serves them all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGEST = 100_000
 
 
 def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
-    """Whether clients are trained together: a fixed rule, since the order of sums and with it the rounding differs.
+    """Whether clients are trained together; a fixed rule, since the order of sums and so the rounding differs.
 
     ``auto`` is yes for a chain of Linear, ReLU and Flatten with fewer than :data:`LARGEST` parameters on a CPU; ``on``
     leaves the size out of account.
@@ -42,7 +42,7 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
 
 
 class Stacked:
-    """An executor in this process that trains clients together where their phases allow it, and else one by one.
+    """Executor in this process that trains clients together where their phases allow it, else one by one.
 
     A phase allows it if its objective is the algorithms' common one, the mean loss of a batch, and nobody looks at its
     steps or makes its own. The batches are those of the plain path, and so are the results up to rounding.
@@ -61,7 +61,7 @@ class Stacked:
         self.client_runner.use(algorithm)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in order; what crosses is cloned, as a process border would."""
+        """Yield results in order; whatever crosses is cloned, as between processes."""
         queue = iter(jobs)
         while some := list(islice(queue, TOGETHER)):
             for outcome in self._outcomes(some):
@@ -71,10 +71,10 @@ class Stacked:
                 yield outcome
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there are no processes."""
 
     def _outcomes(self, jobs: list[Job]) -> list[Result | Exception]:
-        """All jobs at once, each as far as its next phase, then all those phases."""
+        """Advance all jobs to their next phase, train those phases, and repeat until every job has its result."""
         runs = dict(enumerate(self.client_runner.parts(job) for job in jobs))
         found: dict[int, Result | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
@@ -98,7 +98,7 @@ class Stacked:
         return [found[k] for k in range(len(jobs))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
-        """What training in stacks gives, for the phases that allow it."""
+        """Train the phases that can be stacked; returns their results by job."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for k, part in parts.items():
             if self._allows(part):
@@ -129,7 +129,7 @@ class Stacked:
         )
 
     def _train(self, parts: list[Part]) -> list[Tree | None]:
-        """The trained trees; None for what is not finite, which is then trained alone, to say where and why."""
+        """The trained trees; None for a client whose numbers are not finite, to be trained alone for its error."""
         workspace, training, phase = self.client_runner.workspace, self.client_runner.training, parts[0].phase
         for part in parts:
             tree.check_same(workspace.live, part.source, "the model", "the tree")
@@ -152,14 +152,14 @@ class Stacked:
 
 
 def _finite(*values: Tensor) -> list[bool]:
-    """Of each client, whether all its numbers in [clients, ...] are finite."""
+    """For each client whether all its numbers in [clients, ...] are finite."""
     floating = [value.detach().reshape(len(value), -1) for value in values if value.is_floating_point()]
     return torch.stack([value.isfinite().all(1) for value in floating]).all(0).tolist()
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """Every client's batches, those with the most steps first; short ones are filled up with samples of weight 0."""
+    """The batches of all clients, those with the most steps first; short ones are padded with samples of weight 0."""
 
     order: list[int]  # positions of the clients
     steps: list[int]  # of each, descending
@@ -197,7 +197,7 @@ class _Batches:
         return cls(order, steps, x, torch.cat([splits[k].y for k in order]), *joined)
 
     def between(self, start: int, end: int, left: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Samples [left, b, d], labels and weights [left, b] of the steps, for the first ``left`` clients."""
+        """Samples [left, b, d], labels and weights [left, b] of a range of steps, for the first ``left`` clients."""
         each = left * self.indices.shape[2] * self.x[0].nbytes
         some = max(1, GATHERED // max(each, 1))  # steps whose samples are fetched at once, which saves time
         for at in range(start, end, some):
@@ -207,7 +207,7 @@ class _Batches:
 
 
 def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
-    """[epochs, steps, clients, b] -> [all steps, clients, b]."""
+    """Join the epochs of each client without gaps: [epochs, steps, clients, b] -> [all steps, clients, b]."""
     epochs, most, _, _ = values.shape
     joined = values.new_zeros(epochs * most, *values.shape[2:])
     for at, k in enumerate(order):
@@ -224,7 +224,7 @@ def _descend(
     phase: Phase,
     criterion: Loss,
 ) -> Tensor:
-    """Train ``values`` [clients, ...] in place; returns each client's loss, summed over all samples that it saw."""
+    """Train the stacked weights ``values`` [clients, ...] in place; returns each client's loss summed over samples."""
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
     longest = training.longest(phase)
     state: dict[str, dict[str, Any]] = {}
@@ -258,7 +258,7 @@ def _descend(
 
 
 def _clip_each(params: list[Tensor], longest: float) -> None:
-    """Scale each client's gradients down together where their norm is longer; [clients, ...], in place."""
+    """Clip each client's gradients [clients, ...] to a norm of at most ``longest``, in place."""
     grads = [param.grad for param in params if param.grad is not None]
     norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]).norm(dim=0)
     scales = torch.where(norms.isfinite(), (longest / (norms + 1e-6)).clamp(max=1.0), 1.0)  # as one by one
@@ -267,7 +267,7 @@ def _clip_each(params: list[Tensor], longest: float) -> None:
 
 
 def _first(value: Any, count: int) -> Any:
-    """An optimiser's moments for the clients that are left; a count of steps is the same for all."""
+    """The optimiser's state for the first ``count`` clients; a count of steps is the same for all."""
     return value[:count].clone() if isinstance(value, Tensor) and value.ndim > 0 else value
 
 
@@ -283,7 +283,7 @@ def _forward(operations: list[tuple[str, str] | None], values: dict[str, Tensor]
 
 
 def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
-    """Weight and bias of every Linear in order, None for a ReLU; None for a model with anything else in it."""
+    """Names of weight and bias of each Linear, None for each ReLU, in order; None if the model has any other module."""
     parts = chain(model)
     names = {module: name for name, module in model.named_modules()}
     buffers = len(tree.live(model)) != len(list(model.parameters()))

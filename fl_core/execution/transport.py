@@ -1,4 +1,4 @@
-"""How jobs and results cross a process border: their trees through shared memory, the rest through a pipe."""
+"""Sends jobs and results between processes: their trees through shared memory, the rest through a pipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ of giving it back and faulting every page in again. They are read when a process
 
 @contextmanager
 def allocator_settings() -> Iterator[None]:
-    """Processes started inside the block get :data:`ALLOCATOR`, except what the environment sets already."""
+    """Start processes in the block with :data:`ALLOCATOR`, except for what the environment already sets."""
     added = ALLOCATOR.keys() - os.environ.keys()
     os.environ.update({name: ALLOCATOR[name] for name in added})
     try:
@@ -40,18 +40,18 @@ def allocator_settings() -> Iterator[None]:
 
 
 class Slot:
-    """Shared memory that holds the trees of one job or result at a time; a tree beyond its size goes as bytes."""
+    """Shared memory for the trees of one job or result at a time; a tree that does not fit is sent as bytes."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
 
     @classmethod
     def of(cls, n_bytes: int) -> Slot:
-        """A new slot of at least so many bytes."""
+        """A new slot of at least this many bytes."""
         return cls(torch.empty(-(-n_bytes // ALIGNED) * ALIGNED, dtype=torch.uint8).share_memory_())
 
     def put(self, value: Any) -> Any:
-        """A job or result with every tree replaced by its place; the slot's earlier contents are overwritten."""
+        """Store a job's or result's trees, overwriting earlier ones, and return it with places instead of trees."""
         end = 0
 
         def place(source: Tree) -> _Placed | _Bytes:
@@ -71,7 +71,7 @@ class Slot:
         return _map_trees(value, place)
 
     def take(self, value: Any, copy: bool) -> Any:
-        """What :meth:`put` was given; without ``copy`` its tensors are the slot's memory, until it is filled again."""
+        """Return what :meth:`put` was given; without ``copy`` its tensors are the slot's memory until it is reused."""
 
         def find(placed: _Placed | _Bytes) -> Tree:
             if isinstance(placed, _Bytes):
@@ -90,45 +90,45 @@ class Slot:
 
 @dataclass(frozen=True)
 class _Placed:
-    """Where a tree lies in a slot."""
+    """The position of a tree in a slot."""
 
     entries: list[_Entry]
 
 
 @dataclass(frozen=True)
 class _Bytes:
-    """A tree on its own."""
+    """A tree sent as bytes, outside the slot."""
 
     data: bytes
 
 
 class Channel:
-    """One end of the way between a process and its worker. An end that keeps what it receives copies it."""
+    """One end of the link between a process and its worker; an end that keeps what it receives copies it."""
 
     def __init__(self, link: Connection, sends: Slot, receives: Slot, keeps: bool) -> None:
         self.link, self.sends, self.receives, self.keeps = link, sends, receives, keeps
 
     def send(self, message: tuple[str, Any]) -> None:
-        """A kind, and a job, a result, or anything without trees."""
+        """Send a message of some kind: a job, a result, or anything without trees."""
         kind, value = message
         self.link.send((kind, self.sends.put(value)))
 
     def recv(self) -> tuple[str, Any]:
-        """What the other end sent."""
+        """Receive the kind and contents of the next message."""
         kind, value = self.link.recv()
         return kind, self.receives.take(value, copy=self.keeps)
 
     def fileno(self) -> int:
-        """To wait for several."""
+        """The file descriptor, to wait on several channels at once."""
         return self.link.fileno()
 
     def close(self) -> None:
-        """The other end meets the end of the file."""
+        """Close this end; the other end reads an end of file."""
         self.link.close()
 
 
 def _map_trees(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A job or result with every tree in it changed; anything else as it is."""
+    """Apply a function to every tree in a job or result; anything else stays as it is."""
     if isinstance(value, (State, Message)):
         return replace(value, trees={name: change(t) for name, t in value.trees.items()})
     if not isinstance(value, (Job, Result)):

@@ -1,4 +1,4 @@
-"""A model skeleton on a device: trees go in, are trained or evaluated, and come out as trees."""
+"""A model skeleton on a device: trees are loaded into it, trained or evaluated, and read out again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 def memory_format(model: nn.Module, wanted: str = "auto", example: Tensor | None = None) -> str:
-    """How images and their weights lie in memory while a model trains: ``contiguous`` or ``channels_last``.
+    """The memory layout of images and weights while a model trains: ``contiguous`` or ``channels_last``.
 
     ``auto`` is ``channels_last`` for every model with a Conv2d, except one that fails on an ``example`` so placed. The
     rule is fixed and never a matter of timing, since the two formats round differently. Trees that leave a workspace
@@ -63,7 +63,7 @@ def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
 
 
 def pool_first(model: nn.Module) -> int:
-    """Let maxima be taken before the ReLU that precedes them, which then has a part of the work; the bits stay.
+    """Swap each ReLU with a max pooling after it, so that it works on fewer values; results are the same bits.
 
     In a chain of modules (see :func:`~.prefix.chain`) without hooks nobody sees what lies between the two, and
     max(relu(x)) = relu(max(x)); so have their gradients, which go to the first largest element if that is above 0.
@@ -83,7 +83,7 @@ def pool_first(model: nn.Module) -> int:
 
 
 class Workspace:
-    """A copy of a model on a device, to be filled with trees; images lie in one format (see :func:`memory_format`)."""
+    """A model on a device whose weights are replaced by trees; images have one layout (see :func:`memory_format`)."""
 
     def __init__(
         self, model: nn.Module, device: str | torch.device = "cpu", memory: str = "auto", keep_frozen: bool = True
@@ -111,11 +111,11 @@ class Workspace:
         ]
 
     def place(self, x: Tensor) -> Tensor:
-        """Samples [n, *shape] on the device, images in the workspace's memory format."""
+        """Move samples [n, *shape] to the device, images in the workspace's memory layout."""
         return x.to(self.device, memory_format=self._format) if x.ndim == 4 else x.to(self.device)
 
     def hold(self, names: frozenset[str] | None = None) -> None:
-        """Leave out of the forward pass what has none of the named tensors (see :func:`fl_core.models.blocks.hold`)."""
+        """Train only the submodel of the named tensors: parts without any are skipped (see :func:`~.blocks.hold`)."""
         if names == self.live.keys():
             names = None
         if names != self.submodel:
@@ -123,12 +123,12 @@ class Workspace:
             self.submodel = names
 
     def load(self, source: Tree, submodel: frozenset[str] | None = None) -> None:
-        """Copy a tree in, strictly: the whole model's, or that of the part which is there; the rest is left out."""
+        """Copy a tree in, with exactly the keys of the model or of the present submodel."""
         self.hold(submodel)
         tree.load(self.model, source, self.submodel)
 
     def read(self) -> Tree:
-        """The tree as it is now, of the part that is there: contiguous copies on the CPU."""
+        """Copy the present weights of the model or submodel out, as contiguous tensors on the CPU."""
         return {
             name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, t in self.live.items()
@@ -136,7 +136,7 @@ class Workspace:
         }
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
-        """Logits [n, C]. The skeleton itself runs where ``params`` are its own.
+        """Logits [n, C] with these parameters; runs the skeleton itself where they are its own.
 
         Args:
             options: keywords of a built model's forward pass, which then returns what it says.
@@ -148,7 +148,7 @@ class Workspace:
         return torch.func.functional_call(self.model, dict(params), (x,), options)
 
     def frozen(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
-        """Amid :meth:`trains`, what the first layers give that stay as they are: [n, ...], see :mod:`~.prefix`.
+        """Within :meth:`trains`, outputs [n, ...] of the first layers that do not train, from :mod:`~.prefix`'s cache.
 
         None where there are no such layers, or nothing is gained.
 
@@ -162,17 +162,17 @@ class Workspace:
         return self._outputs.of(client, where, samples, x)
 
     def go_on(self, x: Tensor, outputs: Tensor) -> None:
-        """From now on the model's own pass over this very ``x`` starts with what the frozen layers give of it."""
+        """From now on start the model's forward pass over this ``x`` from the frozen layers' outputs."""
         self._ahead = (x, outputs)
 
     def infer(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits [n, C] of a whole tree: evaluation mode and no gradient, also amid training."""
+        """Logits [n, C] under a whole tree, in evaluation mode without gradients, also during training."""
         with self.mode(training=False), torch.no_grad():
             return torch.func.functional_call(self.model, dict(params), (x,))
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        """Training or evaluation mode inside the block, and each module's own again after it."""
+        """Training or evaluation mode within the block; afterwards each module's own mode is restored."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.train(training)
         try:
@@ -183,7 +183,7 @@ class Workspace:
 
     @contextmanager
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
-        """Training mode in which exactly these tensors move; yields the trained parameters, sorted."""
+        """Training mode in which exactly these tensors get gradients; yields the trained parameters, sorted."""
         flags = {name: param.requires_grad for name, param in self.params.items()}
         chosen = {name for name in names if flags.get(name)}  # what the model's author froze stays frozen
         try:

@@ -60,7 +60,7 @@ def adapt(
 
 
 def _paths(model: nn.Module, target: str) -> list[str]:
-    """Where a target is: once in every block, or once in the model."""
+    """Module paths of a target: one in every block, or one in the whole model."""
     blocks = paths_of_blocks(model)
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     within = [path.removeprefix(f"{blocks[0]}.") for path in linear if path.startswith(f"{blocks[0]}.")]

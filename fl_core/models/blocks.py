@@ -1,4 +1,4 @@
-"""Models of which a client may hold a part: residual blocks, and whatever else a forward pass can leave out."""
+"""Models whose parts, such as residual blocks, can be left out of the forward pass, as clients may hold only some."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Optional(nn.Module):
 
 
 class Blocks(nn.Sequential, Optional):
-    """A chain of residual blocks; one that is absent passes on what it was given."""
+    """A chain of residual blocks; an absent one passes its input on."""
 
     def forward(self, x: Tensor) -> Tensor:
         for _, block in self.present():
@@ -33,7 +33,7 @@ class Blocks(nn.Sequential, Optional):
 
 
 def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
-    """Leave out of the forward pass every optional part that has none of the named tensors; by default nothing.
+    """Leave out of the forward pass every optional part that has none of the named tensors; None puts all back.
 
     Raises:
         UsageError: a tensor that is not named although it cannot be left out; the message names the first of them.
@@ -104,5 +104,5 @@ def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def inside(names: Iterable[str], path: str) -> frozenset[str]:
-    """Those of the named tensors that belong to the module at a path."""
+    """The named tensors that belong to the module at a path."""
     return frozenset(name for name in names if name.startswith(f"{path}."))

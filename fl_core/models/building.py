@@ -74,7 +74,7 @@ def build(
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
-    """``n`` samples of standard normal noise, float32 [n, *shape], the same at every call: to trace a model with.
+    """Example input to trace a model with: ``n`` samples of standard normal noise, float32 [n, *shape], always equal.
 
     For texts random token ids, int64, that begin with the start and have no padding.
     """

@@ -1,4 +1,4 @@
-"""A model that predicts also on the way: classifiers after some of its blocks (DepthFL)."""
+"""A model with early exits: classifiers after some of its blocks (DepthFL)."""
 
 from __future__ import annotations
 
@@ -74,4 +74,4 @@ class Exits(nn.Module):
 
 
 class Classifiers(nn.ModuleDict, Optional):
-    """Early classifiers, each under the number of the block that it reads."""
+    """The early classifiers, each under the number of the block whose output it reads."""

@@ -55,7 +55,7 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
 
 
 def _check_loaded(model: Any, fresh: nn.Module) -> None:
-    """Refuse weights that left others than the classifier's at random: timm says nothing of it.
+    """Refuse pretrained weights that left any layer but the classifier random, of which timm gives no warning.
 
     Args:
         fresh: the same model without them, from the same random state.
@@ -73,7 +73,7 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
 
 
 def _pretrained(full: str, name: str, wanted: Any) -> Options:
-    """timm's arguments for the weights to start from; it would go on with random ones where it knows of none."""
+    """timm's arguments for pretrained weights; refuses a model that has none, which timm would start at random."""
     import timm
 
     choice = str(wanted).lower()
@@ -107,7 +107,7 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
 
 
 def called(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
-    """What a function or class that makes a model returns.
+    """Build a model by calling the user's function or class.
 
     It is called with those of ``shape`` and ``n_classes`` that are among its named parameters, and with the options.
 
@@ -132,7 +132,7 @@ LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision}
 
 
 def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Module:
-    """``make(**size, **options)``, without ``size`` where the model has no such parameter."""
+    """Call ``make(**size, **options)``, without ``size`` where the function has no such parameter."""
     try:
         if size:
             with suppress(TypeError):

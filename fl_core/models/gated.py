@@ -44,7 +44,7 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, n: int) -> None:
-        """Batch normalisation's running means, with its unbiased variance and its count of batches."""
+        """Update the running statistics of batch normalisation, with its unbiased variance and its count of batches."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None
@@ -124,13 +124,13 @@ class Gated(nn.Module):
         return logits
 
     def scales(self, x: Tensor) -> Tensor:
-        """What the blocks are multiplied by for a batch, [blocks]: the score of a kept one, 0 for the others."""
+        """The factor of each block of weights for a batch, [blocks]: the gate's score, or 0 for a pruned block."""
         scores = self.gate(x).clamp(min=self.least)
         kept = torch.from_numpy(self.kept(scores.detach().cpu().numpy())).to(scores.device)
         return torch.where(kept, scores, 0.0)
 
     def kept(self, scores: np.ndarray) -> np.ndarray:
-        """Which blocks are kept under the budget, [blocks]."""
+        """Which blocks of weights are kept within the budget, bool [blocks]."""
         if self.target == 1:
             return np.ones(len(scores), dtype=bool)
         kept = self.first.copy()
@@ -145,7 +145,7 @@ class Gated(nn.Module):
         return kept
 
     def _shaped(self, scales: Tensor) -> Iterator[Tensor]:
-        """The scales of each tensor's entries, in the tensor's shape."""
+        """The factor of every entry of each tensor, in the tensor's shape."""
         at = 0
         for sizes, parameter in zip(self.blocks.values(), self.inner.parameters(), strict=True):
             repeats = torch.tensor(sizes, device=scales.device)

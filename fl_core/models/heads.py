@@ -1,4 +1,4 @@
-"""A model taken apart at its last linear layer, and put together with a second one."""
+"""Splits a model at its last linear layer, and builds one with two such heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def head_path(model: nn.Module, example: Tensor) -> str:
 
 
 def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
-    """The feature extractor and the classifier: ``head(body(x))`` is what ``model(x)`` was.
+    """The feature extractor and the classifier of a model: ``head(body(x))`` equals ``model(x)``.
 
     The model itself becomes the extractor: where its last linear layer was there is now an identity.
 
@@ -76,7 +76,7 @@ def _without(model: nn.Module, path: str) -> nn.Module:
 
 
 class TwoHeads(nn.Module):
-    """One extractor under a generic head and a personal head, whose logits are added.
+    """A feature extractor with a generic and a personal head, whose logits are added.
 
     The personal head starts at zero: before it has learnt anything, the prediction is the generic head's.
     """

@@ -1,4 +1,4 @@
-"""Networks as chains of named layers, and what samples they take."""
+"""Base of the networks written as chains of named layers, and a check of the samples that they take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chain(**children: nn.Module) -> Layered:
 
 
 def image_shape(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
-    """Channels, height and width of what a model takes.
+    """Channels, height and width of the images that a model is built for.
 
     Raises:
         UsageError: no images, or smaller ones.

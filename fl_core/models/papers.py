@@ -193,7 +193,7 @@ def _fc(n_in: int, n_out: int, *, last: bool = False) -> nn.Sequential:
 
 
 def _average() -> nn.Sequential:
-    """[n, channels, height, width] -> [n, channels], the mean over positions."""
+    """Average pooling over all positions: [n, channels, height, width] -> [n, channels]."""
     return nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()))
 
 
@@ -207,7 +207,7 @@ def _kaiming(network: Layered) -> Layered:
 
 
 def _scaled(name: str, width: float, *sizes: int) -> list[int]:
-    """Channels and hidden units times the width, rounded, each at least 1."""
+    """Numbers of channels and hidden units multiplied by the width, rounded, each at least 1."""
     if isinstance(width, bool) or not isinstance(width, int | float) or not (width > 0 and math.isfinite(width)):
         raise UsageError(f"{name}: width is {width!r}; it must be a finite number above 0")
     return [max(1, round(width * size)) for size in sizes]

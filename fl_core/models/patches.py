@@ -47,7 +47,7 @@ def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, pa
 
 
 def _cut(name: str, shape: Shape, patch: int | None, **numbers: Any) -> tuple[int, tuple[int, int], int]:
-    """Channels, sides of the image, and side of a patch."""
+    """Channels, (height, width), and side of a patch, for images of this shape."""
     if len(shape) != 3:
         raise UsageError(f"model {name} takes images (channels, height, width), not samples of shape {shape}")
     channels, height, width = shape

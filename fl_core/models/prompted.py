@@ -63,7 +63,7 @@ class Transform(nn.Module):
 
 
 class Prompted(nn.Module):
-    """An extractor, the attention, and the classifier, with the client's prompts; and a second task beside it.
+    """An extractor, an attention over the client's prompts, and a classifier; optionally a contrastive task beside it.
 
     Args:
         body, head: extractor and classifier of a model.
@@ -101,7 +101,7 @@ class Prompted(nn.Module):
         return normalize(self.projection(features))
 
     def attention(self, x: Tensor) -> dict[str, Tensor]:
-        """Attention weights [n, 1 + k] of each sample's feature, the mean of the heads, by the prompts' name."""
+        """Attention weights [n, 1 + k] of each sample's feature, averaged over heads, by the prompts' name."""
         features, weights = self.body(x), {}
         for name in PROMPTS:
             prompts = self._tokens(name)

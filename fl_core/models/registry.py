@@ -1,4 +1,4 @@
-"""The models by name, known without importing them."""
+"""The registry of models; listing them imports nothing."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ register = model
 
 
 def is_code(name: str) -> bool:
-    """Whether building a model of that name would import and call somebody's own code."""
+    """Whether building a model by this name would import and call the user's own code."""
     source, colon, _ = name.partition(":")
     return bool(colon) and f"{source}:NAME" not in LIBRARIES
 
 
 def describe() -> dict[str, str]:
-    """Every name that a model can have, with one line about it; nothing is imported to be asked.
+    """Names of all models with a line of description each; nothing is imported for it.
 
     >>> describe()["heart_mlp"]
     '4 fc for Fed-Heart (PLayer-FL); tables.'

@@ -12,7 +12,7 @@ from fl_core.models.registry import model
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions, each with a normalisation, added to their input; ReLU after the sum (He et al. 2016)."""
+    """Residual block: two 3x3 convolutions with normalisations, added to their input, then ReLU (He et al. 2016)."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()

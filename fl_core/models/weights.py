@@ -1,4 +1,4 @@
-"""Initial weights from a file, strictly."""
+"""Load initial weights from a file; every tensor must fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(model: nn.Module, path: str | Path) -> None:
 
 
 def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
-    """Copy a state dict into ``model``, as :func:`load` does; ``where`` names it in messages."""
+    """Copy a state dict into ``model`` as :func:`load` does; ``where`` is its name in error messages."""
     names: dict[int, list[str]] = {}
     wanted = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     for name, tensor in wanted.items():

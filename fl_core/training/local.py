@@ -1,4 +1,4 @@
-"""Local training: the one trainer that every algorithm and every executor uses."""
+"""Local training: the one training loop of every algorithm and every executor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch'
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains.
+    """How a client trains: optimiser, rates, batch size and clipping.
 
     Attributes:
         epochs: passes over the client's training data in a round.
@@ -66,7 +66,7 @@ class Training:
         check_clip(self.clip)
 
     def longest(self, phase: Phase) -> float | None:
-        """The norm to which a phase's gradients are clipped."""
+        """The norm to which gradients are clipped in a phase."""
         return self.clip if phase.clip is None else phase.clip
 
     def build(
@@ -77,7 +77,7 @@ class Training:
         weight_decay: float | None = None,
         optimizer: str | None = None,
     ) -> torch.optim.Optimizer:
-        """A new optimiser over these tensors, or groups of them; a tensor that does not train is in no optimiser.
+        """A new optimiser of these tensors or groups of tensors; those that do not train are left out.
 
         Args:
             lr, momentum, weight_decay, optimizer: in place of this training's; adam and adamw know no momentum and
@@ -95,7 +95,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of a phase with rates of their own; what is None is the phase's, ``lr`` divided by ``slower``."""
+    """Tensors of a phase with rates of their own; None stands for the phase's, ``lr`` divided by ``slower``."""
 
     train: frozenset[str]
     lr: float | None = None
@@ -106,7 +106,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of local training, as data.
+    """One stretch of local training: which tensors are trained, for how long, and by which loss.
 
     Attributes:
         name: for messages and rows.
@@ -146,18 +146,18 @@ class Phase:
 
     @property
     def rates(self) -> tuple[float | None, float | None, float | None, str | None]:
-        """What :meth:`Training.build` takes."""
+        """The phase's rates and optimiser, as :meth:`Training.build` takes them."""
         return self.lr, self.momentum, self.weight_decay, self.optimizer
 
 
 class Observer(Protocol):
-    """A named accumulator that local training feeds; its result travels in the reply."""
+    """A named accumulator that sees every step of local training; its result is sent in the reply."""
 
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
-        """One step, before the optimiser moves the parameters."""
+        """Take in one step, before the optimiser changes the parameters."""
 
     def result(self) -> dict[str, Any]:
-        """What was measured, as JSON."""
+        """The measurement, as JSON."""
 
 
 def _not_here(*args: Any, **options: Any) -> Any:
@@ -166,7 +166,7 @@ def _not_here(*args: Any, **options: Any) -> Any:
 
 @dataclass
 class Context:
-    """What a client knows and can compute with, for the hooks that are called where it is.
+    """What an algorithm's client-side hooks may use: the client's data, forward passes, losses and scratch memory.
 
     Attributes:
         algorithm: its name. round: 0-based. client: its position. n_train: its training samples.
@@ -209,18 +209,18 @@ class Context:
     parts: dict[str, float] = field(default_factory=dict)
 
     def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
-        """The loss as it is, which is recorded as a part of the phase's: a mean over so many samples."""
+        """Return the loss unchanged, and record it as a named part of the phase's loss: a mean over ``samples``."""
         self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
         return loss
 
     def where(self, phase: str) -> str:
-        """The place, for an error message."""
+        """Algorithm, round, client and phase, for an error message."""
         when = f"after round {self.round}" if self.finetuning else f"round {self.round + 1}"
         return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
 
 
 def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
-    """Slices of at most ``size``. With ``whole`` (batch statistics) a last batch of one joins the one before it."""
+    """Slices of at most ``size``; with ``whole`` (batch statistics) a last single sample joins the batch before it."""
     starts = list(range(0, n, size))
     if whole and len(starts) > 1 and n - starts[-1] == 1:
         starts.pop()
@@ -318,7 +318,7 @@ def train(
 def _batches(
     data: tuple[Tensor, Tensor, Tensor | None], slices: list[slice], draws: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """One epoch of samples, labels and what is known of the samples, in a new order."""
+    """One epoch of samples, labels and further values per sample, in a new random order."""
     x, y, known = data
     order = torch.randperm(len(y), generator=draws).to(y.device)
     x_at, y_at, known_at = (_in_order(values, order) for values in (x, y, y if known is None else known))
@@ -327,7 +327,7 @@ def _batches(
 
 
 def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
-    """Batches by their place in the order. Small data are put in order at once, which saves time with every batch."""
+    """A function from slices of the order to batches; small data are put in order at once, which is faster."""
     if values.nbytes > GATHERED:
         return lambda part: values[order[part]]
     ordered = values[order]
@@ -335,7 +335,7 @@ def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
 
 
 def _grouped(phase: Phase, params: Mapping[str, Tensor], training: Training) -> list[Tensor] | list[dict[str, Any]]:
-    """What the optimiser moves: the parameters, in groups where the phase has any."""
+    """The parameters for the optimiser, in groups if the phase has any."""
     if not phase.groups:
         return list(params.values())
     rest, found = dict(params), []
@@ -349,7 +349,7 @@ def _grouped(phase: Phase, params: Mapping[str, Tensor], training: Training) -> 
 
 
 def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """None for a tensor outside the forward pass, also where all of them are; also left in each tensor's ``grad``.
+    """Gradients of the loss, None for a tensor outside the forward pass; they are also left in ``grad``.
 
     ``backward`` lays a gradient out in memory as its parameter is, which fused optimisers take for granted.
     """
@@ -376,7 +376,7 @@ def _explain(
     value: float,
     step: int,
 ) -> str:
-    """Where a loss that is not finite comes from: the first bad tensor, else the first bad gradient."""
+    """Why a loss is not finite: names the first bad tensor, else the first bad gradient."""
     text = f"{ctx.where(phase.name)}: the loss is {value} at step {step + 1}"
     named = _named(names, grads)
     in_order = [name for layer in algorithm.problem.layers for name in layer.tensors]
@@ -414,7 +414,7 @@ def _restore(
 
 
 def _like(value: Tensor, param: Tensor) -> Tensor:
-    """A copy on the parameter's device; a moment lies in memory as its parameter does."""
+    """A copy on the parameter's device, in its memory layout if it has the same shape."""
     if value.shape != param.shape:
         return value.to(param.device, copy=True)
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -34,7 +34,7 @@ class Loss:
         raise NotImplementedError
 
     def check(self, n_classes: int) -> None:
-        """Refuse options that do not fit ``n_classes`` classes.
+        """Refuse options, such as class weights, that do not fit ``n_classes`` classes.
 
         Raises:
             UsageError: the number of classes or the length of a list does not fit.
@@ -56,7 +56,7 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class _Weighted(Loss):
-    """What both focal losses share: the class weights ``alpha`` (one number, or one a class) and ``gamma`` >= 0."""
+    """Base of both focal losses: the class weights ``alpha`` (one number, or one per class) and ``gamma`` >= 0."""
 
     gamma: float = 2.0
     alpha: float | tuple[float, ...] = 1.0
@@ -160,11 +160,11 @@ def _number(what: str, value: Any, largest: float) -> None:
 
 
 def _is_target(logits: Tensor, y: Tensor) -> Tensor:
-    """[n, C], true at each sample's label."""
+    """Mark each sample's label: bool [n, C]."""
     return y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)
 
 
 def _margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """z_y - log sum_{j != y} exp z_j, [n]: its sigmoid is p_y, and the sigmoid of its negative is 1 - p_y."""
+    """The logit of p_y, [n]: z_y - log sum_{j != y} exp z_j; its sigmoid is p_y, and of its negative 1 - p_y."""
     own = logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return own - logits.masked_fill(target, -torch.inf).logsumexp(-1)

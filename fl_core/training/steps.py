@@ -1,4 +1,4 @@
-"""A step of local training that is more than the optimiser's: several gradients, further batches, copies kept aside."""
+"""Tools for training steps that algorithms write themselves: several gradients, further batches, copied weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
 
 
 def check_clip(most: float | None) -> None:
-    """Refuse a norm that no gradient can have; None is no clipping."""
+    """Refuse a clipping norm that is not above 0; None means no clipping."""
     if most is not None and not most > 0:
         raise UsageError(f"clip must be above 0, not {most}")
 
 
 def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
-    """Gradients scaled down together where their Euclidean norm is above ``most``.
+    """Gradients scaled down together to a Euclidean norm of at most ``most``.
 
     Where the norm is not finite they are left alone, so that what is wrong is found where it is.
     """
@@ -38,7 +38,7 @@ def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 
 
 class Steps:
-    """What a phase's own step works with.
+    """What an algorithm's own training step can use: parameters, gradients, optimiser steps, further batches.
 
     The step is a method of the algorithm, named by :attr:`~.local.Phase.step`, which takes this object, the
     phase's next batch and the context. ``steps.descend(steps.gradients(batch))`` is what happens without one.
@@ -75,7 +75,7 @@ class Steps:
         self._copies: dict[str, torch.optim.Optimizer] = {}
 
     def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
-        """Of the phase's loss on a batch at the parameters' present values; without those that it does not reach.
+        """Gradients of the phase's loss on a batch, at the present parameters; only those that the loss reaches.
 
         The loss gets the batch as it is given: samples and labels, and whatever else the two have agreed on.
 
@@ -102,7 +102,7 @@ class Steps:
         return clipped(found, self.longest) if clip and self.longest is not None else found
 
     def descend(self, grads: Mapping[str, Tensor]) -> None:
-        """The optimiser's step along these gradients; a parameter without one stays where it is."""
+        """Take the optimiser's step along these gradients; a parameter without one stays the same."""
         for observer in self._observers:
             observer.update(self._inputs, grads)
         for name, param in self.params.items():
@@ -112,7 +112,7 @@ class Steps:
             param.grad = None
 
     def descend_copy(self, name: str, copy: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
-        """A step of a copy of parameters that the algorithm keeps, by an optimiser of the phase's kind and rates.
+        """Take a step of copied parameters that the algorithm keeps, by an optimiser like the phase's.
 
         Args:
             name: of the copy, which has an optimiser of its own from the phase's first batch to its last.
@@ -128,14 +128,14 @@ class Steps:
             copy[key].grad = None
 
     def draw(self, stream: str) -> Batch:
-        """A batch drawn independently of the phase's own, without replacement: the next one of the named stream."""
+        """Draw a further batch without replacement, independent of the phase's own: the next of the named stream."""
         x, y = self._data
         order = torch.randperm(len(y), generator=self.generator("batches", f"/{stream}"))
         chosen = order[: self.training.batch].to(y.device)
         return x[chosen], y[chosen]
 
     def generator(self, purpose: str, stream: str = "") -> torch.Generator:
-        """The phase's own for a purpose, on the CPU; it goes on from step to step."""
+        """The phase's random generator for a purpose, on the CPU; it continues from step to step."""
         if purpose + stream not in self._draws:
             parts = (self._ctx.round, self._ctx.client, f"{self._phase.stream}{stream}")
             self._draws[purpose + stream] = seeds.torch_generator(self._seed, purpose, *parts)

@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Rule:
-    """How a decision is made.
+    """A rule: the function that decides, and what it reads.
 
     Attributes:
         name: the function's name.
@@ -46,21 +46,21 @@ class Rule:
 
     @property
     def decides(self) -> bool:
-        """Whether the rule decides by itself, on one curve."""
+        """Whether the rule decides on its own from one curve (``vote`` and budgets do not)."""
         return self.reads == "curve"
 
     @property
     def budgeted(self) -> bool:
-        """Whether the rule has a budget."""
+        """Whether the rule takes a budget."""
         return self.reads in ("bytes", "flops")
 
     @property
     def thresholded(self) -> bool:
-        """Whether the rule has a threshold."""
+        """Whether the rule takes a threshold."""
         return self.decides and len(inspect.signature(self.choose).parameters) > 1
 
     def cut(self, values: Sequence[float], threshold: float = THRESHOLD) -> int:
-        """The number of layers shared, of a rule that decides by itself.
+        """The number of shared layers by a rule that decides from one curve.
 
         Raises:
             RunError: the rule gives no number from 1 to that of the layers.
@@ -72,7 +72,7 @@ class Rule:
 
 
 def _undecorated(function: Any, path: str) -> Rule:
-    """Somebody's own function without the decorator: it reads one curve."""
+    """Make a rule of a user's function without the decorator: it is taken to read one curve."""
     if isinstance(function, Rule):
         return function
     if not inspect.isfunction(function):
@@ -86,7 +86,7 @@ RULES: Registry[Rule] = Registry("rule", "fedlayers.diagnostics.decide.rules", "
 def rule(
     *, summary: str, reads: str = "curve", lacks: Callable[[Sequence[float], float], str] | None = None
 ) -> Callable[[Function], Function]:
-    """Make a function a rule under its own name; the keywords are the attributes of :class:`Rule`.
+    """Decorator that registers a function as a rule under its own name; keywords are the attributes of :class:`Rule`.
 
     Raises:
         UsageError: another rule has the name; something unknown to read; a function that takes too little or too much.
@@ -108,7 +108,7 @@ def rule(
 
 
 def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
-    """The rule of a function."""
+    """Make a rule of a function, checking the number of its arguments."""
     takes = len(inspect.signature(function).parameters)
     if takes not in (1, 2):
         raise UsageError(f"rule {function.__name__!r} takes {takes} arguments; the values and a threshold are given")
@@ -116,7 +116,7 @@ def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
 
 
 def deciding(name: str) -> Rule:
-    """The rule of that name, which decides by itself on one curve.
+    """The rule of this name, which must decide on its own from one curve.
 
     Raises:
         UsageError: unknown, or it reads something else.

@@ -1,4 +1,4 @@
-"""What every way to partition data is made of: the pool, the clients' shares of it, and their splits."""
+"""Base of all partitionings: the pool of samples, the clients' shares of it, and their splits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The samples to partition, without their features.
+    """The samples to partition: labels and natural clients, without features.
 
     Attributes:
         name: of the data, for messages.
@@ -42,11 +42,11 @@ class Pool:
 
     @classmethod
     def of(cls, source: Source) -> Pool:
-        """All samples of a source."""
+        """The pool of all samples of a source."""
         return cls(source.name, source.y, source.owner, source.owner_names, source.is_train)
 
     def take(self, positions: Integers) -> Pool:
-        """Only these samples, in this order."""
+        """The pool of these samples only, in this order."""
         owner = None if self.owner is None else self.owner[positions]
         return Pool(self.name, self.labels[positions], owner, self.owner_names)
 
@@ -103,7 +103,7 @@ class Partitioning:
         return tuple(f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients))
 
     def fitted(self, pool: Pool, clients: int) -> Self:
-        """The same with every option that follows from the data filled in."""
+        """The same partitioning with the options filled in that follow from the data."""
         return self
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
@@ -115,7 +115,7 @@ class Partitioning:
         raise NotImplementedError
 
     def follow(self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int) -> list[Integers]:
-        """Each client's samples of the official test set, as positions in ``test``.
+        """Assign the samples of the official test set to clients, as positions in ``test``.
 
         By default each class's go to the clients in the proportions of their training samples of that class; a class
         that no client trains on is left out.
@@ -159,7 +159,7 @@ class Partitioning:
 
 
 def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> list[Integers]:
-    """Assign further samples in the proportions in which training samples of their class were assigned.
+    """Assign further samples to clients in the proportions in which training samples of their class were assigned.
 
     Args:
         train_labels: labels of each client's training samples.
@@ -222,12 +222,12 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number, and no truth value."""
+    """Whether a value is a whole number (a bool is not)."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_whole(what: str, value: Any) -> None:
-    """Refuse what is no whole number from 1.
+    """Refuse a value that is not a whole number of at least 1.
 
     Raises:
         UsageError: names the option and its value.
@@ -237,7 +237,7 @@ def check_whole(what: str, value: Any) -> None:
 
 
 def check_alpha(alpha: Any) -> None:
-    """Refuse a concentration that is no positive number.
+    """Refuse a Dirichlet concentration that is not a positive number.
 
     Raises:
         UsageError: names the value.
@@ -247,7 +247,7 @@ def check_alpha(alpha: Any) -> None:
 
 
 def check_classes(classes_per_client: Any, classes: int) -> None:
-    """Refuse a number of classes a client that the samples do not have.
+    """Refuse more classes per client than the samples have.
 
     Raises:
         UsageError: names the value and the number of classes.
@@ -257,7 +257,7 @@ def check_classes(classes_per_client: Any, classes: int) -> None:
 
 
 def check_clients(clients: Any, samples: int, each: int = 1, what: str = "clients") -> None:
-    """Refuse a number of clients for which there are not ``each`` samples a client.
+    """Refuse so many clients that there are fewer than ``each`` samples for every one.
 
     Raises:
         UsageError: names the number and the greatest that would do.

@@ -153,7 +153,7 @@ class NaturalDirichlet(Partitioning):
 
 
 def check_owners(pool: Pool) -> Integers:
-    """The natural owner of each sample, int64 [n].
+    """The natural client of each sample, int64 [n]; refuses data without any.
 
     Raises:
         UsageError: the data name none; says which partitions would fit.
@@ -288,7 +288,7 @@ def natural_dirichlet(
     min_size: int = MIN_SIZE,
     draws: int = _DRAWS,
 ) -> list[Integers]:
-    """Feature and label skew: every natural owner's samples go to ``each`` clients of its own (FedRA's 30 clients).
+    """Feature and label skew: every natural owner's samples go to ``each`` clients (as FedRA's 30 clients).
 
     Within an owner each class is shared out in proportions p ~ Dirichlet(alpha, ..., alpha) over its clients, class
     after class; a client that has an even share of the owner's samples already gets none of the next class, and p is
@@ -344,7 +344,7 @@ def _capped(
     kind: str,
     what: str,
 ) -> list[Integers]:
-    """Proportions of a Dirichlet, no further class for who is full: drawn until all have ``min_size`` samples."""
+    """Proportions of a Dirichlet in which full clients get no further class, drawn until all have ``min_size``."""
     best = 0
     for _ in range(draws):
         parts = _capped_once(labels, clients, alpha, generator)

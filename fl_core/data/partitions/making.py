@@ -1,4 +1,4 @@
-"""A source partitioned over clients: whose sample is which, to train, to validate and to test."""
+"""Partition a source over clients: which sample belongs to whom, and to which split."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def options_of(partitioning: type[Partitioning]) -> tuple[str, ...]:
 
 
 def _plain(partitioning: Partitioning) -> dict[str, float | int]:
-    """The options as JSON has them."""
+    """The options in types that JSON can hold."""
     values: dict[str, Any] = asdict(partitioning)
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _PFedLA(Partitioning):
-    """What pFedLA's two have in common: equally many samples a client, from both sides of an official split together.
+    """Base of pFedLA's two partitions: equally many samples per client, from both sides of an official split together.
 
     It tests on 30 %; a fifth of the rest is for validation.
     """
@@ -44,7 +44,7 @@ class _PFedLA(Partitioning):
     samples_per_client: int | None = None
 
     def usual_classes(self, classes: int) -> int:
-        """The paper's number of classes a client of so many."""
+        """The number of classes per client that the paper uses for this many classes."""
         raise NotImplementedError
 
     def fitted(self, pool: Pool, clients: int) -> Self:
@@ -55,7 +55,7 @@ class _PFedLA(Partitioning):
         return replace(self, classes_per_client=few, samples_per_client=samples)
 
     def dominated(self, pool: Pool, clients: int, dominance: float, seed: int) -> list[Integers]:
-        """Each client's samples, of which its few classes make up the share ``dominance``."""
+        """Each client's samples, of which the share ``dominance`` comes from its few classes."""
         options = self.fitted(pool, clients)
         few, samples = options.classes_per_client, options.samples_per_client
         assert few is not None
@@ -167,7 +167,7 @@ def dominated(
 
 @dataclass(frozen=True)
 class _FedPFT(Partitioning):
-    """What FedPFT's two have in common: as many samples for every client, of one label distribution in every split.
+    """Base of FedPFT's two partitions: equally many samples per client, one label distribution in all its splits.
 
     Each client draws from the whole pool, so that clients may share samples. Test samples come from the official test
     side, or else from one that is set apart first, and nobody trains on those. The paper trains on 500 samples a
@@ -270,7 +270,7 @@ def few_shares(classes: int, clients: int, few: int, seed: int) -> Floats:
 def by_shares(
     labels: Integers, classes: Sequence[int], shares: Floats, sizes: Sequence[int], seed: int, purpose: str
 ) -> list[list[Integers]]:
-    """Disjoint draws for every client: ``drawn[client][k]`` holds exactly ``sizes[k]`` positions, ascending.
+    """Draw disjoint samples for every client: ``drawn[client][k]`` holds exactly ``sizes[k]`` positions, ascending.
 
     Counts of classes are the largest-remainder rounding of size x share. Where a client would need more of a class
     than the pool has, its other classes take what is missing, in proportion to their shares. No position is twice
@@ -307,7 +307,7 @@ def by_shares(
 
 
 def _counts(shares: Floats, size: int, most: Integers) -> Integers | None:
-    """Whole numbers near ``size x shares`` with that sum, none above ``most``; None if there are none."""
+    """Whole numbers near ``size x shares`` that sum to ``size``, none above ``most``; None if there are none."""
     counts = np.zeros(len(shares), dtype=np.int64)
     while counts.sum() < size:
         open_ = (shares > 0) & (counts < most)
@@ -324,7 +324,7 @@ def _counts(shares: Floats, size: int, most: Integers) -> Integers | None:
 
 
 def held_out(labels: Integers, share: float, seed: int) -> NDArray[np.bool_]:
-    """Which samples are set apart to test on, bool [n]: of each class that share at random, rounded up."""
+    """Draw the test samples, bool [n]: the same share of every class at random, rounded up."""
     generator = seeds.numpy_generator(seed, "partition", "held out")
     chosen = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):

@@ -1,4 +1,4 @@
-"""A partition as a run stores it: which sample is whose, to train, to validate and to test."""
+"""A partition as a run stores it: the client and the split of every sample."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Partition:
         return sha.hexdigest()
 
     def to_tree(self) -> Tree:
-        """Everything as tensors: int64 indices under ``<client number>/<split>``, the rest as UTF-8 under ``meta``."""
+        """The partition as tensors: int64 indices in ``<client number>/<split>``, other data as UTF-8 in ``meta``."""
         meta = {
             "kind": self.kind,
             "params": self.params,
@@ -90,11 +90,11 @@ class Partition:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether clients may share samples; so may those of a kind from outside, which is not imported to be asked."""
+        """Whether clients may share samples; assumed of a partitioning from outside, which is not imported here."""
         return self.kind not in PARTITIONS.inside or PARTITIONS[self.kind].overlaps
 
     def check(self, source: Source) -> None:
-        """Refuse a source that these indices were not made for.
+        """Refuse a source that this partition was not made for.
 
         Raises:
             UsageError: another number of samples, other samples, or indices that overlap or lie outside.
