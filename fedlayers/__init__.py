@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fl_core.data.federated import FederatedData as FederatedData
     from fl_core.data.loading import at_hand as at_hand
     from fl_core.data.loading import load as load
+    from fl_core.data.partitions.registry import partition as partition
     from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import of_silos as of_silos
     from fl_core.errors import RunError as RunError
@@ -116,6 +117,7 @@ _HOMES = {
     "metric": "fedlayers.diagnostics.metrics.base",
     "model": "fl_core.models.registry",
     "of_silos": "fl_core.data.silos",
+    "partition": "fl_core.data.partitions.registry",
     "plan_cost": "fedlayers.diagnostics.costs",
     "plots": "fedlayers.diagnostics.plots:",
     "pretty": "fedlayers.studies.compare",

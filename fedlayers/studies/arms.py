@@ -20,7 +20,7 @@ CUTS: dict[str, Callable[[int], int]] = {
 }
 """How many of n layers that train are shared, counted from the input."""
 DEFAULT = ("nothing", "half", "all_but_last")
-"""What is raced where nothing else is asked for: no cut is best everywhere, but one of these is nearly so."""
+"""What is raced where nothing else is asked for: training alone, a deep split, and all but the classifier."""
 
 
 @dataclass(frozen=True)
