@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -236,6 +237,8 @@ class Engine:
     def _adopt(self, plan: LayerPlan) -> None:
         """Continue with the algorithm rebuilt under the plan that was decided on."""
         in_force = self.algorithm.adopt(plan)
+        for note in in_force.notes():
+            warnings.warn(note, stacklevel=3)
         self._use(self.algorithm.with_plan(in_force))
         self.server.meta["plan"] = in_force.to_json()
         if self.writer:

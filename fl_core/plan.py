@@ -14,9 +14,11 @@ from torch import nn
 from fl_core import tree
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.records.files import check_version, write_json
+from fl_core.records.files import check_version, sha, write_json
 
-FORMAT = "fedlayers.plan/1"
+FORMAT = "fedlayers.plan/2"
+UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own
+EDITED = "edited by hand"
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,30 @@ class LayerPlan:
     def __repr__(self) -> str:
         marks = " ".join(f"[{name}]" if name in self.shared else name for name in self.names)
         how = self.why.rule if self.why.threshold is None else f"{self.why.rule} t={self.why.threshold:g}"
-        return f"LayerPlan({marks}; [shared], by {how})"
+        return f"LayerPlan({marks}; [shared], {'' if self.is_edited else 'by '}{how})"
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether it was changed in its file, so that its layers need not follow from its evidence."""
+        return self.why.rule.startswith(EDITED)
+
+    def notes(self) -> tuple[str, ...]:
+        """What somebody who trains under the plan should know: edited by hand, no layer shared, or every one.
+
+        >>> from fl_core.layers import Layer
+        >>> LayerPlan((Layer("fc1", ("fc1.weight",)), Layer("fc2", ("fc2.weight",))), ()).notes()
+        ('the plan, by manual, shares none of the 2 layers that train: every client trains alone',)
+        """
+        notes = []
+        if self.is_edited:
+            notes.append(f"the plan is {self.why.rule}: what it shares need not follow from its evidence")
+        shared = [name for name in self.trainable if name in self.shared]
+        how, count = self.why.rule if self.is_edited else f"by {self.why.rule}", len(self.trainable)
+        if not shared:
+            notes.append(f"the plan, {how}, shares none of the {count} layers that train: every client trains alone")
+        elif len(shared) == count:
+            notes.append(f"the plan, {how}, shares all {count} layers that train: no client has layers of its own")
+        return tuple(notes)
 
     def diff(self, other: LayerPlan) -> tuple[str, ...]:
         """One sentence for each layer that the two plans treat differently; empty if they decide alike."""
@@ -205,17 +230,18 @@ class LayerPlan:
     # --- on disk ---
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; :meth:`from_json` gives an equal plan back."""
-        return {
+        """Plain data, with a digest over decision and evidence; :meth:`from_json` gives an equal plan back."""
+        data = {
             "format": FORMAT,
             "layers": [asdict(layer) for layer in self.layers],
             "shared": list(self.shared),
             "why": asdict(self.why),
         }
+        return {**data, "sha256": _signature(data)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LayerPlan:
-        """Rebuild a plan.
+        """Rebuild a plan; where its digest does not match, it was edited, and its rule then says so.
 
         Raises:
             UsageError: another or a newer format, a missing or unknown key, or contents that are no plan.
@@ -225,16 +251,20 @@ class LayerPlan:
         missing = {"layers", "shared", "why"} - data.keys()
         if missing:
             raise UsageError(f"not a plan: {listing(sorted(missing))} missing")
-        _check_kinds("a plan", data, {"format": "", "layers": (), "shared": (), "why": {}})
+        _check_kinds("a plan", data, {"format": "", "layers": (), "shared": (), "why": {}, "sha256": ""})
         _check_kinds("a plan's evidence", data["why"], asdict(Evidence()))
         try:
             layers = tuple(layer_from_json(item) for item in data["layers"])
             why = dict(data["why"])
             why["values"] = tuple(why.get("values", ()))
             why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
-            return cls(layers, tuple(data["shared"]), Evidence(**why))
+            plan = cls(layers, tuple(data["shared"]), Evidence(**why))
         except (TypeError, AttributeError, KeyError) as error:
             raise UsageError(f"not a plan: {error}") from error
+        has_digest = "sha256" in data or data["format"] != UNSIGNED
+        if has_digest and data.get("sha256") != _signature(data) and not plan.is_edited:
+            return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")
+        return plan
 
     def save(self, path: Path | str) -> None:
         """Write the plan as JSON, at once: a reader never sees a part."""
@@ -262,6 +292,12 @@ class LayerPlan:
         """SHA-256 of what is decided (layers and sharing), without the evidence."""
         decided = [[layer.name, list(layer.tensors), layer.name in self.shared] for layer in self.layers]
         return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
+
+
+def _signature(data: Mapping[str, Any]) -> str:
+    """SHA-256 of a plan's JSON without its digest, however the file is indented and its keys are ordered."""
+    rest = json.dumps({name: value for name, value in data.items() if name != "sha256"}, default=str)
+    return sha(json.dumps(json.loads(rest), sort_keys=True).encode())
 
 
 def still_in(layers: Iterable[Layer]) -> tuple[str, ...]:

@@ -52,7 +52,8 @@ def run(
         until: stop after this round, with a checkpoint there; :func:`resume` goes on, and the end has the same bits.
 
     Warns:
-        UserWarning: a client has a single class, or less than a batch of samples.
+        UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
+            shares no layer that trains, or all of them.
 
     Raises:
         UsageError: before anything is written.
@@ -216,9 +217,7 @@ def _begin(task: Task, writer: writing.Writer, command: str) -> None:
         "model": tree.digest(tree.of(task.model)),
     }
     header = {"run": writer.path.name, **task.header(command)}
-    plan = task.algorithm(task.plan).plan
-    if plan is not None:
-        plan.save(writer.path / "plan.json")
+    writer.copy_plan()
     writer.begin(made_with, task.data.partition.to_tree(), header, task.start)
 
 

@@ -49,8 +49,9 @@ class Task:
         return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
 
     def notes(self) -> list[str]:
-        """Warnings on clients with a single class, or with less than a batch, and on a fresh head."""
-        found = list(self.said)
+        """Warnings on clients with a single class or less than a batch, a fresh head, and a plan that is odd."""
+        in_force = self.algorithm(self.plan).plan
+        found = [*self.said, *(() if in_force is None else in_force.notes())]
         for client in self.data.clients:
             n, batch = len(client.train), int(self.config.batch or 1)
             if len(client.train.y.unique()) < 2:

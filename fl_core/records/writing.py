@@ -98,12 +98,10 @@ class Writer:
                 raise type(error)(f"{error}; remove {path} to go on from the checkpoint before it") from error
         entry = self.run.covered_rows()
         self.run.check_rows(entry)
-        plan = self.run.plan()
         manifests = self._manifests(rounds)
         known = {entry["blob"] for found in manifests.values() for entry in found["states"].values()}
         announced = self._journal()
-        if plan is not None:
-            self.folder.write("plan.json", json_bytes(plan))  # only a copy
+        self.copy_plan()
         for blob in announced - known:  # of a checkpoint that was never finished
             self.folder.remove(blob_name(blob))
         self.folder.remove(JOURNAL)
@@ -116,6 +114,12 @@ class Writer:
         if self.folder.has("timing.jsonl"):
             self.folder.write("timing.jsonl", timing.rewound(self.folder.read("timing.jsonl"), done))
         return done
+
+    def copy_plan(self) -> None:
+        """Write the readers' copy of the plan in force, if there is one: exactly what the run has stored of it."""
+        plan = self.run.plan()
+        if plan is not None:
+            self.folder.write("plan.json", json_bytes(plan))
 
     def _check_last(self, which: int) -> None:
         """Read everything that the run goes on from; what is in it need not be written again."""

@@ -240,7 +240,7 @@ WRONG_JSON = {
     "empty": b"",
     "binary": bytes(range(256)),
     "list": b"[]",
-    "other object": b'{"format": "fedlayers.plan/2"}',
+    "other object": b'{"format": "fedlayers.other/1"}',
     "cut": None,
 }
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedlayers.diagnostics.decide.explain import explain
 from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.plan import Evidence, LayerPlan, layer_from_json
+from fl_core.plan import UNSIGNED, Evidence, LayerPlan, layer_from_json
 
 
 class Net(nn.Module):
@@ -236,6 +237,7 @@ def damaged(**changes):
         place = data
         for key in parents:
             place = place[int(key) if key.isdigit() else key]
+        last = int(last) if last.isdigit() else last
         if value is None:
             del place[last]
         else:
@@ -293,4 +295,69 @@ def test_files_that_are_no_plans(tmp_path, content, message):
 
 def test_fields_that_were_not_written_have_their_defaults():
     assert layer_from_json({"name": "fc", "parameters": ["w"]}) == Layer("fc", ("w",))
-    assert LayerPlan.from_json(damaged(why={})).why == Evidence()
+    first = damaged(why={}, format=UNSIGNED, sha256=None)
+    assert LayerPlan.from_json(first).why == Evidence()
+
+
+# --- edited by hand ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shared": ["fc1"]},
+        {"why__values__0": 2.0},
+        {"why__rule": "vote"},
+        {"layers__0__used": False},
+        {"sha256": "0" * 64},
+        {"sha256": None},
+        {"format": UNSIGNED, "shared": ["fc1"]},
+    ],
+)
+def test_an_edited_plan_says_so(changes, tmp_path):
+    path, data = tmp_path / "plan.json", damaged(**changes)
+    path.write_text(json.dumps(data))
+    plan = LayerPlan.load(path)
+    assert plan.is_edited
+    assert plan.why.rule == f"edited by hand (was {data['why']['rule']})"
+    assert plan.shared == tuple(data["shared"])
+    assert "[shared], edited by hand (was" in repr(plan)
+    assert "edited by hand (was" in explain(plan).splitlines()[0]
+    assert "need not follow from its evidence" in plan.notes()[0]
+    plan.save(path)
+    assert LayerPlan.load(path) == plan, "said once, and kept"
+    data = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**data, "shared": []}))
+    assert LayerPlan.load(path).why.rule == plan.why.rule
+
+
+def backwards(data):
+    """The same JSON with every object's keys in reverse."""
+    if isinstance(data, dict):
+        return {name: backwards(data[name]) for name in reversed(data)}
+    return [backwards(item) for item in data] if isinstance(data, list) else data
+
+
+def test_another_layout_of_the_file_is_no_edit(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(backwards(damaged()), indent=7))
+    assert LayerPlan.load(path) == PLAN
+
+
+def test_a_plan_without_a_digest_is_read_as_it_was_written():
+    assert LayerPlan.from_json(damaged(format=UNSIGNED, sha256=None, shared=["fc1"])).why == WHY
+
+
+def test_a_plan_made_of_another_has_a_digest_of_its_own():
+    plans = [PLAN, PLAN.with_shared(["fc1"]), PLAN.with_shared(PLAN.shared, seed=4)]
+    assert len({plan.to_json()["sha256"] for plan in plans}) == 3
+    assert [LayerPlan.from_json(plan.to_json()) for plan in plans] == plans
+    assert not any(plan.is_edited for plan in plans)
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "shares none of the 3"), (1, ""), (2, ""), (3, "shares all 3")])
+def test_a_plan_that_shares_nothing_or_all_is_noted(count, said):
+    """Of the layers that train: one that no forward pass reaches makes no difference."""
+    notes = PLAN.with_first(count).notes()
+    assert len(notes) == bool(said)
+    assert all(said in note and "sensitivity_ratio" in note for note in notes)

@@ -1,0 +1,82 @@
+"""A plan that somebody has edited in its file still trains, and the run says whose it is from then on."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.plan import UNSIGNED, Evidence, LayerPlan
+from fl_core.records import files
+from fl_core.records.store import Run
+
+CONFIG = RunConfig(algorithm="fedper", rounds=2, epochs=1, eval_every=1, checkpoint_every=1)
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return runner.assemble(CONFIG).layers
+
+
+@pytest.fixture
+def decided(layers):
+    """A plan as a rule has decided it."""
+    return LayerPlan.prefix(layers, 2, Evidence(rule="sensitivity_ratio", threshold=1.2, values=(1.0, 1.0, 3.0)))
+
+
+def edited(plan, path, **changes):
+    """The configuration of a run under a plan that was changed in its file."""
+    path.write_text(json.dumps({**plan.to_json(), **changes}))
+    return replace(CONFIG, plan=str(path))
+
+
+def notes_of(function, *args, **options):
+    """What a call warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function(*args, progress=False, **options)
+    return [str(warning.message) for warning in caught if "plan" in str(warning.message)]
+
+
+def test_a_run_says_that_its_plan_was_edited(decided, tmp_path):
+    config = edited(decided, tmp_path / "plan.json", shared=["fc1"])
+    (note,) = notes_of(runner.run, config, tmp_path / "run", until=1)
+    assert "the plan is edited by hand (was sensitivity_ratio)" in note
+    Path(config.plan).unlink()
+    engine = runner.resume(tmp_path / "run", progress=False)
+    assert engine.algorithm.plan.shared == ("fc1",)
+    assert LayerPlan.load(tmp_path / "run/plan.json") == engine.algorithm.plan
+    assert engine.algorithm.plan.why.rule == "edited by hand (was sensitivity_ratio)"
+    assert "plan.json" in Run(tmp_path / "run").verify()
+
+
+def test_a_plan_as_it_was_decided_needs_no_note(decided, tmp_path):
+    assert notes_of(runner.run, edited(decided, tmp_path / "plan.json")) == []
+
+
+@pytest.mark.parametrize("made", [LayerPlan.everything, lambda layers: LayerPlan(layers, ())])
+def test_a_run_says_that_it_shares_nothing_or_all(made, layers, tmp_path):
+    (note,) = notes_of(runner.run, CONFIG, plan=made(layers))
+    assert f"{len(layers)} layers that train" in note
+
+
+def test_a_run_whose_plan_has_no_digest_begins_and_is_verified(decided, tmp_path):
+    """A run of an earlier version that was killed before its first round: its copy of the plan is the one it stored."""
+    runner.run(replace(CONFIG, plan=None), tmp_path / "run", plan=decided, progress=False)
+    stored = json.loads((tmp_path / "run/config.json").read_bytes())
+    for name in ("given", "in_force"):
+        stored[name] = {**stored[name], "format": UNSIGNED}
+        del stored[name]["sha256"]
+    del stored["sha256"]
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before/config.json").write_bytes(files.signed(stored))
+    runner.resume(tmp_path / "before", progress=False)
+    assert "plan.json" in Run(tmp_path / "before").verify()
+    assert LayerPlan.load(tmp_path / "before/plan.json") == decided
+    blobs = [sorted(path.name for path in (tmp_path / name / "blobs").iterdir()) for name in ("run", "before")]
+    assert blobs[0] == blobs[1]
