@@ -70,9 +70,9 @@ def sign_traces(
                     continue
                 cotangent = (chosen.unsqueeze(1) @ s).squeeze(1).to(logits.dtype)
                 parts: dict[str, Tensor] = {}
-                for name, own in squares(logits, cotangent, usable_taps).items():
+                for name, squared_norms in squares(logits, cotangent, usable_taps).items():
                     if name in layer_of:
-                        parts[layer_of[name]] = parts.get(layer_of[name], 0) + own.double()
+                        parts[layer_of[name]] = parts.get(layer_of[name], 0) + squared_norms.double()
                 for layer, part in parts.items():
                     drawn[layer][probe] += sign * part
                     largest[layer] += float(part.square().sum())

@@ -27,12 +27,11 @@ def shown() -> list[str]:
 
 
 @pytest.fixture
-def nothing_stays(monkeypatch, tmp_path):
+def nothing_stays(monkeypatch, tmp_path, own_members):
     """What an example registers is known to it alone."""
     monkeypatch.chdir(tmp_path)
     for registry in Registry.of_kind.values():
-        for name in ("_members", "_made_from"):
-            monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+        own_members(registry)
 
 
 @pytest.mark.parametrize("name", shown())
