@@ -83,6 +83,14 @@ def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
     return x[:n].clone(), y[:n].clone()
 
 
+def _ten_clients() -> tuple[list[nn.Module], tuple[Tensor, Tensor], tuple[Layer, ...], list[Subject]]:
+    """Ten clients' models, the samples that all are measured on, the layers, and the clients as metrics take them."""
+    models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
+    x, y = held_out()
+    subjects = [Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+    return models, (x, y), layers_of(models[0], x[:2]), subjects
+
+
 def plain_pass(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> None:
     """One forward and backward pass over the data and nothing else."""
     parameters = list(model.parameters())
@@ -305,10 +313,7 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
     from torch_cka import CKA
 
     torch.set_num_threads(1)
-    models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
-    x, y = held_out()
-    layers = layers_of(models[0], x[:2])
-    subjects = [Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+    models, (x, y), layers, subjects = _ten_clients()
     names = [layer.output for layer in layers]
     n_pairs = CLIENTS * (CLIENTS - 1) // 2
     rows = []
@@ -371,10 +376,7 @@ def _hsic(k: Tensor, m: Tensor) -> Tensor:
 def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
     """Time gradient variance and federation sensitivity of ten clients with 1,000 samples each."""
     torch.set_num_threads(1)
-    models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
-    x, y = held_out()
-    layers = layers_of(models[0], x[:2])
-    subjects = [Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+    models, (x, y), layers, subjects = _ten_clients()
 
     def floor() -> None:
         for model in models:

@@ -5,19 +5,19 @@ No forward pass: a layer that the network does not use has values like any other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from .gradients.vectors import entries
-from .subject import TENSORS, tensors_of
+from .subject import TENSORS, Measurement, Subject, tensors_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,19 @@ def lacking(layer: Layer, tensors: str, *vectors: Tensor) -> str:
         return "the layer has no weights" if tensors == "weights" else "the layer has no parameters"
     finite = all(bool(v.isfinite().all()) for v in vectors)
     return "" if finite else f"the weights of layer {layer.name!r} are not finite"
+
+
+def each_layer(measurement: Measurement) -> Iterator[tuple[Subject, dict[str, nn.Parameter], Layer, dict[str, Any]]]:
+    """Yield every client's parameters with each layer, and the columns that say in a row which client and layer it is.
+
+    The measurement's progress moves on after each client.
+    """
+    for subject in measurement.subjects:
+        params = dict(subject.model.named_parameters())
+        for layer in measurement.layers:
+            where = {"client": subject.client, "layer": layer.name, "n_train": subject.n_train}
+            yield subject, params, layer, where
+        measurement.tick(subject.client)
 
 
 def weight_row(metric: str, variant: str, value: float, status: str, n: int, tensors: str, **columns: Any) -> Row:

@@ -18,11 +18,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
-from fedlayers.diagnostics import embedding, measure, plots
+from fedlayers.diagnostics import measure, plots
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.metrics.base import METRICS
 from fedlayers.diagnostics.pictures.album import album, figure_of
 from fedlayers.diagnostics.report import Report
+from fedlayers.diagnostics.representation import embedding
 from fedlayers.diagnostics.representation.mismatch import mismatch
 from fedlayers.studies.compare import Comparison, compare
 from fedlayers.studies.regret import regret

@@ -39,8 +39,8 @@ def training_flops(
         if logits.requires_grad:
             torch.autograd.grad(logits.sum(), [workspace.params[name] for name in names], allow_unused=True)
     with torch.no_grad():
-        for buffer, kept in buffers:
-            buffer.copy_(kept)
+        for buffer, before in buffers:
+            buffer.copy_(before)
     return counter.get_total_flops() / 2
 
 
@@ -69,9 +69,9 @@ def training_cost(algorithm: Algorithm, workspace: Workspace, shape: tuple[int, 
 
     Args, Raises: as of :func:`round_costs`.
     """
-    each = round_costs(algorithm, workspace, shape, batch)
+    rounds = round_costs(algorithm, workspace, shape, batch)
     return TrainingCost(
-        sum(cost.naive for cost in each), math.fsum(cost.flops for cost in each), sum(cost.moved for cost in each)
+        sum(cost.naive for cost in rounds), math.fsum(cost.flops for cost in rounds), sum(cost.moved for cost in rounds)
     )
 
 
@@ -90,8 +90,8 @@ def round_costs(
             it sends, or whose steps take more than a gradient.
     """
     problem = algorithm.problem
-    own = [phase.step for phase in algorithm.phases(Round(0), 0) if phase.step]
-    if own or not algorithm.foreseeable:
+    own_steps = [phase.step for phase in algorithm.phases(Round(0), 0) if phase.step]
+    if own_steps or not algorithm.foreseeable:
         raise UsageError(f"{algorithm.name} costs what a run of it records: rows 'flops', 'bytes_down' and 'bytes_up'")
     if problem.rounds < 1 or batch < 1:
         raise UsageError(f"rounds and batch must be at least 1, not {problem.rounds} and {batch}")

@@ -6,7 +6,7 @@ import copy
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Executor, Serial
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
+from fl_core.registry import Registry
 from fl_core.rows import Row
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
@@ -221,3 +223,14 @@ def play(
         )
         engine.run(progress=False)
     return Played(task, engine, recorder.rows, recorder.checkpoints)
+
+
+@pytest.fixture
+def own_members(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], None]:
+    """Members that a test adds to a registry are gone after it."""
+
+    def keep(registry: Registry[Any]) -> None:
+        for name in ("_members", "_made_from"):
+            monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+    return keep

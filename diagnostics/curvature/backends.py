@@ -90,13 +90,13 @@ def trace(
     draw = _pyhessian if backend == "pyhessian" else _curvlinops
     block, source = _Block(run, names), _Typed(run, data, batch)
     try:
-        found = torch.tensor(draw(run, block, source, layer, probes), dtype=torch.float64)
+        estimates = torch.tensor(draw(run, block, source, layer, probes), dtype=torch.float64)
     except (RuntimeError, NotImplementedError) as error:
         return math.nan, math.nan, f"{backend} gives no value for layer {layer!r}: {str(error).splitlines()[0]}"
     finally:
         for parameter in block.parameters():
             parameter.grad = None  # the cycle: a gradient with a graph that leads back to its parameter
-    return float(found.mean()), float(found.std()) / math.sqrt(probes), "ok"
+    return float(estimates.mean()), float(estimates.std()) / math.sqrt(probes), "ok"
 
 
 def _pyhessian(run: Differentiable, block: _Block, source: Any, layer: str, probes: int) -> list[float]:

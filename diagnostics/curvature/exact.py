@@ -57,8 +57,8 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
             return ""
         return f"{name}: no formula for per-sample gradients in this use of {type(modules[owner(name)]).__name__}"
 
-    found = {path: tap for path, tap in taps.items() if tap is not None}
-    apart = _check_formulas(run, logits, [name for name in names if not unknown(name)], found)
+    usable_taps = {path: tap for path, tap in taps.items() if tap is not None}
+    apart = _check_formulas(run, logits, [name for name in names if not unknown(name)], usable_taps)
     bent = {name: f"{name}: {graph[name]}" if graph[name] else unknown(name) for name in names}
     tied = linear.entangled(logits, run.parameters)
     mixed = {name: f"{name}: {tied[name]}" if name in tied else unknown(name) or apart.get(name, "") for name in names}
@@ -87,16 +87,16 @@ def exact_traces(
     for index, (x, y) in enumerate(batches(data, batch)):
         with tapped(run.model, paths, len(x), passes=n_classes - 1) as taps:
             logits, _ = run.forward(x, y, index)
-        found = usable(taps, index)
+        usable_taps = usable(taps, index)
         s, signs = factors(run.loss, logits, y)
         s = s.to(logits.dtype)
-        for k in range(s.shape[1] if found else 0):
-            for name, own in squares(logits, s[:, k], found).items():
+        for k in range(s.shape[1] if usable_taps else 0):
+            for name, squared_norms in squares(logits, s[:, k], usable_taps).items():
                 if name in layer_of:
-                    term = (signs[:, k] * own.double()).sum()
+                    term = (signs[:, k] * squared_norms.double()).sum()
                     totals[layer_of[name]] = totals.get(layer_of[name], 0) + term
         n += len(y)
-        del taps, found, logits  # this batch's graph, before the next one's is built
+        del taps, usable_taps, logits  # this batch's graph, before the next one's is built
     return {layer: float(totals.get(layer, 0.0)) / n for layer in layers}, n
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fl_core.seeds import torch_generator
 
-from ..capture import Data, batches
+from ..capture import Data
 from .model import Differentiable, curvature, differentiable_once, no_second_derivative
-from .sampled import CUT, Estimates
+from .sampled import CUT, Estimates, batch_gradients
 
 
 def released(
@@ -30,19 +30,14 @@ def released(
         layer why there is none, and the number of samples.
     """
     names = [name for group in layers.values() for name in group]
-    tensors = [run.parameters[name] for name in names]
     generator = {name: torch_generator(run.seed, "released probe", name) for name in names}
     directions = {name: [_direction(run.parameters[name], generator[name]) for _ in range(probes)] for name in names}
     totals = {
-        name: [torch.zeros_like(t, dtype=torch.float64) for _ in range(probes)]
-        for name, t in zip(names, tensors, strict=True)
+        name: [torch.zeros_like(run.parameters[name], dtype=torch.float64) for _ in range(probes)] for name in names
     }
     failures: dict[str, str] = {}
     n = 0
-    for index, (x, y) in enumerate(batches(data, batch)):
-        _, losses = run.forward(x, y, index)
-        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
-        gradient = dict(zip(names, gradients, strict=True))
+    for index, size, gradient in batch_gradients(run, data, names, batch):
         for layer, group in layers.items():
             if layer in failures:
                 continue
@@ -55,16 +50,16 @@ def released(
                         total += curvature([gradient[name]], [v], [run.parameters[name]])[0]
             except RuntimeError as error:
                 failures[layer] = no_second_derivative(error)
-        n += len(y)
-        del losses, gradients, gradient
-    found = {}
+        n += size
+        del gradient  # this batch's graph, before the next one's is built
+    estimates = {}
     for layer, group in layers.items():
         if layer not in failures:
             drawn = torch.tensor(
                 [[nuclear_norm(total / n) for total in totals[name]] for name in group], dtype=torch.float64
             ).mean(0)
-            found[layer] = (float(drawn.mean()), float(drawn.std()) / math.sqrt(probes) if probes > 1 else math.nan)
-    return found, failures, n
+            estimates[layer] = (float(drawn.mean()), float(drawn.std()) / math.sqrt(probes) if probes > 1 else math.nan)
+    return estimates, failures, n
 
 
 def nuclear_norm(product: Tensor) -> float:

@@ -70,9 +70,9 @@ def sign_traces(
                     continue
                 cotangent = (chosen.unsqueeze(1) @ s).squeeze(1).to(logits.dtype)
                 parts: dict[str, Tensor] = {}
-                for name, own in squares(logits, cotangent, usable_taps).items():
+                for name, squared_norms in squares(logits, cotangent, usable_taps).items():
                     if name in layer_of:
-                        parts[layer_of[name]] = parts.get(layer_of[name], 0) + own.double()
+                        parts[layer_of[name]] = parts.get(layer_of[name], 0) + squared_norms.double()
                 for layer, part in parts.items():
                     drawn[layer][probe] += sign * part
                     largest[layer] += float(part.square().sum())
@@ -207,6 +207,21 @@ def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:
     return (u * (torch.zeros_like(u) if product is None else product)).flatten(1).double().sum(1)
 
 
+def batch_gradients(
+    run: Differentiable, data: Data, names: Sequence[str], batch: int
+) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+    """Yield each batch's number, its number of samples, and gradients of its summed loss that keep their graph.
+
+    Let go of the gradients before asking for the next ones: only one batch's graph should be in memory.
+    """
+    tensors = [run.parameters[name] for name in names]
+    for index, (x, y) in enumerate(batches(data, batch)):
+        _, losses = run.forward(x, y, index)
+        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
+        yield index, len(y), dict(zip(names, gradients, strict=True))
+        del losses, gradients
+
+
 def weight_traces(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
 ) -> tuple[Estimates, dict[str, str], int]:
@@ -216,15 +231,11 @@ def weight_traces(
     error is that of the mean over the probes, of which there must be two or more.
     """
     names = [name for group in layers.values() for name in group]
-    tensors = [run.parameters[name] for name in names]
     generators = {layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers}
     estimates = {layer: torch.zeros(probes, dtype=torch.float64) for layer in layers}
     failures: dict[str, str] = {}
     n = 0
-    for index, (x, y) in enumerate(batches(data, batch)):
-        _, losses = run.forward(x, y, index)
-        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
-        gradient = dict(zip(names, gradients, strict=True))
+    for index, size, gradient in batch_gradients(run, data, names, batch):
         for layer, group in layers.items():
             if layer in failures:
                 continue
@@ -241,7 +252,7 @@ def weight_traces(
                     )
             except RuntimeError as error:
                 failures[layer] = no_second_derivative(error)
-        n += len(y)
-        del losses, gradients, gradient  # this batch's graph, before the next one's is built
+        n += size
+        del gradient  # this batch's graph, before the next one's is built
     means = {layer: estimate / n for layer, estimate in estimates.items() if layer not in failures}
     return {layer: (float(e.mean()), float(e.std()) / math.sqrt(probes)) for layer, e in means.items()}, failures, n

@@ -69,11 +69,11 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
     Raises:
         UsageError: this batch uses a module in another way than the first did.
     """
-    found = {path: tap for path, tap in taps.items() if tap is not None}
-    if len(found) < len(taps):
-        odd = next(path for path in taps if path not in found)
+    recorded = {path: tap for path, tap in taps.items() if tap is not None}
+    if len(recorded) < len(taps):
+        odd = next(path for path in taps if path not in recorded)
         raise UsageError(f"module {odd!r} is used differently in batch {index}; ask for estimator 'hutchinson'")
-    return found
+    return recorded
 
 
 def squares(logits: Tensor, cotangent: Tensor, taps: Mapping[str, Tap]) -> dict[str, Tensor]:

@@ -38,10 +38,10 @@ class Costs:
         Raises:
             UsageError: one is not known.
         """
-        gone = [layer.name for layer in layers if layer.name not in self.values]
-        if gone:
+        unknown = [layer.name for layer in layers if layer.name not in self.values]
+        if unknown:
             way = "" if self.unit == "flops" else ", or pass the model"
-            raise UsageError(f"the {self.unit} of {listing(gone)} are not known: measure {COST} first{way}")
+            raise UsageError(f"the {self.unit} of {listing(unknown)} are not known: measure {COST} first{way}")
         return [self.values[layer.name] for layer in layers]
 
     def detail(self, layers: Sequence[Layer], shared: Sequence[str]) -> dict[str, Any]:
@@ -73,9 +73,9 @@ def bytes_of(
     """
     if model is not None:
         live = tree.live(model)
-        gone = [name for layer in layers for name in layer.tensors if name not in live]
-        if gone:
-            raise UsageError(f"the model is not that of the rows: it has no {listing(gone, 4)}")
+        absent = [name for layer in layers for name in layer.tensors if name not in live]
+        if absent:
+            raise UsageError(f"the model is not that of the rows: it has no {listing(absent, 4)}")
         return Costs("bytes", "tensors of the model", layer_bytes(layers, model))
     measured = _measured(layers, table, ("bytes",))
     if measured:

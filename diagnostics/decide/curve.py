@@ -113,8 +113,8 @@ def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
     """
     two = (rows["client_b"] != "") & (rows["client"] != rows["client_b"])
     turned = rows[two].rename(columns={"client": "client_b", "client_b": "client"})
-    there, other = (set(zip(each["client"], each["client_b"], strict=True)) for each in (rows, turned))
-    return rows if any(a != b for a, b in there & other) else pd.concat([rows, turned], ignore_index=True)
+    pairs, turned_pairs = (set(zip(table["client"], table["client_b"], strict=True)) for table in (rows, turned))
+    return rows if any(a != b for a, b in pairs & turned_pairs) else pd.concat([rows, turned], ignore_index=True)
 
 
 def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
@@ -177,10 +177,10 @@ def curve_of(
     combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
     seeds = of_clients["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
-    kept = tuple(layer.name for layer in used)
-    measured, errors = _measured(of_clients, kept, apart)
-    redrawn = _redrawn(resamples_of(again[again["metric"] == metric], variant), kept)
-    return Curve(metric, variant, kept, values, weights, combined, seed, measured, errors, redrawn)
+    layer_names = tuple(layer.name for layer in used)
+    measured, errors = _measured(of_clients, layer_names, apart)
+    redrawn = _redrawn(resamples_of(again[again["metric"] == metric], variant), layer_names)
+    return Curve(metric, variant, layer_names, values, weights, combined, seed, measured, errors, redrawn)
 
 
 def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
@@ -200,22 +200,22 @@ def _measured(
     errors: dict[tuple[str, ...], list[float]] = {}
     for (client, other), part in of_clients.groupby(["client", "client_b"], sort=False):
         who = (client, other) if other else (client,)
-        there = part.set_index("layer")
-        if set(names) <= set(there.index):
-            chosen = there.loc[list(names)]
+        by_layer = part.set_index("layer")
+        if set(names) <= set(by_layer.index):
+            chosen = by_layer.loc[list(names)]
             values[who] = [apart(v) if other else v for v in chosen["value"].astype(float)]
             errors[who] = chosen["stderr"].astype(float).fillna(0.0).tolist()
     return values, errors
 
 
 def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
-    there = list(table["variant"].unique())
+    measured = list(table["variant"].unique())
     if variant is not None:
-        return check_known(f"variant of {metric}", variant, there)
+        return check_known(f"variant of {metric}", variant, measured)
     preferred = known(metric).preferred
-    chosen = next((name for name in preferred if name in there), there[0])
-    if chosen not in preferred and len(there) > 1:
-        raise UsageError(f"the rows hold several variants of {metric}: {listing(there)}; name one")
+    chosen = next((name for name in preferred if name in measured), measured[0])
+    if chosen not in preferred and len(measured) > 1:
+        raise UsageError(f"the rows hold several variants of {metric}: {listing(measured)}; name one")
     return chosen
 
 

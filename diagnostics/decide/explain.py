@@ -103,11 +103,11 @@ def _clients(plan: LayerPlan) -> str:
         columns = {name: tuple(values[place] for values in ranked) for name, place in places.items()}
     cells = {name: [name, *(f"{values[k]:.4g}" for k in complete)] for name, values in columns.items()}
     wide = {name: max(map(len, column)) for name, column in cells.items()}
-    left = ["layer", *(plan.names[k] for k in complete)]
-    width = max(map(len, left))
+    first_column = ["layer", *(plan.names[k] for k in complete)]
+    width = max(map(len, first_column))
     return "\n".join(
         f"  {name:<{width}}" + "".join(f"  {cells[client][row]:>{wide[client]}}" for client in cells)
-        for row, name in enumerate(left)
+        for row, name in enumerate(first_column)
     )
 
 
@@ -116,25 +116,25 @@ def _metrics(detail: Mapping[str, Any]) -> str:
     lines = [
         [
             name,
-            each["last"],
-            each["rule"] + (f" t={each['threshold']:g}" if each["threshold"] is not None else ""),
-            f"stays in {each['stability']['agreement']:.0%}" if each["stability"]["status"] == "ok" else "",
+            vote["last"],
+            vote["rule"] + (f" t={vote['threshold']:g}" if vote["threshold"] is not None else ""),
+            f"stays in {vote['stability']['agreement']:.0%}" if vote["stability"]["status"] == "ok" else "",
         ]
-        for name, each in detail["metrics"].items()
+        for name, vote in detail["metrics"].items()
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = ["  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join([*shown, f"  agreement with the median: {detail['agreement']:.0%}"])
 
 
-def _stability(found: Mapping[str, Any]) -> str:
-    if found["status"] != "ok":
-        return f"Stability: {found['status']}"
-    shares = [f"{name} {share:.1%}" for name, share in found["cuts"].items()]
-    shares += [f"no decision {found['undecided']:.1%}"] if found["undecided"] > 1e-9 else []
-    head = f"Last shared layer over {found['resamples']} resamples of the {found['of']}"
-    lines = [f"{head}:", f"  the decision stays in {found['agreement']:.1%}", f"  {', '.join(shares)}"]
-    lines += ["  (the batches stayed as they were)"] * ("batches" not in found["of"])
+def _stability(stability: Mapping[str, Any]) -> str:
+    if stability["status"] != "ok":
+        return f"Stability: {stability['status']}"
+    shares = [f"{name} {share:.1%}" for name, share in stability["cuts"].items()]
+    shares += [f"no decision {stability['undecided']:.1%}"] if stability["undecided"] > 1e-9 else []
+    head = f"Last shared layer over {stability['resamples']} resamples of the {stability['of']}"
+    lines = [f"{head}:", f"  the decision stays in {stability['agreement']:.1%}", f"  {', '.join(shares)}"]
+    lines += ["  (the batches stayed as they were)"] * ("batches" not in stability["of"])
     return "\n".join(lines)
 
 

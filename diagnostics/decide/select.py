@@ -192,7 +192,7 @@ def _voted(
 ) -> LayerPlan:
     """The plan of a joint rule, from the cuts by several metrics' own rules, for all clients together and for each."""
     opinions: dict[str, Opinion] = {}
-    voters, notes, said = _voters(metrics, table), [], {}
+    voters, notes, votes_by_metric = _voters(metrics, table), [], {}
     for name, by in voters.items():
         rule = deciding(by)
         try:
@@ -204,21 +204,27 @@ def _voted(
         opinions[name] = Opinion(curve, rule, threshold)
         limit = threshold if rule.thresholded else None
         last, values = curve.names[count - 1], dict(zip(curve.names, curve.combined, strict=True))
-        said[name] = {"rule": by, "variant": curve.variant, "threshold": limit, "last": last, "values": values}
-        said[name]["stability"] = stability([opinions[name]], count, why.seed or 0)
+        votes_by_metric[name] = {
+            "rule": by,
+            "variant": curve.variant,
+            "threshold": limit,
+            "last": last,
+            "values": values,
+        }
+        votes_by_metric[name]["stability"] = stability([opinions[name]], count, why.seed or 0)
     if not opinions:
         raise RunError("; ".join(notes))
     names = next(iter(opinions.values())).curve.names
-    cuts = {name: names.index(each["last"]) + 1 for name, each in said.items()}
+    cuts = {name: names.index(opinion["last"]) + 1 for name, opinion in votes_by_metric.items()}
     count = joint.choose(list(cuts.values()))
     votes: dict[str, list[int]] = {}
-    for each in opinions.values():
-        for client, last in _votes(each.curve, each.rule, threshold)[0].items():
+    for opinion in opinions.values():
+        for client, last in _votes(opinion.curve, opinion.rule, threshold)[0].items():
             votes.setdefault(client, []).append(names.index(last) + 1)
-    seeds = {each.curve.seed for each in opinions.values()} - {None}
+    seeds = {opinion.curve.seed for opinion in opinions.values()} - {None}
     seed = why.seed if len(seeds) != 1 else seeds.pop()
     detail = {
-        "metrics": said,
+        "metrics": votes_by_metric,
         "agreement": agreement(cuts, count),
         "stability": stability(list(opinions.values()), count, seed or 0, joint=joint.choose),
     }
@@ -237,19 +243,19 @@ def _voted(
 
 def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFrame) -> dict[str, str]:
     """Each metric that votes, with its rule."""
-    there = list(table.loc[table["layer"] != "", "metric"].unique())
+    measured = list(table.loc[table["layer"] != "", "metric"].unique())
     if metrics is None:
-        metrics = [name for name in DEFAULT if name in there]
+        metrics = [name for name in DEFAULT if name in measured]
     pairs = metrics.items() if isinstance(metrics, Mapping) else (item.partition("=")[::2] for item in metrics)
     voters: dict[str, str] = {}
     for name, by in pairs:
-        check_known("metric among the rows", name, there)
+        check_known("metric among the rows", name, measured)
         if name in voters:
             raise UsageError(f"the metric {name!r} votes twice")
         voters[name] = by or known(name).rule
         deciding(voters[name])
     if not voters:
-        raise UsageError(f"no metric to vote; the rows hold {listing(there) or 'no values of layers'}")
+        raise UsageError(f"no metric to vote; the rows hold {listing(measured) or 'no values of layers'}")
     return voters
 
 

@@ -48,9 +48,9 @@ def stability(
         is the last one shared; ``agreement``, the share that decides as all clients do, 0 to 1; ``undecided``, the
         share without a decision because a value was not above 0 or no pair of clients was drawn.
     """
-    clients = list(dict.fromkeys(client for each in opinions for client in each.curve.clients))
-    noisy = any(each.curve.noisy for each in opinions)
-    redrawn = [each.curve.metric for each in opinions if each.curve.redrawn]
+    clients = list(dict.fromkeys(client for opinion in opinions for client in opinion.curve.clients))
+    noisy = any(opinion.curve.noisy for opinion in opinions)
+    redrawn = [opinion.curve.metric for opinion in opinions if opinion.curve.redrawn]
     of = ["clients"] * (len(clients) > 1)
     of += ["batches" if len(redrawn) == len(opinions) else f"batches ({listing(redrawn)})"] * bool(redrawn)
     of += ["measurement errors"] * noisy
@@ -63,10 +63,10 @@ def stability(
         times = dict(zip(clients, drawn, strict=True))
         at = random.random() if redrawn else 0.0
         cuts = []
-        for each in opinions:
-            values = each.curve.resampled(times, random, at)
+        for opinion in opinions:
+            values = opinion.curve.resampled(times, random, at)
             if values is not None and np.isfinite(values).all() and (values > 0).all():
-                cuts.append(each.rule.cut(values.tolist(), each.threshold))
+                cuts.append(opinion.rule.cut(values.tolist(), opinion.threshold))
         if cuts:
             tally[joint(cuts)] += 1
     names = opinions[0].curve.names

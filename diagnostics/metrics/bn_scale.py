@@ -8,7 +8,7 @@ from torch import nn
 from fl_core.rows import Row
 
 from ..gradients.vectors import entries
-from ..weights import weight_row
+from ..weights import each_layer, weight_row
 from .base import Measurement, metric
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -32,21 +32,19 @@ def bn_scale(measurement: Measurement) -> list[Row]:
     Memory: one layer's scales of one client at a time.
     """
     rows = []
-    for subject in measurement.subjects:
-        params = dict(subject.model.named_parameters())
-        scales = {
-            f"{path}.weight".lstrip(".")
-            for path, module in subject.model.named_modules(remove_duplicate=False)
-            if isinstance(module, NORMS)
-        }
-        for layer in measurement.layers:
-            gammas = [params[name] for name in layer.parameters if name in scales]
-            gamma = entries(gammas) if gammas else torch.empty(0, dtype=torch.float64)
-            status = "" if len(gamma) else "no normalisation with a scale in the layer"
-            if not status and not bool(gamma.isfinite().all()):
-                status = f"the scales of layer {layer.name!r} are not finite"
-            value = float(gamma.abs().mean()) if len(gamma) else 0.0
-            where = {"client": subject.client, "layer": layer.name, "n_train": subject.n_train}
-            rows.append(weight_row("bn_scale", "mean_abs", value, status, len(gamma), "weights", **where))
-        measurement.tick(subject.client)
+    for subject, params, layer, where in each_layer(measurement):
+        scales = _scales(subject.model)
+        gammas = [params[name] for name in layer.parameters if name in scales]
+        gamma = entries(gammas) if gammas else torch.empty(0, dtype=torch.float64)
+        status = "" if len(gamma) else "no normalisation with a scale in the layer"
+        if not status and not bool(gamma.isfinite().all()):
+            status = f"the scales of layer {layer.name!r} are not finite"
+        value = float(gamma.abs().mean()) if len(gamma) else 0.0
+        rows.append(weight_row("bn_scale", "mean_abs", value, status, len(gamma), "weights", **where))
     return rows
+
+
+def _scales(model: nn.Module) -> set[str]:
+    """Names of the scales of a model's normalisations."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {f"{path}.weight".lstrip(".") for path, module in modules if isinstance(module, NORMS)}

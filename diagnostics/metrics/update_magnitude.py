@@ -13,7 +13,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.rows import Row
 
 from ..subject import tensors_of
-from ..weights import WeightOptions, lacking, vector_of, weight_row
+from ..weights import WeightOptions, each_layer, lacking, vector_of, weight_row
 from .base import Measurement, metric
 
 
@@ -53,25 +53,18 @@ def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list
     """
     origin = options.origin
     rows = []
-    for subject in measurement.subjects:
-        params = dict(subject.model.named_parameters())
-        for layer in measurement.layers:
-            names = tensors_of(layer, options.tensors)
-            status = "" if origin is not None else "the common start is not known; give it as the option start"
-            w, w0 = vector_of(params, layer, options.tensors), torch.empty(0, dtype=torch.float64)
-            if origin is not None:
-                _check_start(origin, {name: params[name] for name in names})
-                w0 = vector_of(origin, layer, options.tensors).to(w.device)
-                status = lacking(layer, options.tensors, w, w0)
-            moved = float(torch.linalg.vector_norm(w - w0)) if not status else 0.0
-            base = float(torch.linalg.vector_norm(w0))
-            zero = "" if base or status else f"the weights of layer {layer.name!r} were zero at the start"
-            where = {"client": subject.client, "layer": layer.name, "n_train": subject.n_train}
-            for variant, value, why in (("relative_l2", moved / (base or 1.0), zero), ("l2", moved, "")):
-                rows.append(
-                    weight_row("update_magnitude", variant, value, status or why, len(w), options.tensors, **where)
-                )
-        measurement.tick(subject.client)
+    for _, params, layer, where in each_layer(measurement):
+        status = "" if origin is not None else "the common start is not known; give it as the option start"
+        w, w0 = vector_of(params, layer, options.tensors), torch.empty(0, dtype=torch.float64)
+        if origin is not None:
+            _check_start(origin, {name: params[name] for name in tensors_of(layer, options.tensors)})
+            w0 = vector_of(origin, layer, options.tensors).to(w.device)
+            status = lacking(layer, options.tensors, w, w0)
+        moved = float(torch.linalg.vector_norm(w - w0)) if not status else 0.0
+        base = float(torch.linalg.vector_norm(w0))
+        zero = "" if base or status else f"the weights of layer {layer.name!r} were zero at the start"
+        for variant, value, why in (("relative_l2", moved / (base or 1.0), zero), ("l2", moved, "")):
+            rows.append(weight_row("update_magnitude", variant, value, status or why, len(w), options.tensors, **where))
     return rows
 
 

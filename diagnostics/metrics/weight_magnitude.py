@@ -6,7 +6,7 @@ import torch
 
 from fl_core.rows import Row
 
-from ..weights import WeightOptions, lacking, vector_of, weight_row
+from ..weights import WeightOptions, each_layer, lacking, vector_of, weight_row
 from .base import Measurement, metric
 
 
@@ -26,14 +26,10 @@ def weight_magnitude(measurement: Measurement, options: WeightOptions) -> list[R
     Memory: one layer's weights of one client at a time, in float64.
     """
     rows = []
-    for subject in measurement.subjects:
-        params = dict(subject.model.named_parameters())
-        for layer in measurement.layers:
-            w = vector_of(params, layer, options.tensors)
-            status = lacking(layer, options.tensors, w)
-            where = {"client": subject.client, "layer": layer.name, "n_train": subject.n_train}
-            mean = float(w.abs().mean()) if len(w) else 0.0
-            for variant, value in (("mean_abs", mean), ("l2", float(torch.linalg.vector_norm(w)))):
-                rows.append(weight_row("weight_magnitude", variant, value, status, len(w), options.tensors, **where))
-        measurement.tick(subject.client)
+    for _, params, layer, where in each_layer(measurement):
+        w = vector_of(params, layer, options.tensors)
+        status = lacking(layer, options.tensors, w)
+        mean = float(w.abs().mean()) if len(w) else 0.0
+        for variant, value in (("mean_abs", mean), ("l2", float(torch.linalg.vector_norm(w)))):
+            rows.append(weight_row("weight_magnitude", variant, value, status, len(w), options.tensors, **where))
     return rows

@@ -104,11 +104,11 @@ def cost_steps(table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None)
             values = table.pivot(index="round", columns="run", values=kind)[runs]
             total = values.sum()
             for k, run in enumerate(runs):
-                own = values[run].dropna()
-                edges = np.append(own.index.to_numpy(dtype=np.float64) - 0.5, own.index[-1] + 0.5)
+                cost = values[run].dropna()
+                edges = np.append(cost.index.to_numpy(dtype=np.float64) - 0.5, cost.index[-1] + 0.5)
                 share = f"{run}  {total[run] / total[runs[0]]:.2f}" if total[runs[0]] else run
                 panel.ax.stairs(
-                    own.to_numpy(dtype=np.float64), edges, baseline=None, label=share, linewidth=1.8,
+                    cost.to_numpy(dtype=np.float64), edges, baseline=None, label=share, linewidth=1.8,
                     color=COLOURS[k % len(COLOURS)], linestyle=DASHES[k % len(DASHES)],
                 )  # fmt: skip
             panel.ax.set_ylim(bottom=0)

@@ -150,8 +150,8 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
 
 def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Mean over the clients of each group, weighted by ``n_train`` if every client's is known; NaN stays NaN."""
-    known = rows["n_train"].notna().groupby([rows[key] for key in keys], dropna=False).transform("all")
-    weight = rows["n_train"].where(known).astype("Float64").fillna(1.0).astype(float)
+    complete = rows["n_train"].notna().groupby([rows[key] for key in keys], dropna=False).transform("all")
+    weight = rows["n_train"].where(complete).astype("Float64").fillna(1.0).astype(float)
     sums = (
         rows[list(keys)]
         .assign(weighted=rows["value"].astype(float) * weight, weight=weight)
@@ -171,10 +171,11 @@ def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
 
 def missing(rows: pd.DataFrame, where: str) -> list[str]:
     """Notes on missing values: for each place (a column's value) and reason, the clients concerned."""
-    gone = rows[rows["value"].isna()]
-    gone = gone.assign(status=gone["status"].str.replace(r" at client '[^']*'", "", regex=True))  # who stands behind
+    absent = rows[rows["value"].isna()]
+    statuses = absent["status"].str.replace(r" at client '[^']*'", "", regex=True)  # the clients are listed behind it
+    absent = absent.assign(status=statuses)
     notes = []
-    for (place, status), group in gone.groupby([where, "status"], sort=False):
+    for (place, status), group in absent.groupby([where, "status"], sort=False):
         pairs = zip(group["client"], group["client_b"], strict=True)
         clients = list(dict.fromkeys("–".join(filter(None, pair)) for pair in pairs if any(pair)))
         notes.append(f"{place or 'all'}: {status}" + (f" ({listing(clients, 3)})" if clients else ""))

@@ -90,9 +90,9 @@ def _cloud(
     size = float(np.clip(9000 / len(frame), 5, 26))
     mixed = np.random.default_rng(0).permutation(len(frame))  # so that no client's samples lie under all others'
     for part in np.array_split(mixed, 12):
-        for client, own in frame.iloc[part].groupby("client", sort=False):
-            shade = own["class"].map(colours).tolist()
-            ax.scatter(own["x"], own["y"], s=size, c=shade, marker=markers[client], alpha=0.55, linewidths=0)
+        for client, points in frame.iloc[part].groupby("client", sort=False):
+            shade = points["class"].map(colours).tolist()
+            ax.scatter(points["x"], points["y"], s=size, c=shade, marker=markers[client], alpha=0.55, linewidths=0)
     if centres:
         for place in centroids(frame).itertuples(index=False):
             colour = colours[place[1]]

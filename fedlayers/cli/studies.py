@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fedlayers import catalogue
 from fedlayers.cli import arguments
@@ -35,13 +35,35 @@ class ManyRuns(Command):
         return config, tuple(range(config.seed, config.seed + self.seeds))
 
 
-def _check_algorithms(names: tuple[str, ...]) -> None:
-    for name in names:
-        catalogue.check("algorithm", name)
+class OneAlgorithm(ManyRuns):
+    """Base of the commands whose runs all train one algorithm, which obeys the plans under study."""
+
+    algorithm: str
+    set: tuple[str, ...]
+
+    def of_one(self) -> tuple[RunConfig, tuple[int, ...]]:
+        """The configuration of the algorithm and the seeds, with names and numbers checked."""
+        catalogue.check("algorithm", self.algorithm)
+        config, seeds = self.asked(self.set)
+        return dataclasses.replace(config, algorithm=self.algorithm), seeds
+
+
+class SeveralAlgorithms(ManyRuns):
+    """Base of the commands that run several algorithms, each with options of its own."""
+
+    algorithms: tuple[str, ...]
+    set: tuple[str, ...]
+
+    def of_several(self) -> tuple[RunConfig, tuple[int, ...], dict[str, dict[str, Any]]]:
+        """The common configuration, the seeds, and the algorithms' own options, with names and numbers checked."""
+        config, seeds = self.asked()
+        for name in self.algorithms:
+            catalogue.check("algorithm", name)
+        return config, seeds, arguments.by_algorithm(self.set, self.algorithms)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Compare(ManyRuns):
+class Compare(SeveralAlgorithms):
     """Run several algorithms over several seeds and compare them.
 
     Finished runs are kept and interrupted ones resumed, so that the same command goes on after a stop.
@@ -63,9 +85,7 @@ class Compare(ManyRuns):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        config, seeds = self.asked()
-        _check_algorithms(self.algorithms)
-        options = arguments.by_algorithm(self.set, self.algorithms)
+        config, seeds, options = self.of_several()
 
         from fedlayers.studies import pictures
         from fedlayers.studies.compare import compare
@@ -85,7 +105,7 @@ class Compare(ManyRuns):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choose(ManyRuns):
+class Choose(OneAlgorithm):
     """Race a few ways of sharing, and go on with the winner.
 
     All have the same data, start and batches, and are judged on validation samples; nobody is dropped before half of
@@ -114,13 +134,11 @@ class Choose(ManyRuns):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        config, seeds = self.asked(self.set)
-        _check_algorithms((self.algorithm,))
+        config, seeds = self.of_one()
         arguments.check_folder(self.out)
 
         from fedlayers.studies.choose import choose
 
-        config = dataclasses.replace(config, algorithm=self.algorithm)
         choice = choose(
             config, self.out, arms=self.arms, seeds=seeds, share=self.share, complete=not self.race_only, tell=_say
         )
@@ -132,7 +150,7 @@ def _say(line: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Regret(ManyRuns):
+class Regret(OneAlgorithm):
     """Train every cut, and tell what each rule's choice loses.
 
     Cuts are judged on the validation split; test scores stand beside. After a stop the same command goes on; with
@@ -156,8 +174,7 @@ class Regret(ManyRuns):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        _check_algorithms((self.algorithm,))
-        config, seeds = self.asked(self.set)
+        config, seeds = self.of_one()
 
         from fedlayers.diagnostics import plots
         from fedlayers.diagnostics.pictures.album import figure_of
@@ -165,7 +182,6 @@ class Regret(ManyRuns):
         from fedlayers.studies.regret import regret
 
         pictures.to_files()
-        config = dataclasses.replace(config, algorithm=self.algorithm)
         result = regret(config, self.rules, seeds, self.out, score=self.score, command=line)
         figure = figure_of(plots.regret(result.scores, result.decisions, self.score))
         pictures.save(figure, self.out / "regret.png")
@@ -174,7 +190,7 @@ class Regret(ManyRuns):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Study(ManyRuns):
+class Study(SeveralAlgorithms):
     """Measure, decide, federate and compare; write a report.
 
     Every client trains once and its layers are measured; a rule decides which layers to federate; the
@@ -196,9 +212,7 @@ class Study(ManyRuns):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        config, seeds = self.asked()
-        _check_algorithms(self.algorithms)
-        options = arguments.by_algorithm(self.set, self.algorithms)
+        config, seeds, options = self.of_several()
 
         from fedlayers.studies import pictures
         from fedlayers.studies.study import study

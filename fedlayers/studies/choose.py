@@ -108,19 +108,19 @@ class Choice:
     def lead(self) -> str:
         """What to use and how certain that is, in one or two sentences."""
         do = self.winner.words[0].upper() + self.winner.words[1:] + "."
-        seen, points = self.certainty, 100 * MARGIN
-        if seen.verdict == "one race":
+        race, points = self.certainty, 100 * MARGIN
+        if race.verdict == "one race":
             return f"{do} That is what one race says; how sure it is takes repeated races: --seeds 3."
-        if seen.verdict == "decided":
+        if race.verdict == "decided":
             return f"{do} Every other candidate is excluded (95 %, paired by seed)."
-        if seen.verdict == "no matter":
+        if race.verdict == "no matter":
             return (
-                f"{do} It does not matter here: {listing(seen.left)} are within {points:g} point of macro-F1 of each "
+                f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of macro-F1 of each "
                 "other; this one sends least."
             )
-        more = "more than 999 further seeds" if seen.more_seeds is None else f"about {seen.more_seeds} more seeds"
+        more = "more than 999 further seeds" if race.more_seeds is None else f"about {race.more_seeds} more seeds"
         return (
-            f"Not decided between {listing(seen.left)}. {do} That may lose up to {100 * seen.at_stake:.1f} points of "
+            f"Not decided between {listing(race.left)}. {do} That may lose up to {100 * race.at_stake:.1f} points of "
             f"macro-F1; {more} would decide."
         )
 
@@ -258,9 +258,10 @@ def foreseen(task: Task, entries: Sequence[Entry], until: int, complete: bool, w
     sent = until * sum(_bytes_a_round(task, arm) for arm in arms) + rest * most
     training = task.config.training
     steps = sum(-(-n // training.batch) for n in task.data.weights) * int(task.config.epochs or 0)
-    each = steps * task.config.participation * _seconds_a_step(task)
+    seconds_a_round = steps * task.config.participation * _seconds_a_step(task)
     side_by_side = max(1, min(workers, len(entries)))
-    return Cost(len(entries), rounds, rounds / full, sent, each * (until * len(entries) / side_by_side + rest))
+    seconds = seconds_a_round * (until * len(entries) / side_by_side + rest)
+    return Cost(len(entries), rounds, rounds / full, sent, seconds)
 
 
 def _bytes_a_round(task: Task, arm: Arm) -> float:
@@ -275,14 +276,14 @@ def _seconds_a_step(task: Task, steps: int = 4) -> float:
     largest = max(task.data.clients, key=lambda client: len(client.train)).train
     batch = int(task.config.batch or 1)
     x, y = largest.x[:batch], largest.y[:batch]
-    taken, model = [], copy.deepcopy(task.model)
+    seconds, model = [], copy.deepcopy(task.model)
     with tree.one_thread(), torch.random.fork_rng():
         for _ in range(steps):
             began = time.perf_counter()
             loss = task.criterion(model(x), y)
             torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-            taken.append(time.perf_counter() - began)
-    return min(taken[1:])
+            seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
 
 
 def _sized(n_bytes: float) -> str:

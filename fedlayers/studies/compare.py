@@ -170,12 +170,12 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     of_model = [*run, "client", "model"]
     judged = scored[(scored["split"] == "validation") & (scored["metric"] == "loss") & (scored["round"] > 0)]
     judged = judged.dropna(subset="value").sort_values(["value", "round"], kind="stable").drop_duplicates(of_model)
-    wanted = final[of_model].drop_duplicates().merge(judged[[*of_model, "round"]], how="left")
-    if wanted["round"].isna().any():
-        name, seed, client, _ = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
+    best_rounds = final[of_model].drop_duplicates().merge(judged[[*of_model, "round"]], how="left")
+    if best_rounds["round"].isna().any():
+        name, seed, client, _ = best_rounds.loc[best_rounds["round"].isna(), of_model].iloc[0]
         raise UsageError(f"client {client!r} has no validation loss in the run of {name} with seed {seed}")
-    best_rounds = test.merge(wanted)
-    return best_rounds.assign(model=best_rounds["model"] + BEST)
+    at_best = test.merge(best_rounds)
+    return at_best.assign(model=at_best["model"] + BEST)
 
 
 @dataclass(frozen=True)
@@ -322,8 +322,8 @@ def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[
         measured = dealt[seed]
     if measured[0] != plan.why.data:
         return  # measured on other data: which samples it has seen is not known
-    seen = _samples(measured[1], "train")
-    leaking = [seed for seed, (_, partition) in dealt.items() if seen & _samples(partition, "test")]
+    training_samples = _samples(measured[1], "train")
+    leaking = [seed for seed, (_, partition) in dealt.items() if training_samples & _samples(partition, "test")]
     if leaking:
         warnings.warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
@@ -348,12 +348,12 @@ def _check_stored(path: Path, task: runner.Task) -> None:
         return writing.check_free(path)
     run = store.Run(path)
     stored, plan = runner.stored_config(run.config)
-    asked = replace(task.config, plan=None) if task.plan is not None else task.config
+    config = replace(task.config, plan=None) if task.plan is not None else task.config
     free = {"workers", "device", "data_root", "download"}  # these do not change results
     for name in (f.name for f in fields(RunConfig) if f.name not in free):
-        if json.dumps(getattr(stored, name)) != json.dumps(getattr(asked, name)):  # a stored tuple is a list
+        if json.dumps(getattr(stored, name)) != json.dumps(getattr(config, name)):  # a stored tuple is a list
             raise UsageError(
-                f"{path} was run with {name}={getattr(stored, name)!r}, now it is {getattr(asked, name)!r}: "
+                f"{path} was run with {name}={getattr(stored, name)!r}, now it is {getattr(config, name)!r}: "
                 "choose another directory"
             )
     if (plan and plan.digest) != (task.plan and task.plan.digest):

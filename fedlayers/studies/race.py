@@ -61,8 +61,8 @@ def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out
     for seed in seeds:
         for arm in arms:
             options = config.options if arm.algorithm == config.algorithm else {}
-            own = replace(config, algorithm=arm.algorithm, plan=None, seed=seed, options=options, workers=0)
-            entries.append(Entry(arm, own, out / "arms" / f"{arm.folder}-{seed}"))
+            entry_config = replace(config, algorithm=arm.algorithm, plan=None, seed=seed, options=options, workers=0)
+            entries.append(Entry(arm, entry_config, out / "arms" / f"{arm.folder}-{seed}"))
     return entries
 
 
@@ -179,8 +179,8 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     judged = []
     for entry in entries:
         name, seed = entry.arm.name, entry.config.seed
-        own = rounds[(rounds["arm"] == name) & (rounds["seed"] == seed)].tail(WINDOW)
-        judged.append({"arm": name, "seed": seed, **own[["macro_f1", "loss", "score"]].mean().to_dict()})
+        latest = rounds[(rounds["arm"] == name) & (rounds["seed"] == seed)].tail(WINDOW)
+        judged.append({"arm": name, "seed": seed, **latest[["macro_f1", "loss", "score"]].mean().to_dict()})
     return Standing(rounds, pd.DataFrame(judged), failed)
 
 

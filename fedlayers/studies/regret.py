@@ -77,10 +77,10 @@ class Regret:
         sign, count = (1 if SCORES[self.score] else -1), len(self.layers)
         inner = scores.loc[range(1, count)]
         best = scores.loc[(sign * scores["validation"]).idxmax()]
-        asked = [(line.rule, line.cut, line.status) for line in decisions.itertuples()]
-        asked += [(name, cut, "ok") for name, cut in zip(REFERENCES, (0, count - 1, count, None), strict=True)]
+        decided = [(line.rule, line.cut, line.status) for line in decisions.itertuples()]
+        decided += [(name, cut, "ok") for name, cut in zip(REFERENCES, (0, count - 1, count, None), strict=True)]
         lines = []
-        for rule, cut, status in asked:
+        for rule, cut, status in decided:
             scored = dict.fromkeys(("validation", "test"), math.nan)
             if rule == RANDOM:
                 scored = {split: float(inner[split].mean()) for split in scored}
@@ -98,11 +98,11 @@ class Regret:
         return lines
 
     def _summary(self, rule: str, part: pd.DataFrame) -> dict[str, Any]:
-        there = part[part["validation"].notna()]
-        line: dict[str, Any] = {"rule": rule, "seeds": len(there)}
-        line["cuts"] = " ".join(f"{int(cut)}" for cut in there["cut"].dropna())
+        scored = part[part["validation"].notna()]
+        line: dict[str, Any] = {"rule": rule, "seeds": len(scored)}
+        line["cuts"] = " ".join(f"{int(cut)}" for cut in scored["cut"].dropna())
         for name in ("validation", "regret", "over_random", "test", "test_regret"):
-            interval = statistics.mean_interval(there[name]) if len(there) else (math.nan,) * 3
+            interval = statistics.mean_interval(scored[name]) if len(scored) else (math.nan,) * 3
             line |= dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
         return line
 
@@ -154,7 +154,7 @@ def regret(
         RunError: a run failed; the same call goes on from there. A rule that cannot decide is a line with its reason.
     """
     check_known("score", score, SCORES)
-    asked = {text: _parsed(text) for text in rules}
+    parsed_rules = {text: _parsed(text) for text in rules}
     check_distinct("regret", "rule", rules)
     check_distinct("regret", "seed", seeds)
     if config.plan is not None:
@@ -168,7 +168,7 @@ def regret(
     decided: list[dict[str, Any]] = []
     layers: tuple[Layer, ...] = ()
     for seed in tqdm(seeds, desc="measured", unit="seed", disable=not progress):
-        layers, decisions = _decisions(replace(config, seed=seed), asked, out, command)
+        layers, decisions = _decisions(replace(config, seed=seed), parsed_rules, out, command)
         decided += decisions
     nothing = LayerPlan(layers, ())
     names = nothing.trainable
@@ -194,17 +194,17 @@ def _parsed(text: str) -> tuple[str, str | None]:
 
 
 def _decisions(
-    config: RunConfig, asked: dict[str, tuple[str, str | None]], out: Path, command: str
+    config: RunConfig, parsed_rules: dict[str, tuple[str, str | None]], out: Path, command: str
 ) -> tuple[tuple[Layer, ...], list[dict[str, Any]]]:
     """The layers of one seed's model, and each rule's decision after the clients' first local training."""
     task = runner.assemble(config, plan=None)
-    metrics = [metric or measure.SENSITIVITY for rule, metric in asked.values() if RULES[rule].reads != "curves"]
-    metrics += DEFAULT if any(RULES[rule].reads == "curves" for rule, _ in asked.values()) else ()
+    metrics = [metric or measure.SENSITIVITY for rule, metric in parsed_rules.values() if RULES[rule].reads != "curves"]
+    metrics += DEFAULT if any(RULES[rule].reads == "curves" for rule, _ in parsed_rules.values()) else ()
     report = measure.of_task(task, tuple(dict.fromkeys(metrics)), command=command, progress=False)
     (out / "measured").mkdir(parents=True, exist_ok=True)
     report.write(out / "measured" / f"{config.seed}.jsonl")
     decisions = []
-    for text, (rule, metric) in asked.items():
+    for text, (rule, metric) in parsed_rules.items():
         line: dict[str, Any] = {"rule": text, "seed": config.seed, "cut": None, "status": "ok"}
         try:
             plan = select.select(report, rule, metric=metric, threshold=config.threshold)

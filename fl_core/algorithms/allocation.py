@@ -54,11 +54,11 @@ def covering(depths: tuple[tuple[int, int], ...], blocks: int, seed: int, index:
     """
     draws = seeds.numpy_generator(seed, "covering allocation", index)
     missing = set(range(blocks))
-    found = {}
-    for position in draws.permutation(len(depths)):
-        client, depth = depths[position]
+    positions = {}
+    for place in draws.permutation(len(depths)):
+        client, depth = depths[place]
         new = draws.permutation(sorted(missing))[:depth]
         more = draws.permutation(sorted(set(range(blocks)).difference(new)))[: depth - len(new)]
-        found[client] = tuple(sorted(int(k) for k in (*new, *more)))
-        missing.difference_update(found[client])
-    return found
+        positions[client] = tuple(sorted(int(k) for k in (*new, *more)))
+        missing.difference_update(positions[client])
+    return positions

@@ -160,10 +160,10 @@ class Algorithm:
         Raises:
             UsageError: there is no such method; names the nearest.
         """
-        found = getattr(self, name, None)
-        if not callable(found):
+        attribute = getattr(self, name, None)
+        if not callable(attribute):
             check_known(what, name, contract.methods(self))
-        return cast(Callable[..., Any], found)
+        return cast(Callable[..., Any], attribute)
 
     # --- the model ---
 
@@ -315,12 +315,12 @@ class Algorithm:
 # --- the registry ----------------------------------------------------------------------------------------------
 
 
-def _from_outside(made: Any, name: str) -> type[Algorithm]:
-    if not (isinstance(made, type) and issubclass(made, Algorithm)):
+def _from_outside(algorithm: Any, name: str) -> type[Algorithm]:
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise UsageError(f"algorithm {name!r} is not a class made of fl_core.algorithms.Algorithm")
-    if not made.name:
+    if not algorithm.name:
         raise UsageError(f"algorithm {name!r} needs a name for its rows: give the class name = '...'")
-    return made
+    return algorithm
 
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", "fl_core.algorithms", "register", _from_outside)

@@ -54,9 +54,9 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
         hook = getattr(base, name, None)
         if name.startswith("_") or not callable(member) or not inspect.isfunction(hook):
             continue
-        wanted, found = (_arguments(function) for function in (hook, member))
-        if len(wanted) != len(found) and not any(argument.startswith("*") for argument in found):
-            raise UsageError(f"{where}.{name} takes ({', '.join(found)}); it is called with ({', '.join(wanted)})")
+        expected, actual = (_arguments(function) for function in (hook, member))
+        if len(expected) != len(actual) and not any(argument.startswith("*") for argument in actual):
+            raise UsageError(f"{where}.{name} takes ({', '.join(actual)}); it is called with ({', '.join(expected)})")
 
 
 def _arguments(function: Any) -> list[str]:
@@ -117,8 +117,8 @@ def _with_inner(algorithm: Algorithm) -> Iterator[Algorithm]:
 
 
 def _contents_of(algorithm: Algorithm) -> dict[str, Any]:
-    found = {name: _contents(value) for name, value in vars(algorithm).items() if name not in (FROZEN, CONTENTS)}
-    return {name: contents for name, contents in found.items() if contents is not None}
+    snapshots = {name: _contents(value) for name, value in vars(algorithm).items() if name not in (FROZEN, CONTENTS)}
+    return {name: contents for name, contents in snapshots.items() if contents is not None}
 
 
 def _contents(value: Any) -> Any:

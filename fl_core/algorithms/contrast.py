@@ -50,12 +50,12 @@ class Contrasting(Algorithm):
         if key is None:
             key = ctx.scratch[KEY] = tree.clone(steps.live)
         ctx.scratch.setdefault(QUEUE, tree.clone(ctx.trees[QUEUE]))
-        own, draw = self.config, steps.generator("views")
+        config, draw = self.config, steps.generator("views")
         x, y = batch
         view, other = (self.views(x, draw) for _ in range(2))
         with torch.no_grad():
             for name in self.problem.parameters:
-                key[name].lerp_(steps.live[name], 1 - own.momentum)
+                key[name].lerp_(steps.live[name], 1 - config.momentum)
             keys = ctx.forward(key, other, task="contrast")
         buffers = {name: t.clone() for name, t in steps.live.items() if name not in self.problem.parameters}
         return Seen(x, y, view, keys, buffers)
@@ -71,10 +71,10 @@ class Contrasting(Algorithm):
 
     def contrast(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:
         """-log softmax of the other view's key among the queue's, for unit vectors at a temperature (FedPFT, Eq. 4)."""
-        queue, own = ctx.scratch[QUEUE], self.config
-        others = queue["keys"][: int(queue["filled"])] if own.mask_unfilled else queue["keys"]
-        found = ctx.forward(params, seen.view, task="contrast")
-        scores = torch.cat([(found * seen.keys).sum(1, keepdim=True), found @ others.T], 1) / own.temperature
+        queue, config = ctx.scratch[QUEUE], self.config
+        others = queue["keys"][: int(queue["filled"])] if config.mask_unfilled else queue["keys"]
+        queries = ctx.forward(params, seen.view, task="contrast")
+        scores = torch.cat([(queries * seen.keys).sum(1, keepdim=True), queries @ others.T], 1) / config.temperature
         return (scores.logsumexp(1) - scores[:, 0]).mean()
 
     def contrast_loss(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:

@@ -78,12 +78,12 @@ class FedCAC(Algorithm):
 
     def merged(self, server: State, client: int) -> Tree:
         """The model that the server sends to one client: critical parameters from similar clients, others from all."""
-        found, mask = server.trees["model"], server.trees.get(f"mask/{client}")
+        average, mask = server.trees["model"], server.trees.get(f"mask/{client}")
         if mask is None:
-            return found
+            return average
         others = [server.trees[f"model/{c}"] for c in server.meta[COLLABORATORS][str(client)]]
         near = tree.mean([tree.pick(each, mask.keys() & each.keys()) for each in others], [1] * len(others))
-        return {**found, **{name: torch.where(where, near[name], found[name]) for name, where in mask.items()}}
+        return {**average, **{name: torch.where(where, near[name], average[name]) for name, where in mask.items()}}
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         merged = State({"model": self.merged(server, client.meta["client"])})

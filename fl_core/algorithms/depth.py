@@ -274,8 +274,8 @@ class InclusiveFL(Limited):
     ) -> None:
         super().__init__(problem, plan, config)
         last = LayerPlan.last(problem.layers)
-        own = last.body_tensors - problem.frozen - problem.local_only
-        self.heads = own if self.config.own_heads else frozenset[str]()
+        last_layer = last.body_tensors - problem.frozen - problem.local_only
+        self.heads = last_layer if self.config.own_heads else frozenset[str]()
         if not self.heads <= self.always:
             raise UsageError(
                 f"inclusivefl: own_heads needs a last layer behind all blocks; {listing(last.shared)} is in one"
@@ -290,8 +290,8 @@ class InclusiveFL(Limited):
         return server
 
     def send(self, server: State, client: int, rnd: Round) -> Message:
-        own = server.trees.get(_head(self.depth(rnd, client)), {})
-        return Message({"model": {**super().send(server, client, rnd).trees["model"], **own}})
+        head = server.trees.get(_head(self.depth(rnd, client)), {})
+        return Message({"model": {**super().send(server, client, rnd).trees["model"], **head}})
 
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         if not (self.config.momentum or self.heads):
@@ -304,32 +304,32 @@ class InclusiveFL(Limited):
             groups.setdefault(depth, tree.Mean()).add(update.message.trees["model"], update.weight)
             weights[depth] = weights.get(depth, 0) + update.weight
         mean = tree.Mean()
-        kept = {name: each for name, each in server.trees.items() if not name.startswith(CHANGE)}
+        trees = {name: each for name, each in server.trees.items() if not name.startswith(CHANGE)}
         for depth in sorted(groups):
-            found = groups[depth].result()
-            common = {name: tensor for name, tensor in found.items() if name not in self.heads}
+            group_mean = groups[depth].result()
+            common = {name: tensor for name, tensor in group_mean.items() if name not in self.heads}
             if self.heads:
-                kept["model" if depth == self.deepest else _head(depth)].update(tree.pick(found, self.heads))
+                trees["model" if depth == self.deepest else _head(depth)].update(tree.pick(group_mean, self.heads))
             if self.config.momentum:
                 change = tree.sub(common, tree.pick(server.trees["model"], common))
-                kept[_slot(depth)] = change
+                trees[_slot(depth)] = change
                 common |= self._distilled(server, depth, common, change)
             mean.add(common, weights[depth])
-        kept["model"].update(mean.result())
-        server.trees = kept
+        trees["model"].update(mean.result())
+        server.trees = trees
 
-    def _distilled(self, server: State, depth: int, found: Tree, change: Tree) -> Tree:
+    def _distilled(self, server: State, depth: int, group_mean: Tree, change: Tree) -> Tree:
         """A group's last block, moved towards where the deeper clients' blocks went in the round before."""
         deeper = [r for r in range(depth + 1, len(self.problem.blocks) + 1) if _slot(r) in server.trees]
         if not deeper:
             return {}
         before, above = server.trees[_slot(deeper[0])], self.problem.blocks[depth - 1 : deeper[0]]
         moved = {}
-        for name in sorted(inside(found, above[0])):
+        for name in sorted(inside(group_mean, above[0])):
             rest = name.removeprefix(above[0])
             momentum = torch.stack([before[path + rest].double() for path in above]).mean(0)
-            moved[name] = (found[name].double() + self.config.beta * (momentum - change[name].double())).to(
-                found[name].dtype
+            moved[name] = (group_mean[name].double() + self.config.beta * (momentum - change[name].double())).to(
+                group_mean[name].dtype
             )
         return moved
 

@@ -52,8 +52,8 @@ class PFedSD(Algorithm):
             return super().loss(params, batch, ctx)
         x, y = batch
         logits = ctx.forward(params, x)
-        known, learnt = (softened / warmth for softened in (ctx.infer(teacher, x), logits))
-        gap = kl_div(learnt.log_softmax(1), known.log_softmax(1), reduction="batchmean", log_target=True)
+        taught, learnt = (softened / warmth for softened in (ctx.infer(teacher, x), logits))
+        gap = kl_div(learnt.log_softmax(1), taught.log_softmax(1), reduction="batchmean", log_target=True)
         return ctx.criterion(logits, y) + self.config.lam * warmth**2 * gap
 
     def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
@@ -63,5 +63,5 @@ class PFedSD(Algorithm):
         return message
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        own = client.trees.get(TEACHER) or client.trees[UNTRAINED]
-        return {**super().models(server, client, rnd), "personal": own}
+        personal = client.trees.get(TEACHER) or client.trees[UNTRAINED]
+        return {**super().models(server, client, rnd), "personal": personal}

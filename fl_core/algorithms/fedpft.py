@@ -157,8 +157,8 @@ class FedPFT(Contrasting):
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        own = tree.pick(initial, self.part_of(*PROMPTS))
-        state.trees["model"].update(drawn(own, SPREAD, self.problem.seed, client))
+        prompts = tree.pick(initial, self.part_of(*PROMPTS))
+        state.trees["model"].update(drawn(prompts, SPREAD, self.problem.seed, client))
         if not self.compares(self.config):
             del state.trees[QUEUE]
         return state
@@ -169,9 +169,9 @@ class FedPFT(Contrasting):
         epochs, all_ = self.problem.epochs, self.problem.tensors
         if not self.config.alternate:
             return (self.phase("train", all_, epochs, "both_loss"),)
-        wanted = self.config.feature_epochs
-        features = max(1, epochs - max(1, epochs // 5)) if wanted is None else wanted
-        adapting = max(1, epochs - features) if wanted is None else epochs - features
+        feature_epochs = self.config.feature_epochs
+        features = max(1, epochs - max(1, epochs // 5)) if feature_epochs is None else feature_epochs
+        adapting = max(1, epochs - features) if feature_epochs is None else epochs - features
         alone = () if self.both else ("body",)
         first = all_ - self.part_of("head", "contrast_prompts", *alone)
         second = all_ - self.part_of("prompts", "projection")
@@ -214,8 +214,8 @@ class FedPFT(Contrasting):
     # --- what is evaluated ---
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        own = self.problem.local_only | (self.part_of("head") if self.config.personal_head else frozenset())
-        return {self.evaluates: {**server.trees["model"], **tree.pick(client.trees["model"], own)}}
+        personal = self.problem.local_only | (self.part_of("head") if self.config.personal_head else frozenset())
+        return {self.evaluates: {**server.trees["model"], **tree.pick(client.trees["model"], personal)}}
 
     def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
         if rnd.index != self.problem.rounds or not isinstance(model, Prompted) or not self.config.attention:
@@ -291,8 +291,8 @@ class TwoStage(FedPFT):
 
     def first(self, rnd: Round) -> bool:
         """Whether a round belongs to the first stage."""
-        own = self.config.stage_rounds
-        return rnd.index < (self.problem.rounds // 2 if own is None else own)
+        stage_rounds = self.config.stage_rounds
+        return rnd.index < (self.problem.rounds // 2 if stage_rounds is None else stage_rounds)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         stage = ("body", "projection") if self.first(rnd) else ("body", "transform", "head")

@@ -65,8 +65,8 @@ class PFedGate(Algorithm):
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """A step of the gate, of the model, or of both."""
         grads = steps.gradients(batch, clip=False)
-        own = {name: grad for name, grad in grads.items() if _of_gate(name)}
-        parts = [own, {name: grad for name, grad in grads.items() if name not in own}]
+        gate_grads = {name: grad for name, grad in grads.items() if _of_gate(name)}
+        parts = [gate_grads, {name: grad for name, grad in grads.items() if name not in gate_grads}]
         if self.config.bi_level:
             parts = [parts[steps.taken % 2]]
         steps.descend({name: grad for part in parts for name, grad in clipped(part, self.config.clip).items()})

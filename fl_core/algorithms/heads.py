@@ -52,6 +52,6 @@ class FedRoD(Algorithm):
         return ctx.criterion(generic + prior, y) + ctx.criterion(personal, y)
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        found = super().models(server, client, rnd)
-        unused = tree.pick(server.trees["model"], [name for name in found["personal"] if name.startswith("personal.")])
-        return {**found, "global": {**found["personal"], **unused}}  # the server's personal head is at its start, zero
+        trees = super().models(server, client, rnd)
+        unused = tree.pick(server.trees["model"], [name for name in trees["personal"] if name.startswith("personal.")])
+        return {**trees, "global": {**trees["personal"], **unused}}  # the server's personal head is at its start, zero

@@ -35,10 +35,10 @@ def pull_back(function: Callable[[Tree], Tree], at: Tree, cotangent: Tree) -> Tr
     with torch.enable_grad():
         outputs = function(leaves)
         names = sorted(outputs)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             [outputs[name] for name in names], list(leaves.values()), [cotangent[name] for name in names]
         )
-    return dict(zip(leaves, found, strict=True))
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def _linear(n_in: int, n_out: int, name: str, draw: torch.Generator) -> Tree:
@@ -157,8 +157,8 @@ class PFedHN(Algorithm):
         server.trees |= {PURPOSE: net, "momentum": speed}
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        given = self.send(server, client.meta["client"], rnd).trees["model"]
-        return {self.evaluates: {**client.trees["model"], **given}}
+        generated = self.send(server, client.meta["client"], rnd).trees["model"]
+        return {self.evaluates: {**client.trees["model"], **generated}}
 
 
 # --- hypernetworks that mix --------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ class PFedLA(Mixing):
 
     def network(self, server: State, client: int) -> Tree:
         """A client's embedding and hypernetwork: as learned so far, or as drawn for it."""
-        known = server.trees.get(_slot(client))
-        return self._drawn(client) if known is None else known
+        trained = server.trees.get(_slot(client))
+        return self._drawn(client) if trained is None else trained
 
     def alpha(self, net: Mapping[str, Tensor], client: int) -> Tensor:
         """Weights [units, clients] that a hypernetwork gives, rows with sum 1."""
@@ -285,17 +285,17 @@ class PFedLA(Mixing):
         client gives it nothing to learn.
         """
         clients = range(len(self.problem.n_train))
-        found = torch.zeros(len(changes), len(clients), dtype=torch.float64)
+        products = torch.zeros(len(changes), len(clients), dtype=torch.float64)
         for name in unit.parameters:
             start = server.trees["model"][name]
             moves = [(j, self.last(server, j)[name] - start) for j in clients if self.heard(server, j)]
-            told = [(k, change[name]) for k, change in enumerate(changes) if name in change]
-            for at in range(0, start.numel() if moves and told else 0, CHUNK):
+            changed = [(k, change[name]) for k, change in enumerate(changes) if name in change]
+            for at in range(0, start.numel() if moves and changed else 0, CHUNK):
                 part = slice(at, at + CHUNK)
-                left, right = (torch.stack([t.flatten()[part].double() for _, t in each]) for each in (told, moves))
-                rows, columns = ([number for number, _ in each] for each in (told, moves))
-                found[torch.tensor(rows)[:, None], torch.tensor(columns)] += left @ right.T
-        return found
+                left, right = (torch.stack([t.flatten()[part].double() for _, t in each]) for each in (changed, moves))
+                rows, columns = ([number for number, _ in each] for each in (changed, moves))
+                products[torch.tensor(rows)[:, None], torch.tensor(columns)] += left @ right.T
+        return products
 
     def _drawn(self, client: int) -> Tree:
         draw = seeds.torch_generator(self.problem.seed, PURPOSE, client)
@@ -357,9 +357,9 @@ class HeurpFedLA(PFedLA):
         """The aggregation weights, and for every client and unit whether it is kept (1) or sent (0)."""
         yield from super().observations(server, rnd)
         for client in range(len(self.problem.n_train)):
-            held = self.retained(server, client, rnd)
+            retained = self.retained(server, client, rnd)
             yield from (
-                Observation("retained", float(unit.name in held), client, layer=unit.name) for unit in self.units
+                Observation("retained", float(unit.name in retained), client, layer=unit.name) for unit in self.units
             )
 
 

@@ -122,19 +122,19 @@ class PFedMe(Algorithm):
 
     def envelope_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """The personal model's steps on a batch, and the step of the global one's copy after it."""
-        own, w, grads = self.config, _copy(steps.params), dict[str, Tensor]()
+        config, w, grads = self.config, _copy(steps.params), dict[str, Tensor]()
         personal = ctx.scratch.setdefault("personal", {})
         if personal:
             _set(steps.params, personal)
-        for _ in range(own.inner_steps):
+        for _ in range(config.inner_steps):
             grads = steps.gradients(batch)
             with torch.no_grad():
                 for name, grad in grads.items():
                     theta = steps.params[name]
-                    theta.sub_(grad + own.lam * (theta - w[name]) + own.decay * theta, alpha=own.personal_lr)
+                    theta.sub_(grad + config.lam * (theta - w[name]) + config.decay * theta, alpha=config.personal_lr)
         personal.update(_copy(steps.live))
         _set(steps.params, w)
-        steps.descend({name: own.lam * (w[name] - personal[name]) for name in grads})
+        steps.descend({name: config.lam * (w[name] - personal[name]) for name in grads})
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         before, beta = dict(server.trees["model"]), self.config.beta

@@ -69,11 +69,11 @@ class Mixing(Algorithm):
         """What travels to a client: sum_j weight_j theta_j of every unit that is not skipped, summed in float64."""
         travels = self.shared(rnd, client)
         with tree.one_thread():
-            found: Tree = {}
+            mixed: Tree = {}
             for unit, row in zip(self.units, self.weights(server, client, rnd).tolist(), strict=True):
                 if unit.name not in skip:
-                    found |= self._mixed(server, [name for name in unit.tensors if name in travels], row)
-        return {name: found[name] for name in server.trees["model"] if name in found}
+                    mixed |= self._mixed(server, [name for name in unit.tensors if name in travels], row)
+        return {name: mixed[name] for name in server.trees["model"] if name in mixed}
 
     def _mixed(self, server: State, names: list[str], row: list[float]) -> Tree:
         mean = tree.Mean()
@@ -156,10 +156,11 @@ class FedAMP(Keeping):
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         with tree.one_thread():
-            own, row = self._parameters(server, client), torch.zeros(len(self.problem.n_train), dtype=torch.float64)
+            parameters = self._parameters(server, client)
+            row = torch.zeros(len(self.problem.n_train), dtype=torch.float64)
             for other in range(len(row)):
                 if other != client:
-                    gap = tree.distance(own, self._parameters(server, other)) ** 2
+                    gap = tree.distance(parameters, self._parameters(server, other)) ** 2
                     row[other] = self._alpha(rnd.index) / self.config.sigma * math.exp(-gap / self.config.sigma)
             row[client] = max(0.0, 1 - float(row.sum()))
         return row[None]
@@ -216,8 +217,8 @@ class HeurFedAMP(FedAMP):
         count = len(self.problem.n_train)
         itself = 1 / count if self.config.self_weight is None else self.config.self_weight
         with tree.one_thread():
-            own = self._parameters(server, client)
-            alike = [tree.cosine(own, self._parameters(server, other)) for other in range(count)]
+            parameters = self._parameters(server, client)
+            alike = [tree.cosine(parameters, self._parameters(server, other)) for other in range(count)]
             scores = self.config.sigma * torch.tensor(alike, dtype=torch.float64)
             scores[client] = -math.inf
             row = (1 - itself) * scores.softmax(0) if count > 1 else torch.zeros(1, dtype=torch.float64)
@@ -276,12 +277,12 @@ class FedFomo(Keeping):
 
     def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         own = state.trees["model"]
-        models = {"own": own, **{peer: {**own, **each} for peer, each in message.trees.items()}}
+        models = {"own": own, **{peer: {**own, **peer_model} for peer, peer_model in message.trees.items()}}
         losses = {name: ctx.score(model, name)["loss"] for name, model in models.items()} if message.trees else {}
         parameters, order = self.units[0].parameters, NORMS[self.config.norm]
         weights = {}
-        for peer, each in message.trees.items():
-            far = tree.distance(tree.pick(each, parameters), tree.pick(own, parameters), order)
+        for peer, peer_model in message.trees.items():
+            far = tree.distance(tree.pick(peer_model, parameters), tree.pick(own, parameters), order)
             weights[peer] = (losses["own"] - losses[peer]) / far if far > 0 else 0.0
         state.meta["weights"] = weights
         helping = {peer: weight for peer, weight in weights.items() if weight > 0}
@@ -299,11 +300,11 @@ class FedFomo(Keeping):
         super().aggregate(server, replies, rnd)
         weights, affinity = (server.meta.setdefault(key, {}) for key in ("weights", "affinity"))
         for update in replies:
-            found = update.message.meta["weights"]
-            weights[str(update.client)] = found
-            total, own = sum(map(abs, found.values())), affinity.setdefault(str(update.client), {})
-            for peer, weight in found.items():
-                own[peer] = own.get(peer, 0.0) + (weight / total if total else 0.0)
+            used = update.message.meta["weights"]
+            weights[str(update.client)] = used
+            total, sums = sum(map(abs, used.values())), affinity.setdefault(str(update.client), {})
+            for peer, weight in used.items():
+                sums[peer] = sums.get(peer, 0.0) + (weight / total if total else 0.0)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         """Of the client's last mixing."""
@@ -318,13 +319,13 @@ class FedFomo(Keeping):
         return {self.evaluates: client.trees.get("mixed", client.trees["model"])}
 
     def _peers(self, server: State, client: int, rnd: Round) -> list[int]:
-        known = [c for c in range(len(self.problem.n_train)) if c != client and self.heard(server, c)]
+        peers = [c for c in range(len(self.problem.n_train)) if c != client and self.heard(server, c)]
         affinity = server.meta.get("affinity", {}).get(str(client), {})
         draw = seeds.numpy_generator(self.problem.seed, "downloads", rnd.index, client)
         explore = max(0.0, self.config.epsilon - self.config.epsilon_step * rnd.index)
-        known = [known[k] for k in draw.permutation(len(known))]  # equal affinities: in random order
-        known.sort(key=lambda peer: -affinity.get(str(peer), 0.0))
+        peers = [peers[k] for k in draw.permutation(len(peers))]  # equal affinities: in random order
+        peers.sort(key=lambda peer: -affinity.get(str(peer), 0.0))
         chosen: list[int] = []
-        while known and len(chosen) < self.config.downloads:
-            chosen.append(known.pop(int(draw.integers(len(known))) if draw.random() < explore else 0))
+        while peers and len(chosen) < self.config.downloads:
+            chosen.append(peers.pop(int(draw.integers(len(peers))) if draw.random() < explore else 0))
         return sorted(chosen)

@@ -29,19 +29,19 @@ def configurations(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tup
     Raises:
         UsageError: as :func:`configured`.
     """
-    kinds = list(dict.fromkeys((algorithm, algorithm.under(values))))
-    known = {field.name for kind in kinds for field in fields(kind.Config)}
+    algorithms = list(dict.fromkeys((algorithm, algorithm.under(values))))
+    known = {field.name for each_algorithm in algorithms for field in fields(each_algorithm.Config)}
     for key in values:
         if not known:
             raise UsageError(f"{algorithm.name} has no configuration keys; {key!r} was given")
         check_known(f"configuration key of {algorithm.name}", key, known)
-    return tuple(_filled(algorithm.name, kind.Config, values) for kind in kinds)
+    return tuple(_filled(algorithm.name, each_algorithm.Config, values) for each_algorithm in algorithms)
 
 
 def _filled(name: str, config: type, values: Mapping[str, Any]) -> Any:
-    hints, own = get_type_hints(config), fields(config)
-    filled = {f.name: _typed(f"{name}: {f.name}", values[f.name], hints[f.name]) for f in own if f.name in values}
-    needed = [f.name for f in own if f.default is MISSING and f.default_factory is MISSING and f.name not in filled]
+    hints, keys = get_type_hints(config), fields(config)
+    filled = {f.name: _typed(f"{name}: {f.name}", values[f.name], hints[f.name]) for f in keys if f.name in values}
+    needed = [f.name for f in keys if f.default is MISSING and f.default_factory is MISSING and f.name not in filled]
     if needed:
         raise UsageError(f"{name} needs a value for {needed[0]!r}")
     return config(**filled)

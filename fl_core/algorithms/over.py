@@ -30,8 +30,8 @@ class Over(Algorithm):
         self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(problem, plan, config)
-        own = {field.name for field in fields(self.Config)}
-        options = {key: value for key, value in self.options.items() if key not in own}
+        own_keys = {field.name for field in fields(self.Config)}
+        options = {key: value for key, value in self.options.items() if key not in own_keys}
         self.inner = self.under(self.options)(self.inner_problem(), plan, options)
         self.evaluates, self.foreseeable = self.inner.evaluates, self.inner.foreseeable
         self.splits = self.splits or self.inner.splits

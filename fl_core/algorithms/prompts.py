@@ -21,11 +21,11 @@ CLIENT = "prompts"  # the stream of a client's own initial prompts
 
 def drawn(like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str) -> Tree:
     """Normal noise with that standard deviation, shaped and typed as the given tensors, each from its own stream."""
-    found = {}
+    noise = {}
     for name, tensor in like.items():
         draw = seeds.torch_generator(seed, CLIENT, *parts, name)
-        found[name] = scale * torch.randn(tensor.shape, generator=draw).to(tensor)
-    return found
+        noise[name] = scale * torch.randn(tensor.shape, generator=draw).to(tensor)
+    return noise
 
 
 class Border(nn.Module):
@@ -108,10 +108,10 @@ class PFedPT(Algorithm):
         return state
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        own = self.config
-        rates: dict[str, Any] = {"lr": own.prompt_lr, "momentum": own.prompt_momentum, "weight_decay": 0.0}
+        config = self.config
+        rates: dict[str, Any] = {"lr": config.prompt_lr, "momentum": config.prompt_momentum, "weight_decay": 0.0}
         rates["optimizer"] = "sgd"
         return (
-            Phase("prompt", self.frame, own.prompt_epochs, stream="prompt", **rates),
+            Phase("prompt", self.frame, config.prompt_epochs, stream="prompt", **rates),
             Phase("train", self.problem.tensors - self.frame, self.problem.epochs),
         )

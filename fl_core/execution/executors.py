@@ -85,8 +85,8 @@ class Workers:
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 jobs, results = (Slot.of(room) for _ in range(2))
-                given = (theirs, jobs.memory, results.memory, packed)
-                process = context.Process(target=_serve, args=given, daemon=True)
+                arguments = (theirs, jobs.memory, results.memory, packed)
+                process = context.Process(target=_serve, args=arguments, daemon=True)
                 with allocator_settings():
                     process.start()
                 theirs.close()
@@ -124,10 +124,10 @@ class Workers:
     def _results(self, queue: Iterator[Job], busy: dict[Channel, int]) -> Iterator[Result]:
         idle = deque(self._links)
         done: dict[int, Any] = {}
-        sent = given = 0
+        sent = yielded = 0
         exhausted = False
         while True:
-            while idle and not exhausted and sent - given < 4 * len(self._links):
+            while idle and not exhausted and sent - yielded < 4 * len(self._links):
                 job = next(queue, None)
                 if job is None:
                     exhausted = True
@@ -137,9 +137,9 @@ class Workers:
                     self._send(link, ("run", job))
                 busy[link] = sent
                 sent += 1
-            while given in done:
-                kind, value = done.pop(given)
-                given += 1
+            while yielded in done:
+                kind, value = done.pop(yielded)
+                yielded += 1
                 if kind == "error":
                     raise value
                 yield value

@@ -87,18 +87,18 @@ class Outputs:
             The outputs [n, ...], or None if they have more than :data:`KEPT` bytes.
         """
         tensors = [tensor for module in where.first for tensor in (*module.parameters(), *module.buffers())]
-        found = self._kept.pop(client, None)
-        if found is None or found.samples is not samples or not found.fits(where.first, tensors):
+        cached = self._kept.pop(client, None)
+        if cached is None or cached.samples is not samples or not cached.fits(where.first, tensors):
             if where.outputs(x[:1]).nbytes * len(x) > KEPT:
                 return None
             latest = next(reversed(self._kept.values()), None)
             same = latest is not None and latest.fits(where.first, tensors)  # clients of a round share what they got
             values = latest.values if latest and same else [tensor.detach().clone() for tensor in tensors]
-            found = _Kept(samples, where.first, values, where.outputs(x))
-        self._kept[client] = found
+            cached = _Kept(samples, where.first, values, where.outputs(x))
+        self._kept[client] = cached
         while sum(each.outputs.nbytes for each in self._kept.values()) > KEPT:
             self._kept.popitem(last=False)
-        return found.outputs
+        return cached.outputs
 
 
 def chain(module: nn.Module) -> list[nn.Module] | None:

@@ -47,9 +47,9 @@ class SpillingTrees(MutableMapping[str, Tree]):
         if name not in self._memory:
             self._hold(name, self._read(*self._slots[name]))
         self._memory.move_to_end(name)
-        found = dict(self._memory[name])
+        entries = dict(self._memory[name])
         self._shrink()
-        return found
+        return entries
 
     def __setitem__(self, name: str, value: Tree) -> None:
         self._drop(name)

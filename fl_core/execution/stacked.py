@@ -76,7 +76,7 @@ class Stacked:
     def _outcomes(self, jobs: list[Job]) -> list[Result | Exception]:
         """Advance all jobs to their next phase, train those phases, and repeat until every job has its result."""
         runs = dict(enumerate(self.client_runner.parts(job) for job in jobs))
-        found: dict[int, Result | Exception] = {}
+        outcomes: dict[int, Result | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
         with tree.one_thread():
             while answers:
@@ -85,17 +85,17 @@ class Stacked:
                     try:
                         parts[k] = runs[k].send(answer)
                     except StopIteration as end:
-                        found[k] = end.value
+                        outcomes[k] = end.value
                     except Exception as error:  # raised where the job's result would have come
-                        found[k] = error
+                        outcomes[k] = error
                 together = self._together(parts)
                 answers = {}
                 for k, part in parts.items():
                     try:
                         answers[k] = together[k] if k in together else self.client_runner.phase(part)
                     except Exception as error:  # as above
-                        found[k] = error
-        return [found[k] for k in range(len(jobs))]
+                        outcomes[k] = error
+        return [outcomes[k] for k in range(len(jobs))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
         """Train the phases that can be stacked; returns their results by job."""
@@ -104,12 +104,12 @@ class Stacked:
             if self._allows(part):
                 phase = part.phase
                 groups.setdefault((phase.train, phase.epochs, *phase.rates, phase.clip), []).append(k)
-        found: dict[int, tuple[Tree, Tree]] = {}
+        trained_phases: dict[int, tuple[Tree, Tree]] = {}
         for members in groups.values():
             if len(members) > 1:
                 trained = self._train([parts[k] for k in members])
-                found |= {k: (each, {}) for k, each in zip(members, trained, strict=True) if each is not None}
-        return found
+                trained_phases |= {k: (each, {}) for k, each in zip(members, trained, strict=True) if each is not None}
+        return trained_phases
 
     def _allows(self, part: Part) -> bool:
         phase, algorithm = part.phase, self.client_runner.loaded()
@@ -198,8 +198,8 @@ class _Batches:
 
     def between(self, start: int, end: int, left: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Samples [left, b, d], labels and weights [left, b] of a range of steps, for the first ``left`` clients."""
-        each = left * self.indices.shape[2] * self.x[0].nbytes
-        some = max(1, GATHERED // max(each, 1))  # steps whose samples are fetched at once, which saves time
+        step_bytes = left * self.indices.shape[2] * self.x[0].nbytes
+        some = max(1, GATHERED // max(step_bytes, 1))  # steps whose samples are fetched at once, which saves time
         for at in range(start, end, some):
             steps = slice(at, min(at + some, end))
             chosen = self.indices[steps, :left]
@@ -238,18 +238,18 @@ def _descend(
         for name, param in zip(names, params, strict=True):
             if name in state:
                 optimizer.state[param].update({key: _first(value, left) for key, value in state[name].items()})
-        seen = []
+        step_losses = []
         for x, y, weights in batches.between(done, end, left):
-            each = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten()).view_as(weights)
-            each.backward(weights, inputs=params)
-            seen.append(each.detach())
+            losses = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten()).view_as(weights)
+            losses.backward(weights, inputs=params)
+            step_losses.append(losses.detach())
             if longest is not None:
                 _clip_each(params, longest)
             optimizer.step()
             for param in params:
                 param.grad = None
-        each = torch.stack(seen).double().masked_fill(batches.weights[done:end, :left] == 0, 0)
-        totals[:left] += each.sum((0, 2))
+        losses = torch.stack(step_losses).double().masked_fill(batches.weights[done:end, :left] == 0, 0)
+        totals[:left] += losses.sum((0, 2))
         state = {name: dict(optimizer.state[param]) for name, param in zip(names, params, strict=True)}
         for name, param in zip(names, params, strict=True):
             values[name][:left] = param.detach()
@@ -289,15 +289,15 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
     buffers = len(tree.live(model)) != len(list(model.parameters()))
     if parts is None or buffers or any(hooked(module) for module in model.modules()):
         return None
-    found: list[tuple[str, str] | None] = []
+    operations: list[tuple[str, str] | None] = []
     for module in parts:
         if type(module) is nn.Linear:
-            found.append((f"{names[module]}.weight", f"{names[module]}.bias"))
+            operations.append((f"{names[module]}.weight", f"{names[module]}.bias"))
         elif type(module) is nn.ReLU:
-            found.append(None)
+            operations.append(None)
         elif type(module) is not nn.Flatten or (module.start_dim, module.end_dim) != (1, -1):
             return None
-    linear = [operation for operation in found if operation is not None]
+    linear = [operation for operation in operations if operation is not None]
     tensors = [param for _, param in model.named_parameters(remove_duplicate=False)]
     distinct = len(linear) == len(set(linear)) and len(tensors) == len({id(param) for param in tensors})
-    return found if linear and distinct else None
+    return operations if linear and distinct else None

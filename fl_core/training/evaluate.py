@@ -38,11 +38,11 @@ def scores(logits: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
         raise NonFiniteError(f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite")
     labels, predicted, classes = y.numpy(), logits.double().numpy().argmax(axis=1), logits.shape[1]
     counts = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
-    right, present = counts.diagonal(), counts.sum(axis=0) + counts.sum(axis=1)  # present: 2 TP + FP + FN of a class
-    there = present > 0
+    right, involved = counts.diagonal(), counts.sum(axis=0) + counts.sum(axis=1)  # involved: 2 TP + FP + FN of a class
+    present = involved > 0
     return {
         "accuracy": float(right.sum() / len(labels)),
-        "macro_f1": float((2 * right[there] / present[there]).mean()),
+        "macro_f1": float((2 * right[present] / involved[present]).mean()),
         "loss": float(loss.per_sample(logits, y).double().mean()),
     }
 

@@ -265,11 +265,13 @@ def train(
             by_name = dict(zip(names, params, strict=True))
             optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
             _restore(optimizer, names, params, phase, kept or {})
-            own, seen, longest = None, list(watching.values()), training.longest(phase)
+            own_steps, accumulators, longest = None, list(watching.values()), training.longest(phase)
             if phase.step:
                 explain = partial(_explain, workspace, algorithm, phase, ctx, names)
                 data = (x, y)
-                own = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, explain)
+                own_steps = Steps(
+                    phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, accumulators, explain
+                )
                 step = algorithm.method(phase.step)
             frozen = workspace.frozen(ctx.client, split.x, x)
             for _ in range(phase.epochs):
@@ -277,16 +279,16 @@ def train(
                     batch = (bx, by)
                     if ahead is not None:
                         workspace.go_on(bx, ahead)
-                    if own is not None:
-                        step(own, batch, ctx)
-                        own.taken += 1
+                    if own_steps is not None:
+                        step(own_steps, batch, ctx)
+                        own_steps.taken += 1
                         continue
                     loss = objective(workspace.params, batch, ctx)
                     grads = _gradients(loss, params)
                     value = loss.item()
                     if not math.isfinite(value):
                         raise NonFiniteError(_explain(workspace, algorithm, phase, ctx, names, grads, value, steps))
-                    for observer in seen:
+                    for observer in accumulators:
                         observer.update(workspace.params, _named(names, grads))
                     if longest is not None:
                         for name, grad in clipped(_named(names, grads), longest).items():
@@ -298,9 +300,9 @@ def train(
                     size = len(batch[1])
                     total, samples, steps = total + value * size, samples + size, steps + 1
                 left = max(0, left - len(slices))
-                seen.clear()
-            if own is not None:
-                total, samples, steps = own.loss, own.samples, own.taken
+                accumulators.clear()
+            if own_steps is not None:
+                total, samples, steps = own_steps.loss, own_steps.samples, own_steps.taken
             state = _kept(optimizer, names, params, phase) if training.keep_optimizer else {}
     result = workspace.read()
     bad = tree.first_nonfinite(tree.pick(result, phase.train))
@@ -319,11 +321,11 @@ def _batches(
     data: tuple[Tensor, Tensor, Tensor | None], slices: list[slice], draws: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, Any]]:
     """One epoch of samples, labels and further values per sample, in a new random order."""
-    x, y, known = data
+    x, y, extra = data
     order = torch.randperm(len(y), generator=draws).to(y.device)
-    x_at, y_at, known_at = (_in_order(values, order) for values in (x, y, y if known is None else known))
+    x_at, y_at, extra_at = (_in_order(values, order) for values in (x, y, y if extra is None else extra))
     for part in slices:
-        yield x_at(part), y_at(part), None if known is None else known_at(part)
+        yield x_at(part), y_at(part), None if extra is None else extra_at(part)
 
 
 def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
@@ -338,14 +340,14 @@ def _grouped(phase: Phase, params: Mapping[str, Tensor], training: Training) -> 
     """The parameters for the optimiser, in groups if the phase has any."""
     if not phase.groups:
         return list(params.values())
-    rest, found = dict(params), []
+    rest, groups = dict(params), []
     usual = training.lr if phase.lr is None else phase.lr
     for group in phase.groups:
         lr = usual / group.slower if group.lr is None else group.lr
         rates = {"lr": lr, "momentum": group.momentum, "weight_decay": group.weight_decay}
-        own: dict[str, Any] = {key: value for key, value in rates.items() if value is not None}
-        found.append(own | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]})
-    return [group for group in (*found, {"params": list(rest.values())}) if group["params"]]
+        set_rates: dict[str, Any] = {key: value for key, value in rates.items() if value is not None}
+        groups.append(set_rates | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]})
+    return [group for group in (*groups, {"params": list(rest.values())}) if group["params"]]
 
 
 def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
@@ -405,9 +407,9 @@ def _restore(
 ) -> None:
     for name, param in zip(names, params, strict=True):
         prefix = _slot(phase, name, "")
-        found = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
-        if found:
-            optimizer.state[param].update({key: _like(value, param) for key, value in found.items()})
+        entries = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
+        if entries:
+            optimizer.state[param].update({key: _like(value, param) for key, value in entries.items()})
     if any("momentum_buffer" in state for state in optimizer.state.values()):  # then a fused step wants one for each,
         for param in params:  # also for what trains for the first time
             optimizer.state[param].setdefault("momentum_buffer", torch.zeros_like(param))

@@ -166,5 +166,5 @@ def _is_target(logits: Tensor, y: Tensor) -> Tensor:
 
 def _margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """The logit of p_y, [n]: z_y - log sum_{j != y} exp z_j; its sigmoid is p_y, and of its negative 1 - p_y."""
-    own = logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    return own - logits.masked_fill(target, -torch.inf).logsumexp(-1)
+    target_logit = logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return target_logit - logits.masked_fill(target, -torch.inf).logsumexp(-1)

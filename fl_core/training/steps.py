@@ -98,8 +98,8 @@ class Steps:
         if not math.isfinite(value):
             raise NonFiniteError(self._explain(grads, value, self.taken))
         self.loss, self.samples = self.loss + value * size, self.samples + size
-        found = {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
-        return clipped(found, self.longest) if clip and self.longest is not None else found
+        reached = {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
+        return clipped(reached, self.longest) if clip and self.longest is not None else reached
 
     def descend(self, grads: Mapping[str, Tensor]) -> None:
         """Take the optimiser's step along these gradients; a parameter without one stays the same."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -28,11 +26,7 @@ from fl_core.plan import Evidence, LayerPlan
 LAYERS = ["0", "2"]
 
 
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    mpl.use("Agg")
-    yield
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("closed")
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -20,11 +19,7 @@ from fl_core.errors import UsageError
 CLIENTS, LAYERS, ROUNDS = ["north", "south", "west"], ["conv", "fc1", "fc2", "out"], [1, 2, 5]
 
 
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    mpl.use("Agg")
-    yield
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("closed")
 
 
 def weight(receiver: int, sender: int, layer: int, round: int) -> float:

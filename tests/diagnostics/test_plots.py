@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -26,11 +25,7 @@ LAYERS = ["fc1", "fc2", "fc3", "fc4"]
 CKA = {"fc1": 0.98, "fc2": 0.86, "fc3": 0.66, "fc4": 0.55}
 
 
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    mpl.use("Agg")
-    yield
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("closed")
 
 
 def diagnosis(clients: dict[str, int] | None = None, layers: list[str] | None = None) -> pd.DataFrame:

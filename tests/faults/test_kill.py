@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import alive
+
 ROOT = Path(__file__).parents[2]
 ROUNDS = 12
 RANDOM = random.Random(20)
@@ -162,14 +164,6 @@ def nursery(cases: dict[str, dict]) -> None:
         outlived = [alive(pid) for pid in orphans]
         happened = {"killed": killed, "checkpoints": checkpoints, "ended": ended, "outlived": outlived}
         print(json.dumps({"name": name, **happened}), flush=True)
-
-
-def alive(pid: str) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"  # one that has ended and that nobody has asked for
 
 
 # --- in the test -----------------------------------------------------------------------------------------------

@@ -27,13 +27,12 @@ def shown() -> list[str]:
 
 
 @pytest.fixture
-def nothing_stays(monkeypatch, tmp_path):
+def nothing_stays(monkeypatch, tmp_path, own_members):
     """What an example registers is known to it alone."""
     monkeypatch.chdir(tmp_path)
     for registry in (fl.METRICS, fl.RULES, *Registry.of_kind.values()):
         registry.members()  # lest one be imported by an example, and forgotten with it
-        for name in ("_members", "_made_from"):
-            monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+        own_members(registry)
 
 
 @pytest.mark.parametrize("name", shown())

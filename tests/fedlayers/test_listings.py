@@ -97,13 +97,12 @@ def test_algorithms_stand_once_under_their_family_and_fit(monkeypatch, width):
     assert families == {name: entry.family for name, entry in catalogue.entries("algorithm").items()}
 
 
-def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch):
+def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch, own_members):
     """An announced one is listed by its place, for it is not imported to be listed; one made here by what it says."""
     point = EntryPoint("algorithm.announced", "nowhere.installed:Announced", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
     monkeypatch.setattr(registry.Registry, "announced", property(registry.Registry.__dict__["announced"].func))
-    monkeypatch.setattr(ALGORITHMS, "_members", dict(ALGORITHMS._members))
-    monkeypatch.setattr(ALGORITHMS, "_made_from", dict(ALGORITHMS._made_from))
+    own_members(ALGORITHMS)
 
     @register
     class Mine(Algorithm):

@@ -27,6 +27,7 @@ from fl_core.execution.transport import ALLOCATOR
 from fl_core.rows import Row
 from fl_core.training.local import Context
 from tests.conftest import CONFIG, TOY, client_runner_of, kind_for, network, play
+from tests.processes import alive
 
 ALL = sorted(registry())
 CONFIGS = {
@@ -98,7 +99,7 @@ def _close() -> Iterator[None]:
     for workers in OPEN.values():
         pids = [process.pid for process in workers._processes]
         workers.close()
-        assert not any(_alive(pid) for pid in pids), "closing ends every worker"
+        assert not any(alive(pid) for pid in pids), "closing ends every worker"
 
 
 # --- the same bits ---------------------------------------------------------------------------------------------
@@ -284,15 +285,6 @@ if __name__ == "__main__":
 """
 
 
-def _alive(pid: int) -> bool:
-    """Whether a process still runs; one that has ended and waits to be collected does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
 def _until(true: Any, seconds: float) -> bool:
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
@@ -313,12 +305,12 @@ def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
             assert parent.stdout is not None
             children = [int(word) for word in parent.stdout.readline().split()]
             assert len(children) == 1
-            assert all(_alive(pid) for pid in children)
+            assert all(alive(pid) for pid in children)
             time.sleep(0.5)  # it may still be importing, or wait for work already: it must end
         finally:
             parent.send_signal(signal.SIGKILL)
         parent.wait()
-    assert _until(lambda: not any(_alive(pid) for pid in children), seconds=20)
+    assert _until(lambda: not any(alive(pid) for pid in children), seconds=20)
 
 
 def test_rows_from_workers_hold_plain_numbers() -> None:
