@@ -1,4 +1,4 @@
-"""What the engine and an algorithm hand to each other: states, messages, updates, rounds, and what a task is."""
+"""The data that engine and algorithms exchange: states, messages, updates, rounds, and the problem to solve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_core.tree import Tree
 
 @dataclass
 class State:
-    """What the server or a client keeps between rounds: trees, and plain JSON data."""
+    """What the server or a client keeps between rounds: trees of tensors, and plain JSON data."""
 
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
@@ -22,13 +22,13 @@ class State:
 
 @dataclass
 class Message:
-    """What crosses between server and client, either way; :attr:`bytes` is what the costs count."""
+    """What the server and a client send each other; :attr:`bytes` is what the costs count."""
 
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
 
     def clone(self) -> Message:
-        """A copy that shares nothing with the original, as if it had crossed a border."""
+        """A deep copy that shares no tensor with the original, as after a transfer between machines."""
         return Message({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
 
     @property
