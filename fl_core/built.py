@@ -1,4 +1,4 @@
-"""What becomes of layers and plans when an algorithm builds into a model: second heads, prompts, adapters, gates."""
+"""Follows layers and plans into a model that an algorithm extended with second heads, prompts, adapters or gates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARED, PERSONAL = "shared", "personal"
 
 
 class Plain:
-    """A model as it is before anything is built into it: which tensor has which name, which module which path."""
+    """The tensors and modules of a model by name, recorded before an algorithm extends it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors = tree.live(model)
@@ -24,7 +24,7 @@ class Plain:
 
 
 class Built:
-    """The way from a plain model to the one that was built from it.
+    """Maps the layers and plans of a plain model to the model that an algorithm built from it.
 
     A tensor of the plain model stays in its layer, whatever its name is now. A new tensor inside a module that
     owned tensors before (an adapter around its weight) joins that module's layer. Every other new tensor is in a layer
@@ -70,7 +70,7 @@ class Built:
             self._add(plain, adds, layers_of(model, example, by=by))
 
     def layers(self, plain: Sequence[Layer]) -> tuple[Layer, ...]:
-        """The plain model's layers, however they are grouped, as the built one's, with those added, by first use."""
+        """The plain model's layers with their tensors' names in the built model, and the added layers, by first use."""
         if not self.changed:
             return tuple(plain)
         found = [
@@ -80,7 +80,7 @@ class Built:
         return tuple(sorted(found, key=lambda layer: min(self._order[name] for name in layer.tensors)))
 
     def plan(self, plan: LayerPlan) -> LayerPlan:
-        """A plan made for the built model as it is; one for the plain model carried over.
+        """Carry a plan for the plain model over to the built one; a plan for the built model stays as it is.
 
         Raises:
             UsageError: it was made for another model.
@@ -129,7 +129,7 @@ class Built:
                 self.personal |= set(layer.tensors)
 
     def _adapted(self, plain: Plain, name: str) -> str:
-        """One of the plain tensors of the module that a new tensor was put into: the nearest that holds any."""
+        """A plain tensor of the module into which a new tensor was put: the nearest module that holds any."""
         path = _owner(name)
         while path:
             near = [old for old, now in self.names.items() if _inside(now, path)]
@@ -158,13 +158,13 @@ class Built:
         return tuple(self.names[name] for name in names if name in self.names)
 
     def _output(self, layer: Layer) -> str:
-        """Where the layer's representation is now: the module that gave it, unless its tensors have moved elsewhere."""
+        """The path of the module that now gives the layer's representation."""
         held = self._now(name for name in layer.tensors if _inside(name, layer.output))
         path = self._paths.get(layer.output, "") if layer.output else ""
         return path if all(_inside(name, path) for name in held) else _owner(held[0])
 
     def _new_paths(self, plain: Plain, model: nn.Module) -> dict[str, str]:
-        """The present path of each module of the plain model; of one that was wrapped, its wrapper's."""
+        """Where each module of the plain model is now; of a wrapped module, where its wrapper is."""
         now: dict[int, str] = {id(module): path for path, module in model.named_modules()}
         known = {now[id(module)] for module in plain.modules.values() if id(module) in now}
         found: dict[str, str] = {}
@@ -177,7 +177,7 @@ class Built:
         return found
 
     def _held(self, path: str) -> set[str]:
-        """The plain tensors that are inside a path now."""
+        """Names of the plain model's tensors that are now inside a module path."""
         return {old for old, name in self.names.items() if _inside(name, path)}
 
 

@@ -10,7 +10,7 @@ from fl_core.errors import UsageError, check_known
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """What can be given by name: each parameter with whether it must be given, and whether any other name can be.
+    """A function's named parameters, each with whether it is required, and whether it takes any other name too.
 
     A callable that Python cannot look into has none.
 
@@ -27,7 +27,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
 
 
 def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse an option that something does not have.
+    """Refuse an option that a function or class does not take.
 
     Args:
         what: has the options, as messages say it: ``model 'mlp'``.

@@ -1,4 +1,4 @@
-"""The words that a configuration's keys may be, for those who ask before what they name is loaded."""
+"""The allowed values of a configuration's keys, to be listed without loading what they name."""
 
 BN = ("global", "local", "drop")
 """Running statistics of batch normalisation: averaged, each client's own, or none."""

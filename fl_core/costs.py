@@ -1,4 +1,4 @@
-"""What a round costs: FLOPs of local training, counted on the operations that really run."""
+"""What a round costs: FLOPs of local training, counted on the operations that are executed, and bytes sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl_core.training.local import batch_slices
 def training_flops(
     workspace: Workspace, shape: tuple[int, ...], trained: frozenset[str], held: frozenset[str] | None = None
 ) -> float:
-    """Floating-point operations of one training sample, forward and backward, when exactly ``trained`` moves.
+    """Floating-point operations of one training sample, forward and backward, when only ``trained`` is trained.
 
     Counted by PyTorch's own counter (matrix products, convolutions and attention; a multiply-add is two) on a batch
     of two, halved. Freezing early layers saves their weight gradients and everything below them; freezing late ones
@@ -63,7 +63,7 @@ class TrainingCost:
 
 
 def training_cost(algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int) -> TrainingCost:
-    """The counts for a whole run: the sum of :func:`round_costs`.
+    """The cost of a whole run: the sum of :func:`round_costs`.
 
     For the layer-scheduling paper's Table 4: 300 rounds of one epoch, 100 clients with 500 samples, batches of 10.
 
@@ -78,7 +78,7 @@ def training_cost(algorithm: Algorithm, workspace: Workspace, shape: tuple[int, 
 def round_costs(
     algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int
 ) -> tuple[TrainingCost, ...]:
-    """The counts of each round of a run in which every client takes part in every round, as Table 4 has it.
+    """The cost of each round of a run in which every client takes part in every round (as in Jang and Choi's Table 4).
 
     Fine-tuning after the last round is not counted.
 
@@ -139,7 +139,7 @@ A float for each of them would be 24,000 bytes: the table is an eighth of that.
 
 
 def retention_ledger(parameters: Mapping[str, int], retained: Iterable[str] = ()) -> float:
-    """MiB that a run of HeurpFedLA moves, as pFedLA's Table 3 counts them (Ma et al. 2022).
+    """MiB sent in a run of HeurpFedLA, counted as in pFedLA's Table 3 (Ma et al. 2022).
 
     u (2 P - sum of |l| over the retained layers) with u = :data:`PFEDLA_BYTES` / 2^20: retained layers are not
     downloaded, always the same ones. What a run really moves is in its rows ``bytes_down`` and ``bytes_up``.

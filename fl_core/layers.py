@@ -51,12 +51,12 @@ class Layer:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Parameters, then buffers."""
+        """Names of the layer's parameters, then of its buffers."""
         return self.parameters + self.buffers
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The parameters that are not biases."""
+        """Names of the parameters that are not biases."""
         return tuple(name for name in self.parameters if not _is_bias(name))
 
     @property

@@ -47,7 +47,7 @@ class Registry(Generic[Member]):
         self._made_from: dict[tuple[str, str], str] = {}  # (module, qualified name) -> the member's name
 
     def add(self, name: str, member: Member, made_from: Any) -> None:
-        """Make a member known; decorators call it.
+        """Register a member; decorators call it.
 
         Args:
             made_from: the class or function under the decorator. The same one may come again, as when a notebook's

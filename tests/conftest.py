@@ -230,6 +230,8 @@ def own_members(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], No
     """Members that a test adds to a registry are gone after it."""
 
     def keep(registry: Registry[Any]) -> None:
+        for name in registry.inside:
+            registry[name]  # a module is imported once: what it registers during the test must not go with it
         for name in ("_members", "_made_from"):
             monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 

@@ -44,7 +44,7 @@ PROBES = {"fast": 1, "activation": 8, "hutchinson": 32, "released": 1}
 
 @dataclass(frozen=True)
 class TraceResult:
-    """One layer's trace.
+    """The Hessian trace measured for one layer.
 
     Attributes:
         layer: the layer's name.

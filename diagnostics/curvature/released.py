@@ -11,8 +11,8 @@ from torch import Tensor
 from fl_core.seeds import torch_generator
 
 from ..capture import Data
-from .model import Differentiable, curvature, differentiable_once, no_second_derivative
-from .sampled import CUT, Estimates, batch_gradients
+from .model import Differentiable, curvature
+from .sampled import Estimates, by_batch
 
 
 def released(
@@ -35,23 +35,13 @@ def released(
     totals = {
         name: [torch.zeros_like(run.parameters[name], dtype=torch.float64) for _ in range(probes)] for name in names
     }
-    failures: dict[str, str] = {}
-    n = 0
-    for index, size, gradient in batch_gradients(run, data, names, batch):
-        for layer, group in layers.items():
-            if layer in failures:
-                continue
-            try:
-                for name in group:
-                    if index == 0 and differentiable_once(gradient[name]):
-                        failures[layer] = CUT
-                        break
-                    for v, total in zip(directions[name], totals[name], strict=True):
-                        total += curvature([gradient[name]], [v], [run.parameters[name]])[0]
-            except RuntimeError as error:
-                failures[layer] = no_second_derivative(error)
-        n += size
-        del gradient  # this batch's graph, before the next one's is built
+
+    def probe(layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]) -> None:
+        for name in names:
+            for v, total in zip(directions[name], totals[name], strict=True):
+                total += curvature([gradients[name]], [v], [run.parameters[name]])[0]
+
+    failures, n = by_batch(run, data, layers, batch, probe)
     estimates = {}
     for layer, group in layers.items():
         if layer not in failures:

@@ -13,7 +13,7 @@ what must hold and in what they cost:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -207,21 +207,6 @@ def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:
     return (u * (torch.zeros_like(u) if product is None else product)).flatten(1).double().sum(1)
 
 
-def batch_gradients(
-    run: Differentiable, data: Data, names: Sequence[str], batch: int
-) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
-    """Yield each batch's number, its number of samples, and gradients of its summed loss that keep their graph.
-
-    Let go of the gradients before asking for the next ones: only one batch's graph should be in memory.
-    """
-    tensors = [run.parameters[name] for name in names]
-    for index, (x, y) in enumerate(batches(data, batch)):
-        _, losses = run.forward(x, y, index)
-        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
-        yield index, len(y), dict(zip(names, gradients, strict=True))
-        del losses, gradients
-
-
 def weight_traces(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
 ) -> tuple[Estimates, dict[str, str], int]:
@@ -230,29 +215,55 @@ def weight_traces(
     A probe covers one layer's block, and every batch draws its own: the batches' errors then average out. The standard
     error is that of the mean over the probes, of which there must be two or more.
     """
-    names = [name for group in layers.values() for name in group]
     generators = {layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers}
     estimates = {layer: torch.zeros(probes, dtype=torch.float64) for layer in layers}
+
+    def probe(layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]) -> None:
+        block = [run.parameters[name] for name in names]
+        for k in range(probes):
+            v = [rademacher(tensor, generators[layer]) for tensor in block]
+            product = curvature([gradients[name] for name in names], v, block)
+            estimates[layer][k] += float(sum((a * b).double().sum() for a, b in zip(v, product, strict=True)))
+
+    failures, n = by_batch(run, data, layers, batch, probe)
+    means = {layer: estimate / n for layer, estimate in estimates.items() if layer not in failures}
+    return {layer: (float(e.mean()), float(e.std()) / math.sqrt(probes)) for layer, e in means.items()}, failures, n
+
+
+def by_batch(
+    run: Differentiable,
+    data: Data,
+    layers: Mapping[str, Sequence[str]],
+    batch: int,
+    probe: Callable[[str, Sequence[str], Mapping[str, Tensor]], None],
+) -> tuple[dict[str, str], int]:
+    """Probe every layer in every batch, by the gradients of the batch's summed loss, which keep their graph.
+
+    Args:
+        layers: names of the parameters of each layer.
+        probe: takes a layer, its parameters' names and the gradients by name.
+
+    Returns:
+        By layer why it cannot be probed, and the number of samples.
+    """
+    names = [name for group in layers.values() for name in group]
+    tensors = [run.parameters[name] for name in names]
     failures: dict[str, str] = {}
     n = 0
-    for index, size, gradient in batch_gradients(run, data, names, batch):
+    for index, (x, y) in enumerate(batches(data, batch)):
+        _, losses = run.forward(x, y, index)
+        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
+        gradient = dict(zip(names, gradients, strict=True))
         for layer, group in layers.items():
             if layer in failures:
                 continue
             if index == 0 and any(differentiable_once(gradient[name]) for name in group):
                 failures[layer] = CUT
                 continue
-            block = [run.parameters[name] for name in group]
             try:
-                for probe in range(probes):
-                    v = [rademacher(tensor, generators[layer]) for tensor in block]
-                    product = curvature([gradient[name] for name in group], v, block)
-                    estimates[layer][probe] += float(
-                        sum((a * b).double().sum() for a, b in zip(v, product, strict=True))
-                    )
+                probe(layer, group, gradient)
             except RuntimeError as error:
                 failures[layer] = no_second_derivative(error)
-        n += size
-        del gradient  # this batch's graph, before the next one's is built
-    means = {layer: estimate / n for layer, estimate in estimates.items() if layer not in failures}
-    return {layer: (float(e.mean()), float(e.std()) / math.sqrt(probes)) for layer, e in means.items()}, failures, n
+        n += len(y)
+        del losses, gradients, gradient  # this batch's graph, before the next one's is built
+    return failures, n

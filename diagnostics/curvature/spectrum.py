@@ -43,7 +43,7 @@ Vector = Any  # numpy float64 [n]
 
 @dataclass(frozen=True)
 class SpectrumResult:
-    """One layer's largest eigenvalues.
+    """The largest Hessian eigenvalues of one layer.
 
     Attributes:
         eigenvalues: in descending order; may be negative.

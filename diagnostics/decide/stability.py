@@ -21,7 +21,7 @@ RESAMPLES = 500
 
 @dataclass(frozen=True)
 class Opinion:
-    """A curve with the rule that reads it."""
+    """A curve, and the rule that decides from it."""
 
     curve: Curve
     rule: Rule

@@ -171,7 +171,7 @@ class Metric:
         return rows
 
     def __call__(self, measurement: Measurement, **options: Any) -> list[Row]:
-        """The metric's rows.
+        """Measure, and return the metric's rows.
 
         Raises:
             UsageError: as :meth:`settings` and :meth:`check`, before a client is looked at; data that do not fit.

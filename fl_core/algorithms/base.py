@@ -146,7 +146,7 @@ class Algorithm:
         return contract.portable(self)
 
     def with_plan(self, plan: LayerPlan) -> Algorithm:
-        """The same algorithm, made anew under a plan as it is (see :meth:`adopt`)."""
+        """A new instance of this algorithm that obeys the given plan exactly as it is (see :meth:`adopt`)."""
         return type(self)(self.problem, plan, self.options)
 
     @property
@@ -155,7 +155,7 @@ class Algorithm:
         return self.splits and self.plan is None and self.default_plan(self.problem.layers) is None
 
     def method(self, name: str, what: str = "method") -> Callable[..., Any]:
-        """The loss or the step that a phase names.
+        """The method of this algorithm that a phase names as its loss or as its step.
 
         Raises:
             UsageError: there is no such method; names the nearest.
@@ -169,12 +169,12 @@ class Algorithm:
 
     @classmethod
     def under(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        """The class whose model and options a configuration asks for: itself, unless it is laid over another one."""
+        """The class that sets the model and its options: this one, or of a wrapper the algorithm that it wraps."""
         return cls
 
     @classmethod
     def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
-        """The model that is trained: the given one, or one made of it with second heads, prompts, adapters or gates.
+        """The model that is trained: the given one, or one made from it with second heads, prompts, adapters or gates.
 
         What it keeps of the given model (all of it, unless it :attr:`cuts`) must be the same tensors, under any name;
         it may change the model in place.
@@ -196,7 +196,7 @@ class Algorithm:
         return LayerPlan.all_but_last(layers)
 
     def adopt(self, plan: LayerPlan) -> LayerPlan:
-        """The plan in force that this algorithm makes of one that is given or decided. Default: that plan itself.
+        """The plan that this algorithm obeys when it is given (or decides on) this one. Default: that plan itself.
 
         Raises:
             UsageError: it cannot work under such a plan.
@@ -239,13 +239,13 @@ class Algorithm:
         return self.submodel(rnd, client) - self.shared(rnd, client) - self.problem.waiting(rnd)
 
     def send(self, server: State, client: int, rnd: Round) -> Message:
-        """What the server sends; the engine clones it."""
+        """The message that the server sends to one client; the engine clones it."""
         return Message({"model": tree.pick(server.trees["model"], self.shared(rnd, client))})
 
     # --- what is trained ---
 
     def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
-        """Where local training starts. Default: what the client kept, under what it received.
+        """The weights at which local training starts. Default: what the client kept, overwritten by what it received.
 
         Args:
             state: the client's, to be changed here if need be. message: what it received.
@@ -259,7 +259,7 @@ class Algorithm:
         return {**state.trees.get("model", {}), **message.trees.get("model", {})}
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        """Local training. Default: one phase over all tensors that the client has."""
+        """The phases of a client's local training. Default: one phase over all tensors that the client has."""
         return (Phase("train", self.submodel(rnd, client), self.problem.epochs),)
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
@@ -268,7 +268,7 @@ class Algorithm:
         return ctx.criterion(ctx.forward(params, x), y)
 
     def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
-        """What the client uploads; it also brings the client's state up to date.
+        """The message that the client uploads after training; also updates the client's state.
 
         Args:
             trained: the client's trees after all phases, the model among them.
@@ -279,7 +279,7 @@ class Algorithm:
     # --- how it is mixed ---
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        """Take the replies in, one at a time, in the order of the sampled clients. Default: the weighted mean.
+        """Update the server's state from the replies, one at a time in client order. Default: the weighted mean.
 
         Each step of the iteration sends to a client and waits for its reply.
         """
@@ -304,11 +304,11 @@ class Algorithm:
         return ()
 
     def observations(self, server: State, rnd: Round) -> Iterable[Observation]:
-        """Numbers worth recording of the server as it stands when all clients have been evaluated. Default: none."""
+        """Numbers about the server to record once all clients have been evaluated. Default: none."""
         return ()
 
     def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
-        """Numbers worth recording of a client's evaluated model, in evaluation mode, on its test samples x."""
+        """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""What every algorithm keeps to, and how the engine sees to it: hooks by their names, nothing kept on the object.
+"""The rules that every algorithm must keep, and the checks of them: hooks have known names, objects keep no state.
 
 An algorithm object is copied to worker processes and built anew when a run goes on. What it kept on itself would be
 another thing in each process and lost on resume, so the engine freezes it before the first round.
@@ -60,7 +60,7 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
 
 
 def _arguments(function: Any) -> list[str]:
-    """Names of the arguments that a call by position must fill, as they are written."""
+    """Names of a function's parameters without a default, with the stars of ``*args`` and ``**kwargs``."""
     parameters = inspect.signature(function).parameters.values()
     stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     required = [p for p in parameters if p.default is inspect.Parameter.empty]
@@ -81,7 +81,7 @@ def refuse_assignment(algorithm: Algorithm, name: str) -> None:
 
 
 def freeze(algorithm: Algorithm) -> None:
-    """From now on attributes cannot be set, and :func:`check_unchanged` sees what was changed in place.
+    """Forbid setting attributes from now on, and note the values for :func:`check_unchanged` to find changes in place.
 
     Both hold for the algorithms inside it too.
     """
@@ -90,7 +90,7 @@ def freeze(algorithm: Algorithm) -> None:
 
 
 def portable(algorithm: Algorithm) -> dict[str, Any]:
-    """What of an algorithm crosses to another process, where it is frozen anew."""
+    """The attributes of an algorithm that are sent to a worker process, where it is frozen anew."""
     return {name: value for name, value in vars(algorithm).items() if name != CONTENTS}
 
 
@@ -109,7 +109,7 @@ def check_unchanged(algorithm: Algorithm) -> None:
 
 
 def _with_inner(algorithm: Algorithm) -> Iterator[Algorithm]:
-    """An algorithm, and those over which it is laid."""
+    """The algorithm and, if it wraps another one as a schedule does, also the wrapped algorithms."""
     yield algorithm
     for value in vars(algorithm).values():
         if hasattr(value, "aggregate") and hasattr(value, "with_plan"):
@@ -122,7 +122,7 @@ def _contents_of(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _contents(value: Any) -> Any:
-    """What of a value can change in place, to be compared with later; None where nothing can, or it cannot be seen."""
+    """A snapshot of a mutable value, to be compared with later; None for what cannot change in place or be compared."""
     if isinstance(value, dict):
         return {key: (_contents(item), _identity(item)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -168,7 +168,7 @@ def check_phases(
 
 
 def methods(algorithm: Algorithm) -> list[str]:
-    """Names of the public methods, for who asks for one that is not there."""
+    """Names of an algorithm's public methods, for the error message about one that does not exist."""
     return [
         name for name in dir(type(algorithm)) if not name.startswith("_") and callable(getattr(type(algorithm), name))
     ]

@@ -1,4 +1,4 @@
-"""Contrastive learning beside classification: what a client compares while it trains."""
+"""MoCo's contrastive learning beside classification, as a client trains it: views, key branch, queue and loss."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Contrasting(Algorithm):
         return state
 
     def seen(self, steps: Steps, batch: Batch, ctx: Context) -> Seen:
-        """The batch with its views; the key branch takes a step after the query branch first, as MoCo's does."""
+        """Draw two views of a batch's images; before that the key branch moves towards the query branch, as in MoCo."""
         key = ctx.scratch.get(KEY)
         if key is None:
             key = ctx.scratch[KEY] = tree.clone(steps.live)
@@ -61,7 +61,7 @@ class Contrasting(Algorithm):
         return Seen(x, y, view, keys, buffers)
 
     def enqueue(self, seen: Seen, ctx: Context) -> None:
-        """The batch's keys in place of the oldest."""
+        """Replace the oldest keys in the queue by the batch's."""
         queue = ctx.scratch[QUEUE]
         size, keys = len(queue["keys"]), seen.keys[-len(queue["keys"]) :]
         places = (int(queue["at"]) + torch.arange(len(keys), device=keys.device)) % size
@@ -78,11 +78,11 @@ class Contrasting(Algorithm):
         return (scores.logsumexp(1) - scores[:, 0]).mean()
 
     def contrast_loss(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:
-        """The second task alone."""
+        """The contrastive loss of a batch, as the loss of a phase."""
         return ctx.part("contrast", self.contrast(params, seen, ctx), len(seen.y))
 
     def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """The usual step on a batch and its views."""
+        """One optimiser step on a batch together with its views."""
         seen = self.seen(steps, batch, ctx)
         steps.descend(steps.gradients(seen))
         self.enqueue(seen, ctx)

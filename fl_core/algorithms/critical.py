@@ -91,7 +91,7 @@ class FedCAC(Algorithm):
 
 
 def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
-    """Where |(after - before) after| is among the largest ``fraction`` of its entries: bool, of the same shape.
+    """Mark the parameters that moved most for their size: |(after - before) after| in its largest ``fraction``; bool.
 
     Ties with the last of these are marked too. Where that one is at most 1e-10 everything that moved at all is marked.
     """
@@ -104,7 +104,7 @@ def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
 
 
 def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[int]]:
-    """For each client itself and those whose overlap with it reaches the threshold, ascending.
+    """For each client the clients whose critical parameters overlap enough with its own, itself included; ascending.
 
     Args:
         masks: bool trees by client; overlaps are taken over all ordered pairs of different clients.

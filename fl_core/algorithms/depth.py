@@ -79,7 +79,7 @@ class Blockwise(Algorithm):
         self.mix(server, updates if self.config.weighted else (replace(each, weight=1) for each in updates), rnd)
 
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        """Take replies in whose weights are what the clients count. Default: the mean of each tensor over its holders.
+        """Aggregate replies whose weights are final. Default: for each tensor the mean over the clients that hold it.
 
         A tensor that nobody held stays as it was (FedRA, Eq. 2).
         """
@@ -88,7 +88,7 @@ class Blockwise(Algorithm):
 
 @register
 class AllLarge(Blockwise):
-    """Every client holds the whole model: what depth does not limit."""
+    """Every client trains the whole model: the reference without any limit of depth."""
 
     name = "alllarge"
     paper = "Su et al. 2024 (FedRA)"
@@ -118,7 +118,7 @@ class AllSmall(Blockwise):
 
 
 class Limited(Blockwise):
-    """Clients of different depths.
+    """Base of algorithms whose clients hold different numbers of the model's blocks.
 
     ``depths``: how many blocks clients can hold (see :func:`fl_core.algorithms.allocation.fixed_depths`).
     ``random_depths``: instead every client's depth is drawn anew in every round, uniform from 1 to all (FedRA,
@@ -165,7 +165,7 @@ class Limited(Blockwise):
         server.meta[LATEST] = {"index": rnd.index, "sampled": list(rnd.sampled)}
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """``held``: whether a client of the latest round had a layer, 1 or 0; of the layers that could be missing."""
+        """``held``: 1 where a client of the latest round held a layer, else 0, for layers that can be missing."""
         if LATEST not in server.meta:
             return
         latest = Round(server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"]))
@@ -213,7 +213,7 @@ class FedRA(Limited):
 
     @property
     def covers(self) -> bool:
-        """Whether the clients of a round are to hold every block together."""
+        """Whether the blocks are drawn so that the clients of a round together hold every block."""
         return bool(self.config.allocation == "cover")
 
     def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
@@ -319,7 +319,7 @@ class InclusiveFL(Limited):
         server.trees = trees
 
     def _distilled(self, server: State, depth: int, group_mean: Tree, change: Tree) -> Tree:
-        """A group's last block, moved towards where the deeper clients' blocks went in the round before."""
+        """The last block of a depth's group, moved by the mean change of the deeper clients' blocks a round before."""
         deeper = [r for r in range(depth + 1, len(self.problem.blocks) + 1) if _slot(r) in server.trees]
         if not deeper:
             return {}

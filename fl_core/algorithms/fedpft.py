@@ -133,21 +133,21 @@ class FedPFT(Contrasting):
 
     @classmethod
     def compares(cls, config: Any) -> bool:
-        """Whether the model has what a second task needs."""
+        """Whether the model is built with the second, contrastive task."""
         return bool(config.contrast)
 
     @property
     def both(self) -> bool:
-        """Whether a client trains on both tasks at once."""
+        """Whether a client trains the classification and the contrastive task at once."""
         return self.compares(self.config)
 
     @property
     def looks(self) -> bool:
-        """Whether training on the first task needs views."""
+        """Whether training on the classification task also needs the images' augmented views."""
         return self.both
 
     def part_of(self, *parts: str) -> frozenset[str]:
-        """Names of the tensors of these parts of the model."""
+        """Names of the tensors of the model's parts, such as ``transform`` or ``head``."""
         return frozenset(name for name in self.problem.tensors if name.partition(".")[0] in parts)
 
     # --- what travels ---
@@ -181,14 +181,14 @@ class FedPFT(Contrasting):
         )
 
     def phase(self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any) -> Phase:
-        """A phase in which tau has its own rate, with or without views."""
+        """A training phase in which the transformation (tau) has its own learning rate."""
         slower = 10 if self.compares(self.config) else 2
         groups = (Group(self.part_of("transform"), self.config.transform_lr, slower),)
         step = "contrast_step" if self.looks else ""
         return Phase(name, train, epochs, loss=loss, groups=groups, step=step, **options)
 
     def classify(self, params: Mapping[str, Tensor], batch: Any, ctx: Context, severed: bool = False) -> Tensor:
-        """The first task's loss (Eq. 3)."""
+        """The classification loss of a batch (Eq. 3)."""
         x, y = batch[:2]
         return ctx.part("classify", ctx.criterion(ctx.forward(params, x, severed=severed), y), len(y))
 
@@ -199,15 +199,15 @@ class FedPFT(Contrasting):
         return self.contrast_loss(params if live is None else self.aside(params, batch, live), batch, ctx)
 
     def both_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
-        """All that trains, on both tasks."""
+        """The classification and the contrastive loss together, over everything that trains."""
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx)
 
     def feature_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
-        """The extractor for the second task; the prompts and tau for the first one (Eq. 5)."""
+        """The loss of the feature phase: contrastive for the extractor, classification for prompts and tau (Eq. 5)."""
         return self.classify(params, batch, ctx, severed=True) + self.second(params, batch, ctx)
 
     def adapt_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
-        """The extractor, tau and the classifier for the first task; the other prompts for the second one (Eq. 6)."""
+        """The loss of the adaptation phase: contrastive for the second prompts, classification for the rest (Eq. 6)."""
         live = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx, live)
 
@@ -290,7 +290,7 @@ class TwoStage(FedPFT):
         return bool(self.config.watch)
 
     def first(self, rnd: Round) -> bool:
-        """Whether a round belongs to the first stage."""
+        """Whether a round belongs to the first stage, MoCo's."""
         stage_rounds = self.config.stage_rounds
         return rnd.index < (self.problem.rounds // 2 if stage_rounds is None else stage_rounds)
 

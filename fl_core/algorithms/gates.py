@@ -63,7 +63,7 @@ class PFedGate(Algorithm):
         return (Phase("train", self.problem.tensors, self.problem.epochs, groups=groups, step="gated_step"),)
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """A step of the gate, of the model, or of both."""
+        """One optimiser step of the gate, of the model, or of both."""
         grads = steps.gradients(batch, clip=False)
         gate_grads = {name: grad for name, grad in grads.items() if _of_gate(name)}
         parts = [gate_grads, {name: grad for name, grad in grads.items() if name not in gate_grads}]

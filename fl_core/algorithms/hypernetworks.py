@@ -119,7 +119,7 @@ class PFedHN(Algorithm):
         return State({"model": initial, PURPOSE: net, "momentum": {n: torch.zeros_like(t) for n, t in net.items()}})
 
     def generated(self, net: Mapping[str, Tensor], like: Mapping[str, Tensor], client: int) -> Tree:
-        """The client's parameters, shaped as in ``like``."""
+        """The parameters that the hypernetwork generates for a client, shaped as in ``like``."""
         hidden = net["embeddings"][client]
         for k in range(4):
             hidden = _apply(net, f"trunk.{k}", hidden.relu() if k else hidden)
@@ -222,12 +222,12 @@ class PFedLA(Mixing):
         return self._units
 
     def network(self, server: State, client: int) -> Tree:
-        """A client's embedding and hypernetwork: as learned so far, or as drawn for it."""
+        """A client's embedding and hypernetwork: as trained so far, else its random start."""
         trained = server.trees.get(_slot(client))
         return self._drawn(client) if trained is None else trained
 
     def alpha(self, net: Mapping[str, Tensor], client: int) -> Tensor:
-        """Weights [units, clients] that a hypernetwork gives, rows with sum 1."""
+        """Aggregation weights [units, clients] that a client's hypernetwork gives; rows sum to 1."""
         hidden = net["embedding"]
         for k in range(3):
             hidden = _apply(net, f"trunk.{k}", hidden).relu()
@@ -264,7 +264,7 @@ class PFedLA(Mixing):
         return {self.evaluates: {**client.trees["model"], **mixed}}
 
     def _learned(self, server: State, replies: list[Update], rnd: Round) -> Iterator[tuple[str, Tree]]:
-        """The hypernetworks of the clients that replied, after a step each."""
+        """The hypernetworks of the clients that replied, each after one step of training."""
         changes = []
         for update in replies:
             sent = self.send(server, update.client, rnd).trees["model"]

@@ -65,7 +65,7 @@ class FedLAMA(Algorithm):
             yield Observation("averaging_interval", intervals.get(layer.name, self.config.tau), layer=layer.name)
 
     def of_layers(self, names: Iterable[str]) -> frozenset[str]:
-        """Names of the tensors of these layers."""
+        """Names of all tensors of the given layers."""
         chosen = set(names)
         return frozenset(n for layer in self.problem.layers if layer.name in chosen for n in layer.tensors)
 
@@ -120,7 +120,7 @@ class FedLAMA(Algorithm):
 
 
 def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = True) -> list[str]:
-    """The layers that are averaged less often: those on which clients agree, until too much is at stake.
+    """The layers to average less often: those on which clients agree most, while the cut criterion of FedLAMA allows.
 
     Layers are taken by ascending discrepancy. delta_k is the share of all discrepancy (each layer's, times its size)
     among the first k, lambda_k their share of all parameters: what is lost and what is saved. Those up to the first k

@@ -58,7 +58,7 @@ class PerFedAvg(Algorithm):
         return (Phase("adapt", self.problem.tensors, n, steps=n, stream="adapt", step="adapt_step"),)
 
     def meta_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """One step for the loss after adaptation."""
+        """One optimiser step on the loss after one adaptation step."""
         start, alpha = _copy(steps.params), self._alpha(steps)
         if alpha:
             _move(steps.params, steps.gradients(steps.draw("inner")), -alpha)
@@ -121,7 +121,7 @@ class PFedMe(Algorithm):
         return (Phase("train", self.problem.tensors, self.problem.epochs, step="envelope_step"),)
 
     def envelope_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """The personal model's steps on a batch, and the step of the global one's copy after it."""
+        """Several steps of the personal model on a batch, then one step of the client's copy of the global model."""
         config, w, grads = self.config, _copy(steps.params), dict[str, Tensor]()
         personal = ctx.scratch.setdefault("personal", {})
         if personal:

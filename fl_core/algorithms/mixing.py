@@ -36,17 +36,17 @@ class Mixing(Algorithm):
 
     @property
     def units(self) -> tuple[Layer, ...]:
-        """What has weights of its own, with its tensors."""
+        """The groups of tensors that each have their own aggregation weights. Default: one, the whole model."""
         names = [(layer.parameters, layer.buffers) for layer in self.problem.layers]
         parameters, buffers = (tuple(n for group in kind for n in group) for kind in zip(*names, strict=True))
         return (Layer("", parameters, buffers),)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
-        """Aggregation weights [units, clients] of one client: at least 0, every row with sum 1."""
+        """A client's aggregation weights over all clients, [units, clients]: at least 0, each row sums to 1."""
         raise NotImplementedError
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """The aggregation weights as they stand: ``client`` receives, ``client_b`` is weighed.
+        """The present aggregation weights: ``client`` receives, ``client_b`` is the one whose model is weighted.
 
         All pairs while they are at most :data:`PAIRS`; of larger federations each client's weight on itself.
         """
@@ -58,7 +58,7 @@ class Mixing(Algorithm):
                     yield Observation(AGGREGATION_WEIGHT, row[other], client, other, unit.name)
 
     def heard(self, server: State, client: int) -> bool:
-        """Whether a client has uploaded its model yet."""
+        """Whether the server has an upload of this client yet."""
         return _slot(client) in server.trees
 
     def last(self, server: State, client: int) -> Tree:
@@ -66,7 +66,7 @@ class Mixing(Algorithm):
         return server.trees[_slot(client)] if self.heard(server, client) else server.trees["model"]
 
     def mixture(self, server: State, client: int, rnd: Round, skip: frozenset[str] = frozenset()) -> Tree:
-        """What travels to a client: sum_j weight_j theta_j of every unit that is not skipped, summed in float64."""
+        """The model that a client receives: sum_j weight_j theta_j of every unit that is not skipped, in float64."""
         travels = self.shared(rnd, client)
         with tree.one_thread():
             mixed: Tree = {}
@@ -103,7 +103,7 @@ def _slot(client: int) -> str:
 
 
 class Keeping(Mixing):
-    """A mixture of whole models of which the client keeps its own from round to round."""
+    """Base of mixtures of whole models whose clients also keep their own model between rounds."""
 
     travels, keeps = "a mixture down, its model up", "its model"
 
@@ -173,11 +173,11 @@ class FedAMP(Keeping):
         return super().loss(params, batch, ctx) + half_pull(self.config.lam / self._alpha(ctx.round), params, ctx)
 
     def _alpha(self, index: int) -> float:
-        """alpha_k: as planned, within the limit."""
+        """The step size alpha_k of a round, with the limit that keeps weights on the client itself at 0 or above."""
         return min(self._planned(index), self.config.sigma / max(1, len(self.problem.n_train) - 1))
 
     def _planned(self, index: int) -> float:
-        """alpha_k without a limit."""
+        """The step size alpha_k of a round by its schedule, without a limit."""
         return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
 
     def _parameters(self, server: State, client: int) -> Tree:
@@ -307,7 +307,7 @@ class FedFomo(Keeping):
                 sums[peer] = sums.get(peer, 0.0) + (weight / total if total else 0.0)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
-        """Of the client's last mixing."""
+        """The aggregation weights that the client used when it last mixed models."""
         row = torch.zeros(len(self.problem.n_train), dtype=torch.float64)
         for peer, weight in server.meta.get("weights", {}).get(str(client), {}).items():
             row[int(peer)] = max(weight, 0.0)

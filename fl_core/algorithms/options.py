@@ -24,7 +24,7 @@ def configured(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
 
 
 def configurations(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The algorithm's ``Config``, then that of the algorithm over which the values lay it, if they do.
+    """The algorithm's ``Config`` and, if it wraps another algorithm, that one's ``Config`` after it.
 
     Raises:
         UsageError: as :func:`configured`.

@@ -1,4 +1,4 @@
-"""An algorithm laid over another one, to change some of what it does: a schedule, a compression, a filter."""
+"""The base of wrappers: an algorithm around another one that changes part of what it does, such as a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_core.tree import Tree
 
 
 class Over(Algorithm):
-    """Every hook asks the inner algorithm, which ``over`` names; a subclass overrides those that it changes.
+    """A wrapper of the algorithm that ``over`` names: every hook asks the inner one, unless a subclass overrides it.
 
     ``--set`` takes the inner algorithm's keys too. The inner algorithm calls its own hooks and never the outer one's:
     what it is to see otherwise is changed in the task that it is given (:meth:`inner_problem`).
@@ -37,7 +37,7 @@ class Over(Algorithm):
         self.splits = self.splits or self.inner.splits
 
     def inner_problem(self) -> Problem:
-        """The task as the inner algorithm is to see it. Default: as it is."""
+        """The task that the inner algorithm is given. Default: the same."""
         return self.problem
 
     @classmethod

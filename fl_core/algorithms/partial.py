@@ -20,7 +20,7 @@ MEASURED = "measured"
 
 
 class Partial(Algorithm):
-    """The plan's body travels, its head stays with each client."""
+    """Base of algorithms whose shared body travels while a local head stays with each client."""
 
     splits = True
     evaluates = "personal"
@@ -28,12 +28,12 @@ class Partial(Algorithm):
 
     @property
     def body(self) -> frozenset[str]:
-        """Tensors of the shared layers."""
+        """Names of the tensors of the shared layers."""
         return self._plan().body_tensors
 
     @property
     def head(self) -> frozenset[str]:
-        """Tensors of the local layers."""
+        """Names of the tensors of the local layers."""
         return self._plan().head_tensors
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
@@ -193,7 +193,7 @@ class PLayerFL(FedPer):
         return Message({}, {MEASURED: self.reported(ctx.observed[SENSITIVITY])})
 
     def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
-        """What of a client's measurement crosses: what the decision needs."""
+        """The part of a client's measurement that is sent to the server: what the decision needs."""
         return {name: measured[name] for name in ("layers", "importance")}
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
@@ -206,7 +206,7 @@ class PLayerFL(FedPer):
 
 
 class Scout(PLayerFL):
-    """PLayer-FL's first exchange for those who measure without a run: nothing of a measurement is left behind."""
+    """PLayer-FL's measuring exchange alone, for measurements outside a run: it keeps no state."""
 
     def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
         return dict(measured)

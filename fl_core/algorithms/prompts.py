@@ -20,7 +20,7 @@ CLIENT = "prompts"  # the stream of a client's own initial prompts
 
 
 def drawn(like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str) -> Tree:
-    """Normal noise with that standard deviation, shaped and typed as the given tensors, each from its own stream."""
+    """Random initial prompts: normal noise of one standard deviation, shaped and typed as the given tensors."""
     noise = {}
     for name, tensor in like.items():
         draw = seeds.torch_generator(seed, CLIENT, *parts, name)

@@ -68,11 +68,11 @@ class Scheduled(Over):
 
     @classmethod
     def thawing(cls, plan: LayerPlan) -> tuple[Layer, ...]:
-        """The layers that thaw, first to last."""
+        """The layers that start to train one after another, first to last."""
         return plan.body if cls.forward else plan.body[::-1]
 
     def inner_problem(self) -> Problem:
-        """The task, in which layers that have not thawed wait."""
+        """The task as the inner algorithm sees it: layers that have not thawed wait."""
         if self.plan is None:
             return self.problem
         layers = zip(self.thawing(self.plan), self.rounds_of(self.plan), strict=True)
@@ -87,7 +87,7 @@ class Scheduled(Over):
         return plan
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
-        """The round from which each thawing layer trains."""
+        """The first round in which each scheduled layer trains."""
         names = [layer.name for layer in self.thawing(plan)]
         rounds = self.config.unfreeze
         if rounds is None:
@@ -99,7 +99,7 @@ class Scheduled(Over):
         return tuple(rounds)
 
     def frozen(self, rnd: Round) -> frozenset[str]:
-        """Names of the tensors that stand at their initial value in this round."""
+        """Names of the tensors that are still at their initial value in this round."""
         return self.inner.problem.waiting(rnd)
 
     # --- what a schedule changes: what is frozen is kept apart and does not train --------------------------------
@@ -123,7 +123,7 @@ class Scheduled(Over):
         return message
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """``trained``: whether a layer trained in the round before, 1 or 0."""
+        """``trained``: 1 if a layer trained in the round before, else 0."""
         yield from super().observations(server, rnd)
         if rnd.index:
             trained = {name for phase in self.phases(Round(rnd.index - 1), 0) for name in phase.train}

@@ -26,7 +26,7 @@ MEAN, TOTAL = "mean_variate", "total_gradient"
 
 
 class Corrected(Algorithm):
-    """Variates at zero before a client's first round, and their mean at the server."""
+    """Base of algorithms with control variates: zero at first for each client, and their mean at the server."""
 
     keeps = "its variate"
 
@@ -45,7 +45,7 @@ class Corrected(Algorithm):
         return server
 
     def take(self, server: State, changes: Tree, rnd: Round) -> None:
-        """Move the mean of all by the mean ``changes`` of those that took part."""
+        """Update the server's mean variate by the mean change of the clients that took part."""
         mean = server.trees[VARIATE]
         fraction = len(rnd.sampled) / len(self.problem.n_train)
         moved = {name: mean[name] + (fraction * change.double()).to(change.dtype) for name, change in changes.items()}
@@ -90,7 +90,7 @@ class Scaffold(Corrected):
         return tuple(replace(phase, step="corrected_step") for phase in super().phases(rnd, client))
 
     def corrected_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """One step along the gradient, less the client's variate, plus the mean one."""
+        """One step along the gradient minus the client's variate plus the mean variate."""
         grads, total = steps.gradients(batch), ctx.scratch.setdefault(TOTAL, {})
         for name, grad in grads.items():
             total[name] = total[name].add_(grad) if name in total else grad.clone()

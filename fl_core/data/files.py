@@ -240,7 +240,7 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
 
 
 def _gray(headers: Iterable[tuple[tuple[int, int], str]]) -> bool:
-    """Whether every image is grey."""
+    """Whether all images are grey."""
     return all(mode in ("1", "L") for _, mode in headers)
 
 

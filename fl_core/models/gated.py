@@ -65,7 +65,7 @@ class Gate(nn.Module):
         self.images = len(shape) == 3
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, *shape] -> [blocks], the mean over the batch."""
+        """Scores of the blocks [blocks] for a batch [n, *shape], averaged over its samples."""
         x = self.inputs(x if self.images else x.flatten(1))
         return self.scores(self.linear(x.flatten(1))).sigmoid().mean(0)
 

@@ -21,7 +21,7 @@ class Layered(nn.Sequential):
 
 
 def chain(**children: nn.Module) -> Layered:
-    """Named children one after another."""
+    """A :class:`Layered` chain of the given named modules."""
     return Layered(OrderedDict(children))
 
 

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedlayers.cli.main import COMMANDS, parsed
+from fedlayers.cli.main import command_class, parsed
 from fedlayers.diagnostics.metrics.base import METRICS
 from figures import gallery, items
 from figures.__main__ import main
@@ -82,7 +82,7 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
         if lines[0].startswith("fedlayers"):
             for line in lines:
                 command, *words = line.removeprefix("fedlayers ").split()
-                assert isinstance(parsed([command, *words]), COMMANDS[command])
+                assert isinstance(parsed([command, *words]), command_class(command))
         else:
             compile(entry.command, entry.name, "exec")
 
@@ -141,5 +141,5 @@ def test_made_anew_on_small_data_and_drawn(tmp_path: Path, monkeypatch: pytest.M
     assert scales["value"].isna().all()
     assert not (scales["status"] == "ok").any()
     page = gallery.redraw(tmp_path / "gallery", tmp_path)
-    assert len(list((tmp_path / "gallery").glob("*.png"))) == len(METRICS) + len(BESIDES)
-    assert pd.Series(page.read_text().splitlines()).str.startswith("## ").sum() == len(METRICS) + len(BESIDES)
+    assert len(list((tmp_path / "gallery").glob("*.png"))) == len(METRICS.names()) + len(BESIDES)
+    assert pd.Series(page.read_text().splitlines()).str.startswith("## ").sum() == len(METRICS.names()) + len(BESIDES)
