@@ -61,7 +61,7 @@ def marked(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
 
 
 def parted(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split a frame into its own rows and those of resamples; those of nulls (:mod:`diagnostics.null`) are in neither."""
+    """Split a frame into its own rows and those of resamples; those of :mod:`diagnostics.null` are in neither."""
     table = table[~of_null(table)]
     redrawn = table["variant"].str.contains(_MARK, regex=False)
     return table[~redrawn], table[redrawn]
