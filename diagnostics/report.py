@@ -117,7 +117,8 @@ class Report:
                 raise UsageError(f"{metric} is drawn on a figure of its own; leave the Axes out")
             drawn = next(iter(OWN[metric].values()))(self.frame)
             return drawn[0] if isinstance(drawn, list) else drawn
-        return plots.metric(self.frame, metric, ax)
+        table = pd.concat([self.frame, self.nulls], ignore_index=True) if len(self.nulls) else self.frame
+        return plots.metric(table, metric, ax)
 
     def write(self, path: Path | str) -> None:
         """Write header and rows to a file of JSON lines."""

@@ -18,9 +18,9 @@ def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.Dat
     """The plan, with what ``decide`` makes of each null's rows in its evidence; as it is where there are no such rows.
 
     The evidence's ``detail["null"]`` has for each null: ``same``, whether every draw gives the same plan, and
-    ``same_draws`` of ``draws`` that do; of the first draw ``shared``, the layers it would share, ``values``, the curve
-    in the plan's order (empty where the rule reads several), its ``variant``, ``decided``, whether there is a plan, and
-    ``status``: the plan's, or why there is none.
+    ``same_draws`` of ``draws`` that do; of the first draw with a plan ``shared``, the layers it would share,
+    ``values``, the curve in the plan's order (empty where the rule reads several), its ``variant``, ``decided``,
+    whether there is a plan, and ``status``: the plan's, or why there is none.
     """
     nulls = {null: [_decided(rows, decide) for rows in draws] for null, draws in nulls_in(table).items()}
     if not nulls:
@@ -28,7 +28,8 @@ def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.Dat
     detail = {}
     for null, draws in nulls.items():
         same = sum(each["decided"] and each["shared"] == list(plan.shared) for each in draws)
-        detail[null] = {"same": same == len(draws), "same_draws": same, "draws": len(draws), **draws[0]}
+        first = next((each for each in draws if each["decided"]), draws[0])
+        detail[null] = {"same": same == len(draws), "same_draws": same, "draws": len(draws), **first}
     return replace(plan, why=replace(plan.why, detail={**plan.why.detail, "null": detail}))
 
 

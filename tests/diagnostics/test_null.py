@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -174,9 +175,22 @@ def test_readers_of_rows_read_past_nulls(plain, report, tmp_path):
     assert len(parted(table)[0]) == len(plain.frame)
     assert curve_of(read.layers, table, "cka") == curve_of(plain.layers, plain.frame, "cka")
     assert album(table).keys() == album(plain.frame).keys()
-    for metric in ("cka", SENSITIVITY):
-        axes = album(table)[metric]().axes[0]
-        assert len(axes.lines) >= len(plain.values("cka").columns)
+
+
+@pytest.mark.parametrize("metric", ["cka", SENSITIVITY])
+def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report, metric):
+    """The same lines and axis labels as without nulls, and the mean over clients of each draw beside them."""
+    figures = [album(each.table)[metric]() for each in (plain, report)]
+    (before, after), (alone, beside) = [[f.axes[0].lines for f in figures], [f.axes[0] for f in figures]]
+    assert (alone.get_xlabel(), alone.get_ylabel()) == (beside.get_xlabel(), beside.get_ylabel())
+    curves = {tuple(line.get_ydata()) for line in after} - {tuple(line.get_ydata()) for line in before}
+    assert len(after) - len(before) == len(curves) == len(report.nulls["model"].unique())
+    expected = curve_of(report.layers, nulls_in(report.table)["labels"][1], metric).combined
+    assert any(np.allclose(curve, expected) for curve in curves)
+    texts = [text.get_text() for text in beside.get_legend().get_texts()]
+    assert [sum(null.title in text for text in texts) for null in NULLS.values()] == [1] * len(NULLS)
+    assert len(report.plot(metric).lines) > len(plain.plot(metric).lines)
+    plt.close("all")
 
 
 # --- the decision ----------------------------------------------------------------------------------------------
