@@ -23,6 +23,7 @@ from .diagnosis import DiagnosisRequest, chosen_metrics, diagnose
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
 from .metrics.base import DEFAULT, known
+from .null import NULLS, check_nulls, marked, null_data
 from .report import Report
 from .representation.probe import PROBE, probe_set
 from .resampling import check_resamples, parted
@@ -90,6 +91,8 @@ def of_task(
     *,
     measure_batch: int = MEASURE_BATCH,
     command: str = "",
+    null: str | Sequence[str] = (),
+    null_draws: int = 1,
     **options: Any,
 ) -> Report:
     """Diagnose after every client's first round of local training from the common start, where PLayer-FL measures.
@@ -100,16 +103,42 @@ def of_task(
 
     Args:
         measure_batch: samples at a time while measuring; the task's own ``batch`` is what it trains with.
+        null: names of :data:`diagnostics.null.NULLS`: the same is measured again on each, for the report's ``nulls``.
+            Each costs as much again, for each of its ``null_draws`` draws; ``fresh`` has one and costs no training.
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
         UsageError: as :func:`diagnostics.diagnose`.
     """
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
+    nulls = check_nulls(null, null_draws)
     _check(task, metrics, measure_batch, options)
+    report = _of_first_training(task, metrics, command or "diagnose", measure_batch, dict(options))
+    tables = []
+    for name in nulls:
+        shuffles = NULLS[name].shuffle is not None
+        measured = _of_first_training if shuffles else _of_start
+        for draw in range(1, (null_draws if shuffles else 1) + 1):
+            task_of_null = replace(task, data=null_data(task.data, name, task.config.seed, draw))
+            again = measured(task_of_null, metrics, "", measure_batch, {**options, "resamples": 0})
+            tables.append(marked(again.frame, name, draw))
+    return replace(report, nulls=pd.concat(tables, ignore_index=True)) if tables else report
+
+
+def _of_start(task: Task, metrics: Sequence[str], command: str, measure_batch: int, options: dict[str, Any]) -> Report:
+    """Measure the common start at every client, before any training."""
+    models = {client.name: task.model for client in task.data.clients}
+    context = {"seed": task.config.seed, "round": 0, "model": "global"}
+    return _diagnosed(task, models, metrics, context, command, measure_batch, options)
+
+
+def _of_first_training(
+    task: Task, metrics: Sequence[str], command: str, measure_batch: int, options: dict[str, Any]
+) -> Report:
+    """Train every client's first round from the common start, and measure what comes of it."""
     models, measured = runner.first_epoch(task, instruments().observers)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
-    report = _diagnosed(task, models, metrics, context, command or "diagnose", measure_batch, options)
+    report = _diagnosed(task, models, metrics, context, command, measure_batch, options)
     report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
     if SENSITIVITY not in report.header["metrics"] or report.layers != tuple(task.layers):
         return report

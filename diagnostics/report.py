@@ -17,6 +17,7 @@ from fl_core.plan import layer_from_json
 
 from .decide.curve import both_ways
 from .metrics.base import known
+from .null import of_null
 from .resampling import parted
 
 if TYPE_CHECKING:
@@ -40,16 +41,20 @@ class Report:
     Attributes:
         frame: the rows.
         resamples: the rows of resampled batches, where some were asked for; see :mod:`diagnostics.resampling`.
+        nulls: the rows of nulls, where some were asked for, which their column ``model`` names; see
+            :mod:`diagnostics.null`.
     """
 
     frame: pd.DataFrame
     header: dict[str, Any]
     resamples: pd.DataFrame = field(default_factory=lambda: rows.frame([]))
+    nulls: pd.DataFrame = field(default_factory=lambda: rows.frame([]))
 
     @property
     def table(self) -> pd.DataFrame:
-        """All rows, including those of resamples."""
-        return pd.concat([self.frame, self.resamples], ignore_index=True) if len(self.resamples) else self.frame
+        """All rows, including those of resamples and nulls."""
+        further = [table for table in (self.resamples, self.nulls) if len(table)]
+        return pd.concat([self.frame, *further], ignore_index=True) if further else self.frame
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -112,7 +117,8 @@ class Report:
                 raise UsageError(f"{metric} is drawn on a figure of its own; leave the Axes out")
             drawn = next(iter(OWN[metric].values()))(self.frame)
             return drawn[0] if isinstance(drawn, list) else drawn
-        return plots.metric(self.frame, metric, ax)
+        table = pd.concat([self.frame, self.nulls], ignore_index=True) if len(self.nulls) else self.frame
+        return plots.metric(table, metric, ax)
 
     def write(self, path: Path | str) -> None:
         """Write header and rows to a file of JSON lines."""
@@ -131,7 +137,8 @@ class Report:
         if "layers" not in header:
             raise UsageError(f"{path} is not a diagnosis: its header names no layers")
         own, again = parted(frame)
-        return cls(own, header, again.reset_index(drop=True))
+        nulls = frame[of_null(frame)]
+        return cls(own.reset_index(drop=True), header, again.reset_index(drop=True), nulls.reset_index(drop=True))
 
     def _rows(self, metric: str) -> pd.DataFrame:
         check_known("metric of this report", metric, dict.fromkeys(self.frame["metric"]))

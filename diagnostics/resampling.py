@@ -17,6 +17,8 @@ from fl_core.errors import UsageError
 from fl_core.rows import Row
 from fl_core.seeds import numpy_generator
 
+from .null import of_null
+
 PARTS = 10
 _MARK = ", resample "
 
@@ -59,7 +61,8 @@ def marked(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
 
 
 def parted(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split a frame into its own rows and those of resamples."""
+    """Split a frame into its own rows and those of resamples; those of :mod:`diagnostics.null` are in neither."""
+    table = table[~of_null(table)]
     redrawn = table["variant"].str.contains(_MARK, regex=False)
     return table[~redrawn], table[redrawn]
 

@@ -10,6 +10,7 @@ from fl_core.errors import listing
 from fl_core.plan import LayerPlan
 
 from ..metrics.base import known
+from .against import in_words
 
 
 def explain(plan: LayerPlan, *, full: bool = False) -> str:
@@ -17,7 +18,7 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
 
     Args:
         full: also each client's own curve, how each metric votes, how often the decision stays over resamples of the
-            clients and their batches, and what the plan costs a round.
+            clients and their batches, what follows from each null that was measured, and what the plan costs a round.
     """
     why = plan.why
     subject = f" on {why.metric}" if why.metric else ""
@@ -35,6 +36,8 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
         parts.append("Last shared layer by another threshold or rule:\n" + _tally(why.alternatives, plan))
     if full and why.detail.get("stability"):
         parts.append(_stability(why.detail["stability"]))
+    if why.detail.get("null"):
+        parts.append(in_words(why.detail["null"], why.variant, full))
     if full and why.detail.get("cost"):
         parts.append(_cost(why.detail["cost"], plan))
     if why.status != "ok":

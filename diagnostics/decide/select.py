@@ -23,6 +23,7 @@ from fl_core.rows import frame
 from ..gradients.sensitivity import recorded_rows
 from ..metrics.base import DEFAULT, known
 from ..resampling import parted
+from .against import against_nulls
 from .budget import Costs, bytes_of, flops_of
 from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
 from .explain import explain
@@ -72,8 +73,8 @@ def select(
     either and are shared, for they have the same values everywhere.
 
     The evidence's ``detail`` tells how often the decision stays over resamples of the clients, and of their batches
-    where the rows have such (:func:`~.stability.stability`), what each metric votes, and on request what the
-    layers cost.
+    where the rows have such (:func:`~.stability.stability`), what each metric votes, whether nulls would decide the
+    same where the rows have some (:func:`~.against.against_nulls`), and on request what the layers cost.
 
     >>> import fedlayers as fl
     >>> report = fl.measure.of_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])
@@ -120,11 +121,14 @@ def select(
     pairs = header.get("pairs") or {}
     own, _ = parted(table)
     sent = bytes_of(every, own, model, header.get("bytes")) if costs or chosen.reads == "bytes" else None
-    if chosen.reads == "curves":
-        return _with_costs(_voted(every, table, chosen, metrics, threshold, why, pairs), sent)
-    if chosen.decides:
-        curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
-        return _with_costs(_cut(every, curve, chosen, threshold, why), sent)
+
+    def decided(table: pd.DataFrame) -> LayerPlan:
+        if chosen.reads == "curves":
+            return _voted(every, table, chosen, metrics, threshold, why, pairs)
+        return _cut(every, curve_of(every, table, metric or SENSITIVITY, variant, pairs), chosen, threshold, why)
+
+    if chosen.reads == "curves" or chosen.decides:
+        return _with_costs(against_nulls(decided(table), table, decided), sent)
     if chosen.reads == "names":
         names = [name.strip() for name in layers.split(",")] if isinstance(layers, str) else list(layers or ())
         plan = LayerPlan(every, chosen.choose([name for name in names if name]), why)

@@ -22,6 +22,7 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import COLUMNS
 
 from ..decide import curve
+from ..null import of_null
 
 STYLE = Path(__file__).with_name("fedlayers.mplstyle")
 COLOURS: tuple[str, ...] = tuple(
@@ -105,7 +106,7 @@ def panels(
 
 
 def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of one metric.
+    """The rows of one metric, without those of nulls (:mod:`diagnostics.null`).
 
     Raises:
         UsageError: the frame has none; names those that it has.
@@ -113,7 +114,8 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     if frame.empty:
         raise UsageError(f"there are no rows, and so no {metric} to draw")
     check_known("metric", metric, frame["metric"].unique())
-    return frame[frame["metric"] == metric]
+    rows = frame[frame["metric"] == metric]
+    return rows[~of_null(rows)]
 
 
 def of_variant(rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] = ()) -> pd.DataFrame:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from fl_core.errors import UsageError, check_known, listing
 
 from ..metrics.base import METRICS, known
+from ..null import NULLS, nulls_in
 from .drawing import (
     MEAN,
     MOST,
@@ -45,10 +47,11 @@ def metric(
     The thick line is the frame's combined rows (client ""); where it has none, the mean over clients, weighted by
     their training samples where those are known. For a metric of pairs a client's value is its mean distance to the
     others: 1 - value of a similarity such as ``cka``.
-    Standard errors above 0 are error bars.
+    Standard errors above 0 are error bars. Where the frame holds nulls (:mod:`diagnostics.null`), thin grey lines are
+    the same mean of each of their draws.
 
     Args:
-        frame: rows of one run, seed, round and model of each client.
+        frame: rows of one run, seed, round and model of each client, and of nulls.
         metric: any per-layer metric of the frame.
         variant: which definition; by default the metric's usual one.
         scale: ``linear``, ``log``, ``symlog``, or ``auto``: log for variances, traces and sensitivities, symlog where
@@ -94,10 +97,12 @@ def metric(
     together = "combined" if "" in values else "mean of clients"
     if names and "" not in values:
         values[""] = weighted_mean(rows, ["layer"]).reindex(layers)
+    nulls = _null_curves(frame, metric, variant, paired, normalise)
     below = with_notes("layer, input to output", notes)
     height = 3.0 + 0.15 * below.count("\n") + 0.06 * max(map(len, layers)) * (len(layers) > 6)
     with canvas(ax, float(np.clip(2.5 + 0.19 * len(layers), 5, 10)), height) as axes:
-        set_scale(axes, values, scale, look.log)
+        curves = {f"{title}, draw {k}": curve for title, draws in nulls.items() for k, curve in enumerate(draws, 1)}
+        set_scale(axes, values.assign(**curves), scale, look.log)
         x = np.arange(len(layers))
         for k, name in enumerate(names):
             line = axes.plot(x, values[name], linewidth=1.3, **dress(k, names))[0]
@@ -108,6 +113,7 @@ def metric(
         if "" in values and len(names) != 1:
             order = 3 if len(names) > MOST else 1.5
             axes.plot(x, values[""], color=MEAN, linewidth=2.8, marker=".", label=together, zorder=order)
+        _draw_nulls(axes, nulls, layers)
         for k in gaps:
             axes.text(k, 0.01, "×", transform=axes.get_xaxis_transform(), ha="center", color="0.3")
         if paired and scale in ("auto", "linear"):
@@ -117,6 +123,37 @@ def metric(
         axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
         legend(axes)
     return axes
+
+
+def _null_curves(
+    frame: pd.DataFrame, metric: str, variant: str | None, paired: bool, normalise: str | None
+) -> dict[str, list[pd.Series]]:
+    """The mean over clients, by layer, of each draw of each null in a frame, by the null's title.
+
+    Of a null without the variant (what is seen in training, of untrained models) the metric's usual one, as titled.
+    """
+    kind = known(metric)
+    curves: dict[str, list[pd.Series]] = {}
+    for null, draws in nulls_in(frame[frame["metric"] == metric]).items():
+        for draw in draws:
+            lacking = variant is not None and variant not in set(draw["variant"])
+            rows = of_variant(draw, None if lacking else variant, kind.variants)
+            title = NULLS[null].title + (f" ({rows['variant'].iloc[0]})" if lacking else "")
+            rows = _distances(rows, kind.distance) if paired else rows
+            rows = _normalised(rows, normalise)[0] if normalise is not None else rows
+            together = rows[rows["client"] == ""]
+            mean = weighted_mean(rows, ["layer"]) if together.empty else together.set_index("layer")["value"]
+            curves.setdefault(title, []).append(mean)
+    return curves
+
+
+def _draw_nulls(axes: Axes, nulls: Mapping[str, Sequence[pd.Series]], layers: Sequence[str]) -> None:
+    """A thin grey line for each draw of each null, with one entry in the legend a null."""
+    for (title, draws), dashes in zip(nulls.items(), cycle(((4, 2), (1, 2), (8, 2, 1, 2), (2, 5))), strict=False):
+        for number, curve in enumerate(draws):
+            label = f"null: {title}" if number == 0 else None
+            values = curve.reindex(list(layers))
+            axes.plot(range(len(layers)), values, color="0.45", linewidth=0.9, dashes=dashes, label=label, zorder=1.2)
 
 
 def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:

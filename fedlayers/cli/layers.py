@@ -37,6 +37,7 @@ class Diagnose(Command):
         fedlayers diagnose runs/playerfl --round last --model local
         fedlayers diagnose --dataset heart --model heart_mlp --out rows.jsonl
         fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
+        fedlayers diagnose --dataset heart --null labels clients fresh
         fedlayers diagnose --dataset heart --metrics hessian_spectrum --set hessian_spectrum.density=50
     """
 
@@ -59,6 +60,14 @@ class Diagnose(Command):
     resamples: Annotated[
         int, option("Resamples of each client's batches, for how sure a decision is: select --explain.", "N")
     ] = 0
+    null: Annotated[
+        tuple[str, ...],
+        option(
+            "Of a dataset: measure the same on labels or clients drawn at random, or untrained; select compares.",
+            "NULL [NULL ...]",
+        ),
+    ] = ()
+    null_draws: Annotated[int, option("Random draws of each null.", "N")] = 1
     config: Annotated[
         RunConfig,
         arguments.flags(
@@ -89,9 +98,11 @@ class Diagnose(Command):
         from fedlayers.diagnostics import measure
         from fedlayers.diagnostics.diagnosis import chosen_metrics
         from fedlayers.diagnostics.metrics.base import DEFAULT
+        from fedlayers.diagnostics.null import NULLS, check_nulls
         from fedlayers.diagnostics.resampling import check_resamples
         from fl_core import runner
 
+        nulls = check_nulls(self.null, self.null_draws)
         arguments.check_output(self.out, "rows")
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
@@ -111,7 +122,7 @@ class Diagnose(Command):
             task = runner.assemble(config)
             for note in task.notes():
                 warnings.warn(note, stacklevel=2)
-            report = measure.of_task(task, metrics, **how)
+            report = measure.of_task(task, metrics, null=nulls, null_draws=self.null_draws, **how)
         arguments.note_replaced(self.out)
         report.write(self.out)
         print(report)
@@ -122,11 +133,15 @@ class Diagnose(Command):
                 print(f"\n{' '.join(about)}\n{table}")
         if report.header["absent"]:
             print(f"\nwithout a model in this round: {', '.join(report.header['absent'])}")
+        if nulls:
+            print(f"\nalso measured, for select to compare: {'; '.join(NULLS[name].title for name in nulls)}")
         print(f"\nrows: {self.out}")
 
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round takes a number or last, not {self.round!r}")
+        if self.null:
+            raise UsageError("--null goes with --dataset: a null is trained anew, and a run's models saw the real data")
         changed = [f.name for f in dataclasses.fields(RunConfig) if getattr(self.config, f.name) != f.default]
         changed = [name for name in changed if name not in ("options", "model_options")]
         changed += [name for name in ("set_model", "set_loss") if getattr(self, name)]

@@ -1,0 +1,72 @@
+"""A decision held against nulls: whether the same rule decides the same where the data's information is taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from fl_core.errors import RunError, UsageError, listing
+from fl_core.plan import LayerPlan
+
+from ..null import NULLS, nulls_in
+
+
+def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) -> LayerPlan:
+    """The plan, with what ``decide`` makes of each null's rows in its evidence; as it is where there are no such rows.
+
+    The evidence's ``detail["null"]`` has for each null: ``same``, whether every draw gives the same plan, and
+    ``same_draws`` of ``draws`` that do; of the first draw with a plan ``shared``, the layers it would share,
+    ``values``, the curve in the plan's order (empty where the rule reads several), its ``variant``, ``decided``,
+    whether there is a plan, and ``status``: the plan's, or why there is none.
+    """
+    nulls = {null: [_decided(rows, decide) for rows in draws] for null, draws in nulls_in(table).items()}
+    if not nulls:
+        return plan
+    detail = {}
+    for null, draws in nulls.items():
+        same = sum(each["decided"] and each["shared"] == list(plan.shared) for each in draws)
+        first = next((each for each in draws if each["decided"]), draws[0])
+        detail[null] = {"same": same == len(draws), "same_draws": same, "draws": len(draws), **first}
+    return replace(plan, why=replace(plan.why, detail={**plan.why.detail, "null": detail}))
+
+
+def _decided(rows: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) -> dict[str, Any]:
+    try:
+        plan = decide(rows)
+    except (RunError, UsageError) as error:  # a null may have no values to decide on: an untrained model has no updates
+        return {"shared": [], "values": [], "variant": "", "decided": False, "status": str(error)}
+    why = plan.why
+    shared, values = list(plan.shared), list(why.values)
+    return {"shared": shared, "values": values, "variant": why.variant, "decided": True, "status": why.status}
+
+
+def in_words(nulls: Mapping[str, Mapping[str, Any]], variant: str = "", full: bool = False) -> str:
+    """Whether the same plan comes from each null: in one line, or in a line for each that says what follows.
+
+    Args:
+        nulls: the evidence's ``detail["null"]``.
+        variant: of the metric that the plan was decided on; a null that was measured by another one is said to be.
+    """
+    if full:
+        lines = [f"  {_line(NULLS[null].title, NULLS[null].same, each, variant)}" for null, each in nulls.items()]
+        return "\n".join(["Held against nulls, measured in the same way:", *lines])
+    same = [NULLS[null].title for null, each in nulls.items() if each["same"]]
+    other = [NULLS[null].title for null, each in nulls.items() if not each["same"]]
+    parts = [f"the same plan comes from {listing(same)}"] * bool(same)
+    parts += [f"{'not' if same else 'the same plan does not come'} from {listing(other)}"] * bool(other)
+    return f"Null: {'; '.join(parts)}"
+
+
+def _line(title: str, follows: str, each: Mapping[str, Any], variant: str) -> str:
+    if not each["decided"] and not each["same_draws"]:
+        return f"no plan comes from {title}: {each['status']}"
+    by = f" (variant {each['variant']})" if each["variant"] and each["variant"] != variant else ""
+    by += f" ({each['status']})" if each["status"] != "ok" else ""
+    if each["same"]:
+        return f"the same plan comes from {title}{by}: {follows}"
+    if each["same_draws"]:
+        return f"the same plan comes from {each['same_draws']} of {each['draws']} draws of {title}{by}"
+    return f"another plan comes from {title}{by}: it shares {listing(each['shared']) or 'nothing'}"

@@ -1,0 +1,287 @@
+"""Nulls: what is shuffled and what stays, rows that nothing else reads, and whether a decision is the same on them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedlayers.cli import main as cli
+from fedlayers.diagnostics import Report, measure
+from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.decide.curve import curve_of
+from fedlayers.diagnostics.null import NULLS, marked, null_data, nulls_in, of_null
+from fedlayers.diagnostics.pictures.album import album
+from fedlayers.diagnostics.resampling import parted
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.data.partitions import SPLITS
+from fl_core.errors import UsageError
+from fl_core.layers import Layer
+from fl_core.plan import LayerPlan
+from tests.conftest import TOY
+
+SHUFFLED = [name for name, null in NULLS.items() if null.shuffle is not None]
+SENSITIVITY = "federation_sensitivity"
+
+
+def samples(data, split, clients=None):
+    """Each sample of the clients with its label, as a sorted list: who holds it and in which order does not count."""
+    held = [c.split(split) for c in data.clients if clients is None or c.name in clients]
+    return sorted((*x.flatten().tolist(), int(y)) for part in held for x, y in zip(part.x, part.y, strict=True))
+
+
+def labels(data, split, clients=None):
+    return sorted(y for c in data.clients if clients is None or c.name in clients for y in c.split(split).y.tolist())
+
+
+# --- the data --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("null", SHUFFLED)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_null_keeps_sizes_and_labels_of_each_split(null, split):
+    shuffled = null_data(TOY, null, seed=0)
+    assert [c.name for c in shuffled.clients] == [c.name for c in TOY.clients]
+    for before, after in zip(TOY.clients, shuffled.clients, strict=True):
+        old, new = before.split(split), after.split(split)
+        assert (new.x.shape, new.x.dtype, new.y.shape, new.y.dtype) == (
+            old.x.shape,
+            old.x.dtype,
+            old.y.shape,
+            old.y.dtype,
+        )
+        assert new.x.is_contiguous()
+    assert labels(shuffled, split) == labels(TOY, split)
+    assert shuffled.digest != TOY.digest
+    assert shuffled.source_digest == TOY.source_digest
+
+
+def test_permuted_labels_leave_the_samples_and_mix_the_clients():
+    shuffled = null_data(TOY, "labels", seed=0)
+    for before, after in zip(TOY.clients, shuffled.clients, strict=True):
+        assert torch.equal(before.train.x, after.train.x)
+        assert not torch.equal(before.train.y, after.train.y)
+    assert not shuffled.class_counts().equals(TOY.class_counts())
+    assert shuffled.partition.digest == TOY.partition.digest
+
+
+def test_labels_permuted_within_clients_leave_their_skew():
+    shuffled = null_data(TOY, "labels_within", seed=0)
+    for split in SPLITS:
+        pd.testing.assert_frame_equal(shuffled.class_counts(split), TOY.class_counts(split))
+    for before, after in zip(TOY.clients, shuffled.clients, strict=True):
+        assert torch.equal(before.train.x, after.train.x)
+        assert not torch.equal(before.train.y, after.train.y)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_dealt_samples_keep_their_labels_and_their_split(split):
+    dealt = null_data(TOY, "clients", seed=0)
+    assert samples(dealt, split) == samples(TOY, split)
+    assert samples(dealt, split, ["a"]) != samples(TOY, split, ["a"])
+    everything = {tuple(x.flatten().tolist()): k for c in TOY.clients for k, x in enumerate(c.split(split).x)}
+    assert len(everything) == len(samples(TOY, split))  # no sample twice, so that the partition can be checked:
+    at = {
+        tuple(x.flatten().tolist()): int(position)
+        for c in TOY.clients
+        for x, position in zip(c.split(split).x, TOY.partition.indices[c.name][split], strict=True)
+    }
+    for client in dealt.clients:
+        positions = dealt.partition.indices[client.name][split]
+        assert [at[tuple(x.flatten().tolist())] for x in client.split(split).x] == positions.tolist()
+        assert (np.diff(positions) > 0).all()
+
+
+@pytest.mark.parametrize("null", SHUFFLED)
+def test_seed_and_draw_decide_a_null_and_the_data_stay_as_they_were(null):
+    before = [(c.train.x.clone(), c.train.y.clone()) for c in TOY.clients]
+    positions = TOY.partition.digest
+    first, again = null_data(TOY, null, seed=3), null_data(TOY, null, seed=3)
+    assert first.digest == again.digest
+    for split in SPLITS:
+        for one, two in zip(first.clients, again.clients, strict=True):
+            assert torch.equal(one.split(split).x, two.split(split).x)
+            assert torch.equal(one.split(split).y, two.split(split).y)
+    for other in (null_data(TOY, null, seed=4), null_data(TOY, null, seed=3, draw=2)):
+        assert other.digest != first.digest
+        assert any(not torch.equal(a.train.y, b.train.y) for a, b in zip(first.clients, other.clients, strict=True))
+    for client, (x, y) in zip(TOY.clients, before, strict=True):
+        assert torch.equal(client.train.x, x)
+        assert torch.equal(client.train.y, y)
+    assert TOY.partition.digest == positions
+
+
+def test_the_untrained_start_has_the_same_data_and_an_unknown_null_is_refused():
+    assert null_data(TOY, "fresh", seed=0) is TOY
+    with pytest.raises(UsageError, match="did you mean 'labels'"):
+        null_data(TOY, "label", seed=0)
+
+
+# --- the rows --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def task():
+    return runner.assemble(RunConfig(dataset="heart", seed=3))
+
+
+@pytest.fixture(scope="module")
+def plain(task):
+    return measure.of_task(task, [SENSITIVITY, "cka"], progress=False)
+
+
+@pytest.fixture(scope="module")
+def report(task):
+    return measure.of_task(task, [SENSITIVITY, "cka"], null=tuple(NULLS), null_draws=2, progress=False)
+
+
+def test_nulls_stand_beside_the_values_and_change_none(plain, report):
+    pd.testing.assert_frame_equal(report.frame, plain.frame)
+    assert report.header == plain.header
+    assert plain.nulls.empty
+    drawn = {name: len(draws) for name, draws in nulls_in(report.table).items()}
+    assert drawn == {name: 2 if null.shuffle is not None else 1 for name, null in NULLS.items()}
+    assert of_null(report.nulls).all()
+    assert not of_null(report.frame).any()
+    keys = ["client", "client_b", "layer", "metric", "variant", "split", "n_params", "n_train"]
+    own = plain.frame[keys].reset_index(drop=True)
+    for name, draws in nulls_in(report.table).items():
+        for draw in draws:
+            expected = own if NULLS[name].shuffle is not None else own[own["variant"] != "training"]
+            pd.testing.assert_frame_equal(draw[keys], expected.reset_index(drop=True))
+
+
+def test_a_null_is_what_measuring_its_data_gives(task, report):
+    data = null_data(task.data, "clients", task.config.seed, 2)
+    alone = measure.of_task(replace(task, data=data), [SENSITIVITY, "cka"], progress=False)
+    second = nulls_in(report.table)["clients"][1]
+    pd.testing.assert_frame_equal(second.drop(columns="model"), alone.frame.drop(columns="model"))
+    values = report.values(SENSITIVITY, "training")
+    assert not np.allclose(values, alone.values(SENSITIVITY, "training"))
+
+
+def test_readers_of_rows_read_past_nulls(plain, report, tmp_path):
+    report.write(tmp_path / "rows.jsonl")
+    read = Report.read(tmp_path / "rows.jsonl")
+    pd.testing.assert_frame_equal(read.nulls, report.nulls, check_dtype=False)
+    assert len(read.frame) == len(plain.frame)
+    assert read.values("cka").equals(plain.values("cka"))
+    _, table = rows.read(tmp_path / "rows.jsonl")
+    assert len(parted(table)[0]) == len(plain.frame)
+    assert curve_of(read.layers, table, "cka") == curve_of(plain.layers, plain.frame, "cka")
+    assert album(table).keys() == album(plain.frame).keys()
+
+
+@pytest.mark.parametrize("metric", ["cka", SENSITIVITY])
+def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report, metric):
+    """The same lines and axis labels as without nulls, and the mean over clients of each draw beside them."""
+    figures = [album(each.table)[metric]() for each in (plain, report)]
+    (before, after), (alone, beside) = [[f.axes[0].lines for f in figures], [f.axes[0] for f in figures]]
+    assert (alone.get_xlabel(), alone.get_ylabel()) == (beside.get_xlabel(), beside.get_ylabel())
+    curves = {tuple(line.get_ydata()) for line in after} - {tuple(line.get_ydata()) for line in before}
+    assert len(after) - len(before) == len(curves) == len(report.nulls["model"].unique())
+    expected = curve_of(report.layers, nulls_in(report.table)["labels"][1], metric).combined
+    assert any(np.allclose(curve, expected) for curve in curves)
+    texts = [text.get_text() for text in beside.get_legend().get_texts()]
+    assert [sum(null.title in text for text in texts) for null in NULLS.values()] == [1] * len(NULLS)
+    assert len(report.plot(metric).lines) > len(plain.plot(metric).lines)
+    plt.close("all")
+
+
+# --- the decision ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{}, {"rule": "vote"}, {"metric": "cka", "rule": "largest_jump"}])
+def test_a_plan_is_the_same_but_for_what_it_says_of_nulls(plain, report, how):
+    """The same decision of each null by hand, from a report of that null alone."""
+    without, plan = select.select(plain, **how), select.select(report, **how)
+    said = plan.why.detail["null"]
+    assert list(said) == list(NULLS)
+    assert "null" not in without.why.detail
+    rest = {key: value for key, value in plan.why.detail.items() if key != "null"}
+    assert replace(plan, why=replace(plan.why, detail=rest)) == without
+    for name, draws in nulls_in(report.table).items():
+        if not said[name]["decided"]:
+            assert name == "fresh"
+            continue
+        plans = [select.select((report.header, draw), **how) for draw in draws]
+        assert said[name]["shared"] == list(plans[0].shared)
+        assert said[name]["values"] == list(plans[0].why.values)
+        assert said[name]["same_draws"] == sum(each.shared == plan.shared for each in plans)
+        assert said[name]["same"] == all(each.shared == plan.shared for each in plans)
+
+
+LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3"))
+
+
+def table(*curves):
+    """Rows of one client: its own curve, then those of (null, draw)."""
+    parts = []
+    for mark, values in curves:
+        part = rows.frame(
+            rows.row("m", v, client="a", layer=layer.name, variant="x", n_train=1)
+            for layer, v in zip(LAYERS, values, strict=True)
+        )
+        parts.append(marked(part, *mark) if mark else part)
+    header = {"layers": [asdict(layer) for layer in LAYERS]}
+    return header, pd.concat(parts, ignore_index=True)
+
+
+def test_what_follows_from_each_null_is_said_in_words(tmp_path):
+    early, late = [1.0, 2.0, 2.0], [1.0, 1.0, 2.0]
+    given = table(
+        ((), early),
+        (("labels", 1), early),
+        (("labels_within", 1), late),
+        (("clients", 1), early),
+        (("clients", 2), late),
+        (("fresh", 1), [0.0, 0.0, 0.0]),
+    )
+    plan = select.select(given, metric="m")
+    assert plan.shared == ("l1",)
+    plan.save(tmp_path / "plan.json")
+    plan = LayerPlan.load(tmp_path / "plan.json")
+    short, full = select.explain(plan), select.explain(plan, full=True)
+    others = "labels permuted within each client, samples dealt to clients at random, the untrained common start"
+    assert f"Null: the same plan comes from permuted labels; not from {others}" in short
+    assert "the same plan comes from permuted labels: this evidence does not depend on your data's labels" in full
+    assert "another plan comes from labels permuted within each client: it shares l1, l2" in full
+    assert "the same plan comes from 1 of 2 draws of samples dealt to clients at random" in full
+    assert "no plan comes from the untrained common start: layer 'l1' has a m of 0" in full
+    assert "null" not in select.explain(select.select(table(((), early)), metric="m"), full=True).lower()
+    manual = select.select(given, "manual", layers=["l1"])
+    assert "null" not in manual.why.detail
+
+
+# --- from the command line -------------------------------------------------------------------------------------
+
+
+def test_the_command_measures_nulls_and_select_reads_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cli.main(["diagnose", "--dataset", "heart", "--metrics", SENSITIVITY, "--null", "labels", "fresh"])
+    assert "permuted labels; the untrained common start" in capsys.readouterr().out
+    assert set(nulls_in(rows.read(tmp_path / "rows.jsonl")[1])) == {"labels", "fresh"}
+    cli.main(["select", "rows.jsonl"])
+    assert "permuted labels" in capsys.readouterr().out
+    assert set(LayerPlan.load(tmp_path / "plan.json").why.detail["null"]) == {"labels", "fresh"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dataset", "heart", "--null", "label"], "unknown null 'label': did you mean 'labels'"),
+        (["--dataset", "heart", "--null", "labels", "--null-draws", "0"], "null_draws=0"),
+        (["runs/one", "--null", "labels"], "--null goes with --dataset"),
+    ],
+)
+def test_a_null_that_cannot_be_measured_is_refused_before_any_work(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", *words])
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
