@@ -1,4 +1,4 @@
-"""What a run is, by names and numbers: everything needed to do it again."""
+"""The configuration of a run, by names and numbers: everything that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -134,19 +134,19 @@ class RunConfig:
 
     @property
     def training(self) -> Training:
-        """The local training of a resolved configuration."""
+        """The local training (optimiser, rates, epochs) that a resolved configuration asks for."""
         from fl_core.training.local import Training
 
         names = {f.name for f in fields(Training)}
         return Training(**{name: value for name, value in vars(self).items() if name in names})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The configuration as a dictionary that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Rebuild a configuration.
+        """The configuration that :meth:`to_json` wrote.
 
         Raises:
             UsageError: an unknown key.
@@ -157,7 +157,7 @@ class RunConfig:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse what no dataset, model or algorithm could make right: a value of the wrong type, range or choice.
+    """Refuse values that are wrong for every dataset, model and algorithm: a wrong type, range or choice.
 
     Raises:
         UsageError: names the key and what it may be.

@@ -1,4 +1,4 @@
-"""What the engine and an algorithm hand to each other: states, messages, updates, rounds, and what a task is."""
+"""The data that engine and algorithms exchange: states, messages, updates, rounds, and the problem to solve."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Message:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def clone(self) -> Message:
-        """A copy that shares nothing with the original, as if it had crossed a border."""
+        """A deep copy that shares no tensor with the original, as after a transfer between machines."""
         return Message({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
 
     @property
