@@ -66,7 +66,8 @@ def _line(title: str, follows: str, each: Mapping[str, Any], variant: str) -> st
     by = f" (variant {each['variant']})" if each["variant"] and each["variant"] != variant else ""
     by += f" ({each['status']})" if each["status"] != "ok" else ""
     if each["same"]:
-        return f"the same plan comes from {title}{by}: {follows}"
+        draws = f" in all of {each['draws']} draws" if each["draws"] > 1 else ""
+        return f"the same plan comes from {title}{draws}{by}: {follows}"
     if each["same_draws"]:
         return f"the same plan comes from {each['same_draws']} of {each['draws']} draws of {title}{by}"
     return f"another plan comes from {title}{by}: it shares {listing(each['shared']) or 'nothing'}"
