@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,11 @@ def own_members(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], No
             monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 
     return keep
+
+
+@pytest.fixture(autouse=True)
+def no_picture_stays_open() -> Iterator[None]:
+    """Pictures that a test leaves open are closed after it, lest matplotlib warns of their number in another."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
