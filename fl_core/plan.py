@@ -19,6 +19,8 @@ from fl_core.records.files import check_version, sha, write_json
 FORMAT = "fedlayers.plan/2"
 UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own
 EDITED = "edited by hand"
+CANDIDATE = "candidate"
+"""The rule of a plan that is tried beside others, as every cut is by a regret, and an arm by a race."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ class LayerPlan:
     def notes(self) -> tuple[str, ...]:
         """What somebody who trains under the plan should know: edited by hand, no layer shared, or every one.
 
+        A plan that is tried as one candidate among others (rule :data:`CANDIDATE`) shares none or all on purpose.
+
         >>> from fl_core.layers import Layer
         >>> LayerPlan((Layer("fc1", ("fc1.weight",)), Layer("fc2", ("fc2.weight",))), ()).notes()
         ('the plan, by manual, shares none of the 2 layers that train: every client trains alone',)
@@ -155,6 +159,8 @@ class LayerPlan:
         notes = []
         if self.is_edited:
             notes.append(f"the plan is {self.why.rule}: what it shares need not follow from its evidence")
+        if self.why.rule.startswith(CANDIDATE):
+            return tuple(notes)
         shared = [name for name in self.trainable if name in self.shared]
         how, count = self.why.rule if self.is_edited else f"by {self.why.rule}", len(self.trainable)
         if not shared:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.plan import Evidence, LayerPlan, still_in
+from fl_core.plan import CANDIDATE, Evidence, LayerPlan, still_in
 from fl_core.registry import is_outside
 
 CUTS: dict[str, Callable[[int], int]] = {
@@ -106,7 +106,7 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
         plan = LayerPlan.load(Path(cut))
         plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
         return plan
-    none = LayerPlan(layers, (), Evidence(rule=f"arm {cut}"))
+    none = LayerPlan(layers, (), Evidence(rule=f"{CANDIDATE} {cut}"))
     count = len(none.trainable)
     end, _, size = cut.partition("_")
     if _is_cut(cut) and cut not in CUTS:

@@ -21,7 +21,7 @@ from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
-from fl_core.plan import LayerPlan
+from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.records.files import write_atomically
 from fl_core.training.evaluate import SCORES
 
@@ -170,7 +170,7 @@ def regret(
     for seed in tqdm(seeds, desc="measured", unit="seed", disable=not progress):
         layers, decisions = _decisions(replace(config, seed=seed), parsed_rules, out, command)
         decided += decisions
-    nothing = LayerPlan(layers, ())
+    nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     frames = []
     for cut in tqdm(range(len(names) + 1), desc="cuts", unit="cut", disable=not progress):

@@ -192,6 +192,7 @@ def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch):
     assert fails("run", *SMALL).endswith("No space left on device: 'run/config.json'; make room there")
 
 
+@pytest.mark.slow
 def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
     from fl_core.engine import Engine
 

@@ -153,6 +153,7 @@ def test_the_same_call_goes_on(raced: tuple[Path, object, list[str]], monkeypatc
     pd.testing.assert_frame_equal(again.standing.rounds, choice.standing.rounds)
 
 
+@pytest.mark.slow
 def test_side_by_side_gives_the_same(raced: tuple[Path, object, list[str]], tmp_path: Path) -> None:
     _, choice, _ = raced
     config = RunConfig(dataset="heart", rounds=5, eval_every=1, workers=2)

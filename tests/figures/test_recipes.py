@@ -15,6 +15,7 @@ from figures import differences, items, learning, recipe
 from figures.__main__ import main
 from fl_core import rows, runner
 from fl_core.algorithms import find, registry
+from fl_core.algorithms.base import ALGORITHMS
 from fl_core.algorithms.options import configured
 from fl_core.errors import CorruptError, UsageError
 from tests.figures.conftest import TINY, made, page, small
@@ -175,7 +176,8 @@ def test_recipes_name_what_there_is(name: str) -> None:
 
 def test_learning_check_has_every_algorithm_but_those_of_depth() -> None:
     checked = {config.algorithm for config in learning.ITEM.runs.values()}
-    assert checked == {name for name in registry() if not find(name).needs_blocks}
+    own = set(ALGORITHMS.inside)  # another test may have added one from outside
+    assert checked & own == {name for name in own if not find(name).needs_blocks}
 
 
 def accuracies(values: dict[str, list[float]]) -> tuple[dict[str, object], pd.DataFrame]:

@@ -143,6 +143,7 @@ def test_what_is_listed_of_a_dataset_is_what_it_is(name):
     assert 20 < len(data.DATASETS.inside[name].summary) < 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", data.DATASETS.inside)
 def test_a_datasets_own_model_takes_its_samples(name):
     try:

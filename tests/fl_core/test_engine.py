@@ -356,6 +356,7 @@ def test_replies_that_nobody_reads_still_reach_the_clients() -> None:
 # --- the optimiser's state -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
     options = {"stage_rounds": 3} if name == "two_stage" else {}  # a phase that comes again

@@ -105,7 +105,7 @@ def _close() -> Iterator[None]:
 # --- the same bits ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize(("name", "count", "kind", "training"), CASES)
 def test_workers_give_the_same_bits_as_one_process(
     name: str, count: int, kind: str, training: str, participation: float

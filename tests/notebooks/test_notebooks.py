@@ -37,7 +37,9 @@ def printed(notebook: NotebookNode) -> str:
     return "\n".join(output.text for output in outputs(notebook) if output.output_type == "stream")
 
 
-@pytest.mark.parametrize("name", execute.names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in WISHING)) for name in execute.names()]
+)
 def test_runs_without_any_data_and_shows_pictures(name: str, tmp_path: Path) -> None:
     notebook = execute.executed(name, tmp_path)
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
