@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_core import seeds, tree
 from fl_core.choices import OPTIMIZERS
 from fl_core.errors import NonFiniteError, UsageError, check_known
-from fl_core.training.losses import Loss
+from fl_core.training.context import Context
 from fl_core.training.steps import Steps, check_clip, clipped
 from fl_core.tree import Tree
 
@@ -158,65 +158,6 @@ class Observer(Protocol):
 
     def result(self) -> dict[str, Any]:
         """The measurement, as JSON."""
-
-
-def _not_here(*args: Any, **options: Any) -> Any:
-    raise RuntimeError("this context belongs to no client: it has no data and no model beside the one that is trained")
-
-
-@dataclass
-class Context:
-    """What an algorithm's client-side hooks may use: the client's data, forward passes, losses and scratch memory.
-
-    Attributes:
-        algorithm: its name. round: 0-based. client: its position. n_train: its training samples.
-        criterion: the run's loss of logits and labels.
-        forward: (parameters, x [n, ...]) -> logits [n, C] in the mode of the moment, which is training in ``begin`` and
-            in phases; see :meth:`fl_core.execution.workspace.Workspace.forward`.
-        infer: the same in evaluation mode and without gradients, of a whole tree.
-        batches: (stream, share=1.0) -> batches of the run's size of that share of the client's training samples,
-            drawn without replacement from a stream of that name, which is another one in each round and client.
-        score: (whole tree, what it is) -> its ``loss``, ``accuracy`` ... on the client's validation split.
-        reference: what the client received, or else began with, on the training device.
-        labels: of the client's training samples, int64 [n_train], on the training device.
-        trees: what else it received or kept, there too; empty until training begins.
-        submodel: names of the tensors that the client has at all; None = all.
-        finetuning: whether this is fine-tuning after so many rounds, instead of training in the next.
-        observed: what observers measured, by their names.
-        work: steps, samples and mean loss, by "phase/quantity".
-        scratch: trees that steps keep: the client's own when all phases are done, without gradients.
-        parts: of a phase's loss, by name, summed over its samples.
-    """
-
-    algorithm: str
-    round: int
-    client: int
-    client_name: str
-    n_train: int
-    criterion: Loss
-    forward: Callable[..., Any]
-    reference: Tree
-    labels: Tensor
-    trees: dict[str, Tree] = field(default_factory=dict)
-    infer: Callable[[Mapping[str, Tensor], Tensor], Tensor] = _not_here
-    batches: Callable[..., Iterator[tuple[Tensor, Tensor]]] = _not_here
-    score: Callable[[Tree, str], dict[str, float]] = _not_here
-    submodel: frozenset[str] | None = None
-    finetuning: bool = False
-    observed: dict[str, Any] = field(default_factory=dict)
-    work: dict[str, float] = field(default_factory=dict)
-    scratch: dict[str, Tree] = field(default_factory=dict)
-    parts: dict[str, float] = field(default_factory=dict)
-
-    def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
-        """Return the loss unchanged, and record it as a named part of the phase's loss: a mean over ``samples``."""
-        self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
-        return loss
-
-    def where(self, phase: str) -> str:
-        """Algorithm, round, client and phase, for an error message."""
-        when = f"after round {self.round}" if self.finetuning else f"round {self.round + 1}"
-        return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
 
 
 def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
