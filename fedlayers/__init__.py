@@ -69,14 +69,14 @@ if TYPE_CHECKING:
     from fl_core.runner import frame as frame
     from fl_core.runner import load_models as load_models
     from fl_core.task import assemble as assemble
-    from fl_core.training.local import Context as Context
+    from fl_core.training.context import Context as Context
     from fl_core.training.local import Phase as Phase
 
 _HOMES = {
     "Algorithm": "fl_core.algorithms.base",
     "Choice": "fedlayers.studies.choose",
     "Comparison": "fedlayers.studies.compare",
-    "Context": "fl_core.training.local",
+    "Context": "fl_core.training.context",
     "FederatedData": "fl_core.data.federated",
     "Layer": "fl_core.layers",
     "LayerPlan": "fl_core.plan",

@@ -210,7 +210,7 @@ class LayerPlan:
 
     def with_first(self, count: int, **why: Any) -> LayerPlan:
         """Share the first ``count`` layers that train, and the frozen ones, which are the same everywhere."""
-        return self.with_shared((*self.trainable[:count], *still_in(self.layers)), **why)
+        return self.with_shared((*self.trainable[:count], *frozen_in(self.layers)), **why)
 
     # --- holding it against a model ---
 
@@ -306,7 +306,7 @@ def _signature(data: Mapping[str, Any]) -> str:
     return sha(json.dumps(json.loads(rest), sort_keys=True).encode())
 
 
-def still_in(layers: Iterable[Layer]) -> tuple[str, ...]:
+def frozen_in(layers: Iterable[Layer]) -> tuple[str, ...]:
     """Names of the layers in use that are frozen: a rule shares them, wherever they are."""
     return tuple(layer.name for layer in layers if layer.used and layer.is_frozen)
 

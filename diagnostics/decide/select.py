@@ -17,7 +17,7 @@ from torch import nn
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.plan import Evidence, LayerPlan, still_in
+from fl_core.plan import Evidence, LayerPlan, frozen_in
 from fl_core.rows import frame
 
 from ..gradients.sensitivity import recorded_rows
@@ -180,7 +180,7 @@ def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why
     detail = {"stability": stability([Opinion(curve, rule, threshold)], count, why.seed or 0)}
     return LayerPlan(
         tuple(every),
-        (*curve.names[:count], *still_in(every)),
+        (*curve.names[:count], *frozen_in(every)),
         replace(why, votes=votes, detail=detail, status="; ".join(notes) or "ok"),
     )
 
@@ -234,7 +234,7 @@ def _voted(
     }
     return LayerPlan(
         tuple(every),
-        (*names[:count], *still_in(every)),
+        (*names[:count], *frozen_in(every)),
         replace(
             why,
             votes={client: names[joint.choose(found) - 1] for client, found in votes.items()},

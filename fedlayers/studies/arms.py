@@ -9,7 +9,7 @@ from pathlib import Path
 from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.plan import CANDIDATE, Evidence, LayerPlan, still_in
+from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in
 from fl_core.registry import is_outside
 
 CUTS: dict[str, Callable[[int], int]] = {
@@ -114,7 +114,7 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
             raise UsageError(f"arm {cut!r}: the model has {count} layers that train")
         if end == "first":
             return none.with_first(int(size))
-        return none.with_shared((*none.trainable[count - int(size) :], *still_in(layers)))
+        return none.with_shared((*none.trainable[count - int(size) :], *frozen_in(layers)))
     known = [*CUTS, "first_K", "last_K", "PLAN.json"]
     return none.with_first(CUTS[check_known("arm (a cut, a plan or an algorithm)", cut, known)](count))
 

@@ -52,7 +52,7 @@ def cut(model: nn.Module) -> Cut | None:
     parts = chain(model)
     if parts is None or any(hooked(module) for module in model.modules()):
         return None
-    count = next((k for k, module in enumerate(parts) if not _still(module)), len(parts))
+    count = next((k for k, module in enumerate(parts) if not _is_fixed(module)), len(parts))
     first = parts[:count]
     if not any(type(module) in _WORK for module in first):
         return None
@@ -117,7 +117,7 @@ def hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def _still(module: nn.Module) -> bool:
+def _is_fixed(module: nn.Module) -> bool:
     """Whether a module's output for a sample stays the same in every epoch."""
     if any(param.requires_grad for param in module.parameters()):
         return False

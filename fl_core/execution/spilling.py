@@ -90,7 +90,7 @@ class SpillingTrees(MutableMapping[str, Tree]):
 
     def _write(self, data: bytes) -> tuple[int, int]:
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  (it is open as long as the shelf)
+            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  (it is open as long as the trees are)
         free = self._free[len(data)]
         offset = free.pop() if free else self._end
         self._end = max(self._end, offset + len(data))
@@ -110,7 +110,7 @@ class ClientStates(Mapping[str, State]):
     Args:
         names: the clients.
         beginning: a client's state before it was set, made or read anew each time it is asked for.
-        folder, bound: of the shelf on which the others lie.
+        folder, bound: of the trees of the others, see :class:`SpillingTrees`.
     """
 
     def __init__(
