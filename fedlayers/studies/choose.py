@@ -16,6 +16,7 @@ import torch
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of
+from fedlayers.studies.compare import check_stored
 from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
@@ -173,7 +174,8 @@ def choose(
         tell: hears what it costs, and a line whenever an arm has reached the end of the race.
 
     Raises:
-        UsageError: anything unknown or not fitting, before anything is trained.
+        UsageError: anything unknown or not fitting, or runs of another configuration below ``out``, before anything is
+            trained.
         RunError: every arm failed.
 
     >>> import tempfile
@@ -196,14 +198,15 @@ def choose(
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)
     for entry in entries:
-        runner.assemble(entry.config, plan=entry.arm.plan, loaded=task.data if entry.config.seed == seeds[0] else None)
+        same_data = task.data if entry.config.seed == seeds[0] else None
+        check_stored(entry.path, runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data))
     cost = foreseen(task, entries, until, complete, config.workers)
     tell(cost.text())
     began = time.monotonic()
     failed = run_entries(entries, until, config.workers, tell)
-    stands = standing(entries, until, failed)
     if len(failed) == len(entries):
         raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
+    stands = standing(entries, until, failed)
     sure = certainty(stands.judged)
     winner = _winner(racing, stands, sure, task)
     run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)

@@ -229,7 +229,7 @@ def jobs_of(
             data = task.data
             dealt[seed] = data.digest, data.partition
             if out is not None:
-                _check_stored(jobs[-1].path, task)
+                check_stored(jobs[-1].path, task)
     for each_plan in {id(job.plan): job.plan for job in jobs if job.plan is not None}.values():
         _warn_of_seen(each_plan, config, dealt)
     return jobs
@@ -342,7 +342,7 @@ def _record(record: Mapping[Any, Any]) -> rows.Row:
     return {name: None if pd.isna(value) else value for name, value in record.items()}
 
 
-def _check_stored(path: Path, task: runner.Task) -> None:
+def check_stored(path: Path, task: runner.Task) -> None:
     """Refuse a directory that holds anything but this very run, begun or complete."""
     if not (path / "config.json").exists():
         return writing.check_free(path)
