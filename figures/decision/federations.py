@@ -9,8 +9,6 @@ from fl_core.config import RunConfig
 
 EVALUATIONS = 15
 """Evaluated rounds of a run, at least."""
-SEEDS = 8
-"""Seeds of each federation, the first of all before the second; it is scored on those that are stored, at least 4."""
 FURTHER = 1500
 """Samples that score a choice beside the test samples, of all clients together, at most."""
 PRETRAINED = "vit_adapters"
