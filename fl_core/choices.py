@@ -5,6 +5,8 @@ BN = ("global", "local", "drop")
 WAYS = ("block", "module")
 """What a layer is: a weighted module with its normalisation, or every module by itself."""
 OPTIMIZERS = ("sgd", "adam", "adamw")
+KEPT_OPTIMIZERS = ("adam", "adamw")
+"""Those whose state a client keeps from round to round by default: second moments need more steps than a round has."""
 LOSSES = ("cross_entropy", "focal", "player_focal")
 STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
