@@ -71,6 +71,8 @@ class RunConfig:
     """Size of the pool that is dealt."""
     participation: float = 1.0
     """Fraction of the clients that take part in a round; at least one does."""
+    weights: str = "samples"
+    """How clients count where they are averaged: by their training samples, or all the same (uniform)."""
     epochs: int | None = None
     """Local epochs a round."""
     batch: int | None = None
@@ -168,6 +170,7 @@ def check(config: RunConfig) -> None:
         ("way of grouping layers", config.by, choices.WAYS),
         ("optimizer", config.optimizer, choices.OPTIMIZERS),
         ("loss", config.loss, choices.LOSSES),
+        ("value of weights", config.weights, choices.WEIGHTS),
         ("value of stack", config.stack, choices.STACKS),
         ("memory format", config.memory_format, choices.FORMATS),
     ):

@@ -240,7 +240,8 @@ def _descend(
     """Train the stacked weights ``values`` [clients, ...] in place; returns each client's loss summed over samples.
 
     Args:
-        state: the optimiser's, of the tensors that train, of all clients [clients, ...]; changed in place.
+        state: the optimiser's, of the tensors that train, of all clients [clients, ...]; changed in place, and of all
+            clients in the end if ``training`` keeps it.
     """
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
     longest = training.longest(phase)
@@ -249,38 +250,39 @@ def _descend(
         left = sum(steps > done for steps in batches.steps)
         end = batches.steps[left - 1]
         now = {name: value[:left].clone() for name, value in values.items()}
-        params = {name: now[name].requires_grad_() for name in state}
-        equal = {name: _equal(entries, left) for name, entries in state.items()}
-        parts = {
-            name: (param,) if len(equal[name]) == 1 else param.detach().split(equal[name])
-            for name, param in params.items()
-        }
-        optimizer = training.build([part for each in parts.values() for part in each], *phase.rates)
-        for name, each in parts.items():
-            _put(optimizer, each, state[name])
+        params = [now[name].requires_grad_() for name in state]
+        equal = [_equal(entries, left) for entries in state.values()]
+        parts = [
+            (param,) if len(counts) == 1 else param.detach().split(counts)
+            for param, counts in zip(params, equal, strict=True)
+        ]
+        apart = [each for each in zip(params, equal, parts, strict=True) if len(each[1]) > 1]
+        optimizer = training.build([part for each in parts for part in each], *phase.rates)
+        for each, entries in zip(parts, state.values(), strict=True):
+            _put(optimizer, each, entries)
         step_losses = []
         for x, y, weights in batches.between(done, end, left):
             losses = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten()).view_as(weights)
-            losses.backward(weights, inputs=list(params.values()))
+            losses.backward(weights, inputs=params)
             step_losses.append(losses.detach())
             if longest is not None:
-                _clip_each(list(params.values()), longest)
-            for name, param in params.items():
-                if len(parts[name]) > 1 and param.grad is not None:
-                    for part, grad in zip(parts[name], param.grad.split(equal[name]), strict=True):
+                _clip_each(params, longest)
+            for param, counts, each in apart:
+                if param.grad is not None:
+                    for part, grad in zip(each, param.grad.split(counts), strict=True):
                         part.grad = grad
             optimizer.step()
-            for param in params.values():
+            for param in params:
                 param.grad = None
         losses = torch.stack(step_losses).double().masked_fill(batches.weights[done:end, :left] == 0, 0)
         totals[:left] += losses.sum((0, 2))
-        for name, param in params.items():
+        for (name, entries), param, each in zip(state.items(), params, parts, strict=True):
             values[name][:left] = param.detach()
-            for key, value in _taken(optimizer, parts[name]).items():
-                if left == len(values[name]):
-                    state[name][key] = value
-                else:
-                    state[name][key][:left] = value
+            for key, value in _taken(optimizer, each).items():
+                if training.keep_optimizer and left < len(values[name]):
+                    entries[key][:left] = value
+                else:  # of clients that have ended nothing is asked any more
+                    entries[key] = value
         done = end
     return totals
 
@@ -327,11 +329,12 @@ def _put(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...], entries: d
 def _taken(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """The states that :func:`_put` would give back, of all parts joined."""
     keys = [key for key, value in optimizer.state[parts[0]].items() if isinstance(value, Tensor)]
-    return {key: torch.cat([_for_all(optimizer.state[part][key], len(part)) for part in parts]) for key in keys}
+    of_parts = {key: [_for_all(optimizer.state[part][key], len(part)) for part in parts] for key in keys}
+    return {key: values[0] if len(values) == 1 else torch.cat(values) for key, values in of_parts.items()}
 
 
 def _for_all(value: Tensor, count: int) -> Tensor:
-    return value.expand(count) if value.ndim == 0 else value
+    return value.repeat(count) if value.ndim == 0 else value
 
 
 def _clip_each(params: list[Tensor], longest: float) -> None:

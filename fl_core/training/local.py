@@ -41,7 +41,10 @@ class Training:
         weight_decay, amsgrad: as in PyTorch.
         clip: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
             down to it before anything is done with it. None = never.
-        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each.
+        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
+            run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
+            sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
+            memory and in every checkpoint (:mod:`fl_core.training.optimizer_state`); fine-tuning always begins anew.
     """
 
     epochs: int = 1
@@ -65,6 +68,19 @@ class Training:
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0, not {self.lr}")
         check_clip(self.clip)
+
+    @property
+    def words(self) -> str:
+        """Optimiser, rate and what becomes of its state, for tables and reports.
+
+        >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).words
+        'adamw (amsgrad), lr 0.001, its state kept from round to round'
+        """
+        options = [f"{name} {value:g}" for name in ("momentum", "weight_decay") if (value := getattr(self, name))]
+        options += ["amsgrad"] * self.amsgrad
+        state = "kept from round to round" if self.keep_optimizer else "new in each round"
+        named = f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
+        return f"{named}, lr {self.lr:g}, its state {state}".replace("_", " ")
 
     def longest(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""
