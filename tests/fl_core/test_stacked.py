@@ -156,7 +156,7 @@ def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", sorted(name for name, kind in registry().items() if not kind.needs_blocks))
 def test_every_algorithm_gives_the_same(name: str) -> None:
-    least = {"rounds": 2, "epochs": 1, "eval_every": 2}
+    least = {"rounds": 2, "epochs": 1, "eval_every": 2, "momentum": 0.9, "keep_optimizer": True}
     serial = play(algorithm=name, **least)
     config = replace(CONFIG, algorithm=name, **least)  # type: ignore[arg-type]
     task = runner.assemble(config, data=TOY, model=network("plain"))
