@@ -71,6 +71,8 @@ class RunConfig:
     """Size of the pool that is dealt."""
     participation: float = 1.0
     """Fraction of the clients that take part in a round; at least one does."""
+    weights: str = "samples"
+    """How clients count where they are averaged: by their training samples, or all the same (uniform)."""
     epochs: int | None = None
     """Local epochs a round."""
     batch: int | None = None
@@ -87,8 +89,8 @@ class RunConfig:
     """Of adam and adamw."""
     clip: float | None = None
     """Scale a step's gradient down to this norm where it is longer."""
-    keep_optimizer: bool = False
-    """Keep each client's optimiser state from round to round, in place of a new one."""
+    keep_optimizer: bool | None = None
+    """Keep each client's optimiser state from round to round, in place of a new one; default for adam and adamw."""
     loss: str | None = None
     """cross_entropy, focal or player_focal."""
     loss_options: dict[str, Any] | None = None
@@ -168,6 +170,7 @@ def check(config: RunConfig) -> None:
         ("way of grouping layers", config.by, choices.WAYS),
         ("optimizer", config.optimizer, choices.OPTIMIZERS),
         ("loss", config.loss, choices.LOSSES),
+        ("value of weights", config.weights, choices.WEIGHTS),
         ("value of stack", config.stack, choices.STACKS),
         ("memory format", config.memory_format, choices.FORMATS),
     ):
@@ -229,6 +232,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         momentum=or_else(config.momentum, own.get("momentum", 0.0)),
         weight_decay=or_else(config.weight_decay, own.get("weight_decay", 0.0)),
         amsgrad=or_else(config.amsgrad, own.get("amsgrad", False)),
+        keep_optimizer=or_else(config.keep_optimizer, optimizer in choices.KEPT_OPTIMIZERS),
         loss=loss,
         loss_options={**own_loss, **(config.loss_options or {})},
         eval_every=or_else(config.eval_every, evaluation_interval(rounds, config.participation, epochs)),

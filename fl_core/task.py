@@ -68,6 +68,8 @@ class Task:
             "dataset": self.config.dataset,
             "model": self.config.model,
             "seed": self.config.seed,
+            "optimizer": self.config.optimizer,
+            "keep_optimizer": self.config.keep_optimizer,
             "layers": [asdict(layer) for layer in self.layers],
             "data": self.data.digest,
             "checkpoint": tree.digest(tree.of(self.model)),
@@ -157,6 +159,7 @@ def assemble(
         blocks=paths_of_blocks(model),
         mean=data.mean,
         std=data.std,
+        uniform=config.weights == "uniform",
     )
     config = replace(
         config,

@@ -84,14 +84,17 @@ class Verify(Command):
 
 def finished(engine: Any, out: Path) -> None:
     """Print what a run came to."""
+    from fl_core import runner
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
-    _, frame = StoredRun(out).rows()
+    stored = StoredRun(out)
+    _, frame = stored.rows()
     last = frame[(frame["round"] == engine.done) & (frame["split"] == "test")]
     print(last.pivot_table(index=["model", "client"], columns="metric", values="value").round(4).to_string())
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
+    print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.words}")
     times = out / "timing.jsonl"
     print(f"\n{timing.read(times).line()}" if times.is_file() else "")
     print(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")

@@ -44,6 +44,7 @@ class Comparison:
     Attributes:
         frame: the rows of all runs.
         best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
+        training: the local training in words.
         scores: one value a run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).
         table: one line an algorithm: for each metric mean and 95 % interval over seeds, then fairness, incentive and
@@ -54,6 +55,7 @@ class Comparison:
 
     frame: pd.DataFrame
     best: bool = False
+    training: str = ""
     scores: pd.DataFrame = field(init=False)
     table: pd.DataFrame = field(init=False)
     clients: pd.DataFrame = field(init=False)
@@ -121,8 +123,9 @@ class Comparison:
 
     @property
     def legend(self) -> str:
-        """The meaning of the table's columns."""
-        return LEGEND.format(moment=MOMENTS[self.best])
+        """The meaning of the table's columns, and how clients trained."""
+        trained = f"\nlocal training: {self.training}." if self.training else ""
+        return LEGEND.format(moment=MOMENTS[self.best]) + trained
 
     def text(self) -> str:
         """The table as text for a terminal, with the meaning of its columns."""
@@ -290,8 +293,9 @@ def compare(
             code = runner.code_of(job.config.to_json()).values()  # what this very call names
             runner.resume(job.path, instruments=instruments, model_code=code, progress=False)
         frames.append(store.Run(job.path).rows()[1])
-    result = Comparison(pd.concat(frames, ignore_index=True), best)
-    header = {**runner.assemble(jobs[0].config, plan=jobs[0].plan).header(command), "runs": len(jobs)}
+    task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
+    result = Comparison(pd.concat(frames, ignore_index=True), best, task.config.training.words)
+    header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
     write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
     return result

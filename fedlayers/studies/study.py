@@ -173,8 +173,8 @@ def write_page(
 
     facts = (
         *([f"command: `{command}`"] if command else []),
-        f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch}, {config.optimizer}, "
-        f"lr {config.lr}, {config.loss}",
+        f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch}, {config.loss}, "
+        f"{config.training.words}",
         f"seeds: {', '.join(map(str, seeds))}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`, plan `{plan.digest[:16]}`",
         "beside this page: `rows.jsonl` (the measurement), `plan.json`, `comparison/` (all runs, their rows and table)",

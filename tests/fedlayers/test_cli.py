@@ -143,6 +143,14 @@ def test_flags_become_the_configuration():
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [("", None), ("--keep-optimizer", True), ("--keep-optimizer True", True), ("--keep-optimizer False", False)],
+)
+def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
+    assert cli.parsed(f"run --seed 1 {words} --rounds 2".split()).config.keep_optimizer is kept
+
+
 # --- names that are not there ----------------------------------------------------------------------------------
 
 

@@ -374,13 +374,18 @@ def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
 # --- other shapes of a federation ------------------------------------------------------------------------------
 
 
-def test_weights_are_training_samples() -> None:
-    """A client with more samples pulls the mean further: the server is the weighted mean of the local models."""
-    played = play(algorithm="fedavg", rounds=1)
-    local = played.checkpoints[0].models["local"]
-    wanted = tree.mean([local[name] for name in CLIENTS], TOY.weights)
-    assert played.server() == [tree.digest(wanted)]
-    assert played.server() != [tree.digest(tree.mean([local[name] for name in CLIENTS], [1] * len(CLIENTS)))]
+@pytest.mark.parametrize("name", ["fedavg", "pfedme", "per_fedavg"])
+def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> None:
+    """The server is the mean of the local models, in which a client with more samples has more weight, or none has."""
+    found = {}
+    for weights, shares in (("samples", TOY.weights), ("uniform", (1,) * len(CLIENTS))):
+        played = play(algorithm=name, rounds=1, weights=weights)
+        local = played.checkpoints[0].models["local"]
+        found[weights] = played.checkpoints[0].server.trees["model"]
+        for key, value in found[weights].items():
+            by_hand = sum(n * local[client][key] for client, n in zip(CLIENTS, shares, strict=True)) / sum(shares)
+            torch.testing.assert_close(value, by_hand)
+    assert tree.distance(found["samples"], found["uniform"]) > 1e-4
 
 
 def test_more_clients_than_a_group_of_the_mean() -> None:

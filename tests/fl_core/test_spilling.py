@@ -178,7 +178,7 @@ def test_a_run_beyond_its_memory_has_the_same_bits(name: str, monkeypatch: pytes
 def test_a_run_beyond_its_memory_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config: dict[str, Any] = {"data": MANY, "model": network("plain"), "progress": False}
     usual, broken = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    made = replace(CONFIG, algorithm=name, participation=0.3)
+    made = replace(CONFIG, algorithm=name, participation=0.3, optimizer="adamw", lr=0.01, keep_optimizer=True)
     runner.run(made, usual, **config)
     written = spilled(monkeypatch, bound=5000)
     runner.run(made, broken, **config)
