@@ -100,7 +100,8 @@ def test_verify_needs_nothing_that_trains(tmp_path):
 
 MEASURED = """
 import resource, subprocess, sys
-subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, check=True)
+done = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+assert done.returncode in (0, 2), done
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 """
@@ -114,9 +115,15 @@ def usage(*words: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    "words", [("-m", "fedlayers", "--help"), ("-c", "import fedlayers"), ("-m", "fedlayers", "verify", str(RUN))]
+    "words",
+    [
+        ("-m", "fedlayers", "--help"),
+        ("-c", "import fedlayers"),
+        ("-m", "fedlayers", "verify", str(RUN)),
+        ("-m", "fedlayers", "run", "--algorithm", "fedavgg"),
+    ],
 )
-def test_what_only_asks_is_cheap(words):
+def test_what_only_asks_or_is_mistaken_is_cheap(words):
     pairs = [(usage(*words), usage("-c", "pass")) for _ in range(5)]
     assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(empty[0] for _, empty in pairs)
     assert max(asked[1] for asked, _ in pairs) < PEAK
