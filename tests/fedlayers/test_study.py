@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -219,10 +218,3 @@ def test_nothing_is_made_before_all_is_known(tmp_path):
         with pytest.raises(UsageError, match=said):
             study(out=tmp_path / "out", progress=False, **call)
     assert not list(tmp_path.iterdir())
-
-
-def test_intervals_of_the_table_are_finite_with_two_seeds(out):
-    table = Comparison(rows.read(out / "comparison" / "rows.jsonl")[1]).table
-    assert all(
-        math.isfinite(v) for v in table[["macro_f1_low", "macro_f1_high", "rank", "fairness"]].to_numpy().ravel()
-    )
