@@ -222,10 +222,18 @@ def test_an_error_that_cannot_be_pickled_comes_back_as_words() -> None:
     assert str(caught.value) == "Tantrum: no luck because of b"
 
 
-def test_what_is_not_finite_is_reported_alike() -> None:
+@pytest.mark.parametrize(
+    ("entry", "value", "said"),
+    [
+        ((1, 2), torch.nan, "before the first step, 'fc2.weight' (layer 'fc2') is not finite"),
+        ((), 3e38, "at step 1, first not finite in the forward pass is the output of module 'fc2' (layer 'fc2')"),
+    ],
+)
+def test_what_is_not_finite_is_reported_alike(entry: tuple[int, ...], value: float, said: str) -> None:
     task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
     algorithm, start = task.algorithm(None), tree.of(task.model)
-    start["fc2.weight"][1, 2] = torch.nan
+    start["fc2.weight"][entry] = value
+    start["fc1.bias"] += 10
     messages = []
     for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
         runs.use(algorithm)
@@ -234,8 +242,7 @@ def test_what_is_not_finite_is_reported_alike() -> None:
             list(runs.run(jobs))
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
-    assert "fedavg, round 5, client 'a', phase 'train'" in messages[0]
-    assert "'fc2.weight' (layer 'fc2')" in messages[0]
+    assert messages[0].startswith(f"fedavg, round 5, client 'a', phase 'train': {said}")
 
 
 def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it() -> None:
