@@ -110,7 +110,7 @@ def _close() -> Iterator[None]:
 def test_workers_give_the_same_bits_as_one_process(
     name: str, count: int, kind: str, training: str, participation: float
 ) -> None:
-    options: dict[str, Any] = {"algorithm": name, "participation": participation, "rounds": 2}
+    options: dict[str, Any] = {"algorithm": name, "participation": participation, "rounds": 2, "client_dropout": 0.3}
     own = pool(count, kind, training, name)
     workers = play(CONFIGS[training], model=kind, executor=own, **options)
     serial = play(CONFIGS[training], model=kind, **options)
