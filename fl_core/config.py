@@ -73,6 +73,10 @@ class RunConfig:
     """Fraction of the clients that take part in a round; at least one does."""
     weights: str = "samples"
     """How clients count where they are averaged: by their training samples, or all the same (uniform)."""
+    client_dropout: float = 0.0
+    """Probability with which the reply of a client that takes part is lost."""
+    dropout_trace: str | None = None
+    """A .csv with the columns round and client: whose replies are lost, rounds from 1 on."""
     epochs: int | None = None
     """Local epochs a round."""
     batch: int | None = None
@@ -184,6 +188,8 @@ def check(config: RunConfig) -> None:
         raise UsageError(f"threshold must be above 0, not {config.threshold}")
     if not 0 < config.participation <= 1:
         raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
+    if not 0 <= config.client_dropout < 1:
+        raise UsageError(f"client_dropout must be at least 0 and below 1, not {config.client_dropout}")
 
 
 def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
@@ -240,6 +246,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         data_root=None if root is None else str(Path(root).absolute()),
         dataset=given.name if given is not None else _located(config.dataset),
         init=None if config.init is None else str(Path(config.init).absolute()),
+        dropout_trace=None if config.dropout_trace is None else str(Path(config.dropout_trace).absolute()),
     )
     _ = filled.training  # checks its numbers
     return filled

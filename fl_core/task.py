@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -42,6 +42,7 @@ class Task:
     plan: LayerPlan | None
     start: Tree | None = None  # the model's weights before anything is built into it, if they are not the seed's
     said: tuple[str, ...] = ()
+    lost_replies: list[tuple[int, str]] = field(default_factory=list)  # as the configuration's trace has them
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """The configured algorithm, under the plan that it adopts from the given one."""

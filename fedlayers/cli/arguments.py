@@ -30,8 +30,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
-        "rounds", "participation", "weights", "epochs", "batch", "lr", "optimizer", "momentum", "weight_decay",
-        "amsgrad", "clip", "keep_optimizer", "loss",
+        "rounds", "participation", "client_dropout", "dropout_trace", "weights", "epochs", "batch", "lr", "optimizer",
+        "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",

@@ -161,7 +161,7 @@ class PLayerFL(FedPer):
     The first round has two exchanges. In ``stats`` every client trains all layers from the common start and replies
     with its federation sensitivities over the first epoch only; the server combines them and decides. In ``upload``
     nothing is trained again: the clients upload the chosen layers, so the first aggregation is already partial. Given a
-    plan, it obeys that and is FedPer.
+    plan, it obeys that and is FedPer. Where no reply of the first round arrives, all this is done in the next.
     """
 
     name = "playerfl"
@@ -172,7 +172,7 @@ class PLayerFL(FedPer):
         return None  # decided in the first round
 
     def exchanges(self, index: int) -> tuple[str, ...]:
-        return ("stats", "upload") if index == 0 and self.decides else ("train",)
+        return ("stats", "upload") if self.decides else ("train",)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         everything = self.problem.tensors - self.problem.local_only

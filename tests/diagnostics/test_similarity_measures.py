@@ -209,6 +209,27 @@ def test_the_rank_of_cca_leaves_out_rounding() -> None:
     assert mean_cca(doubled.float(), y.float()) == pytest.approx(mean_cca(x, y), abs=1e-4)
 
 
+@pytest.mark.parametrize("rank", [12, 24])
+@pytest.mark.parametrize(
+    ("scale", "offset", "count"),
+    [(1.0, 0.0, 24), (1e-5, 0.0, 4), (1e-3, 10.0, 4), (1e-4, 1.0, 24), (1e-5, 1.0, 24), (1.0, 100.0, 24)],
+)
+def test_cca_of_nearly_constant_features_in_float32_is_that_in_float64(
+    scale: float, offset: float, count: int, rank: int
+) -> None:
+    """So many of 24 features of that rank are scaled down, and all are moved far from 0 as they are after a bias."""
+    base, noise = features(300, rank), features(300, rank, 1)
+    maps = (torch.linalg.qr(features(24, rank, k))[0].T for k in (2, 3))  # no direction is small by itself
+    x, y = (side @ to for side, to in zip((base, base + 0.4 * noise), maps, strict=True))
+    small = torch.ones(24, dtype=torch.float64)
+    small[:count] = scale
+    x, y = x * small + offset, y * small + offset
+    a, b = (np.linalg.svd(centred(side), full_matrices=False)[0][:, :rank] for side in (x, y))
+    reference = np.linalg.svd(a.T @ b, compute_uv=False).mean()
+    assert mean_cca(x, y) == pytest.approx(reference, abs=1e-6)
+    assert mean_cca(x.float(), y.float()) == pytest.approx(reference, abs=5e-5)
+
+
 # --- positions as rows, and shifts -----------------------------------------------------------------------------
 
 
