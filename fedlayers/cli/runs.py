@@ -84,14 +84,13 @@ class Verify(Command):
 
 def finished(engine: Any, out: Path) -> None:
     """Print what a run came to."""
+    from fedlayers.cli import tables
     from fl_core import runner
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
     stored = StoredRun(out)
-    _, frame = stored.rows()
-    last = frame[(frame["round"] == engine.done) & (frame["split"] == "test")]
-    print(last.pivot_table(index=["model", "client"], columns="metric", values="value").round(4).to_string())
+    print(tables.scores(stored.rows()[1], engine.done))
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
     print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.words}")

@@ -336,5 +336,3 @@ def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 def _named(names: list[str], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
-
-
