@@ -48,6 +48,7 @@ class Personalised(FedPer):
     name = "personalised"
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
+        assert self.plan is not None
         train = self.plan.head_tensors & self.problem.tensors
         return (Phase("finetune", train, done, stream="finetune"),) if train else ()
 

@@ -9,10 +9,8 @@ from safetensors.torch import save
 from torch import nn
 
 from fl_core import models
+from fl_core.data import Source, open_named
 from fl_core.data.registry import Location, dataset
-from fl_core.data.root import find_file
-from fl_core.data.sources import Source
-from fl_core.data.tables import read_jsonl
 from fl_core.models.adapters import adapt
 from fl_core.records.files import write_atomically
 
@@ -38,7 +36,7 @@ def tweets_table(data_root: Location | None) -> Source:
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    tweets = read_jsonl(find_file("airline_tweets", data_root, "airline_tweets.jsonl"), client_column="airline")
+    tweets = open_named("airline_tweets", data_root=data_root)
     assert tweets.words is not None
     texts = [" ".join(map(str, codes[codes > 2])) for codes in tweets.x]
     counts = TfidfVectorizer(min_df=5, token_pattern=r"\S+", sublinear_tf=True).fit_transform(texts)
