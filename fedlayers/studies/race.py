@@ -137,7 +137,7 @@ def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell:
             + f" failed: {reason}" * bool(reason)
         )
 
-    if workers <= 1:
+    if min(workers, len(entries)) <= 1:
         for done, entry in enumerate(entries, 1):
             note(entry, run_entry(entry, until), done)
         return failed

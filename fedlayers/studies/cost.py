@@ -1,0 +1,141 @@
+"""What a race costs: foreseen before it starts, and measured on its runs."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedlayers.studies.arms import Arm
+from fedlayers.studies.race import Entry
+from fl_core import tree
+from fl_core.records import store, timing
+from fl_core.task import Task
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a choice, foreseen or measured.
+
+    Attributes:
+        runs, rounds: how many runs race, and their rounds in all, the winner's completion included.
+        full_runs: the same in runs of full length.
+        n_bytes: what all clients together send and receive; foreseen: at most.
+        seconds: of local training on this machine with the given workers; foreseen: roughly, from a few timed steps.
+    """
+
+    runs: int
+    rounds: int
+    full_runs: float
+    n_bytes: float
+    seconds: float
+
+    def text(self) -> str:
+        """The foreseen cost in one line."""
+        return (
+            f"{self.runs} runs, {self.rounds} rounds in all ({self.full_runs:.1f} full runs), "
+            f"up to {sized(self.n_bytes)} sent and received, about {timed(self.seconds)} of training"
+        )
+
+    def beside(self, measured: Cost) -> str:
+        """The foreseen cost beside the measured one, in one line."""
+        return (
+            f"Cost, foreseen / measured: {self.rounds} / {measured.rounds} rounds, {sized(self.n_bytes)} / "
+            f"{sized(measured.n_bytes)} sent and received, {timed(self.seconds)} / {timed(measured.seconds)} of training"
+        )
+
+
+def foreseen(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+    """Estimate the cost of a race before it starts.
+
+    Args:
+        until: the round in which the race ends.
+        finished: how many of the runs then go on to the end.
+        workers: how many runs are trained side by side.
+    """
+    full = int(task.config.rounds or 1)
+    rest = (full - until) * finished
+    rounds = until * len(entries) + rest
+    arms = [entry.arm for entry in entries]
+    most = max(bytes_a_round(task, arm) for arm in arms)
+    sent = until * sum(bytes_a_round(task, arm) for arm in arms) + rest * most
+    training = task.config.training
+    steps = sum(-(-n // training.batch) for n in task.data.weights) * int(task.config.epochs or 0)
+    seconds_a_round = steps * task.config.participation * _seconds_a_step(task)
+    seconds = seconds_a_round * (
+        until * len(entries) / _side_by_side(len(entries), workers) + rest / _side_by_side(finished, workers)
+    )
+    return Cost(len(entries), rounds, rounds / full, sent, seconds)
+
+
+def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+    """What the runs of a race have cost, by their own rows and clocks; what was trained earlier counts as well.
+
+    Arguments as of :func:`foreseen`.
+    """
+    rounds, sent, race_seconds, rest_seconds = 0, 0.0, 0.0, 0.0
+    for entry in entries:
+        if not (entry.path / "timing.jsonl").is_file():  # it failed before its first round
+            continue
+        frame = store.Run(entry.path).rows()[1]
+        sent += float(frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum())
+        by_round = {done: each["train"] for done, each in timing.by_round(entry.path / "timing.jsonl").items()}
+        rounds += max(by_round, default=0)
+        race_seconds += math.fsum(seconds for done, seconds in by_round.items() if done <= until)
+        rest_seconds += math.fsum(seconds for done, seconds in by_round.items() if done > until)
+    seconds = race_seconds / _side_by_side(len(entries), workers) + rest_seconds / _side_by_side(finished, workers)
+    return Cost(len(entries), rounds, rounds / int(task.config.rounds or 1), sent, seconds)
+
+
+def bytes_a_round(task: Task, arm: Arm) -> float:
+    """Bytes that all sampled clients send and receive in a round; without a plan at most, the whole model's."""
+    live = tree.live(task.model)
+    names = live.keys() if arm.plan is None else arm.plan.body_tensors & live.keys()
+    return 2 * tree.n_bytes(tree.pick(live, frozenset(names))) * len(task.data.clients) * task.config.participation
+
+
+def _side_by_side(runs: int, workers: int) -> int:
+    return max(1, min(workers, runs))
+
+
+def _seconds_a_step(task: Task, steps: int = 4) -> float:
+    """Seconds of one training step on a batch of the largest client, in one thread, after one that is not counted."""
+    largest = max(task.data.clients, key=lambda client: len(client.train)).train
+    batch = int(task.config.batch or 1)
+    x, y = largest.x[:batch], largest.y[:batch]
+    seconds, model = [], copy.deepcopy(task.model)
+    with tree.one_thread(), torch.random.fork_rng():
+        for _ in range(steps):
+            began = time.perf_counter()
+            loss = task.criterion(model(x), y)
+            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+            seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def sized(n_bytes: float) -> str:
+    """A number of bytes in words.
+
+    >>> sized(5_440_000)
+    '5.44 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.3g} TB"
+
+
+def timed(seconds: float) -> str:
+    """A time in words.
+
+    >>> timed(1.04), timed(48), timed(600)
+    ('1.0 s', '48 s', '10 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
