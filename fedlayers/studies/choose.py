@@ -39,7 +39,7 @@ class Choice:
         standing: how they stood at the end of the race.
         certainty: how sure that is.
         run: the winner's run directory; complete, unless the race was all that was asked for.
-        of_seed: the complete run that each seed's own race would choose, where these were asked for.
+        of_seed: what each seed's own race would choose, its run complete, where these were asked for.
         until: the round after which the race was judged.
         cost: what was foreseen; ``measured`` what the runs' own rows and clocks say; ``seconds`` what this call took.
     """
@@ -49,7 +49,7 @@ class Choice:
     standing: Standing
     certainty: Certainty
     run: Path
-    of_seed: dict[int, Path]
+    of_seed: dict[int, Entry]
     until: int
     cost: Cost
     measured: Cost
@@ -203,12 +203,11 @@ def choose(
         reasons = run_entries(finishing, None, config.workers, tell)
         if reasons:
             raise RunError(next(iter(reasons.values())))
-    paths = {seed: entry.path for seed, entry in of_seed.items()}
     spent = measured(task, entries, until, finished, config.workers)
     plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
-    choice = Choice(winner, racing, stands, sure, run.path, paths, until, cost, spent, took)
+    choice = Choice(winner, racing, stands, sure, run.path, of_seed, until, cost, spent, took)
     write_atomically(out / "standing.csv", stands.rounds.to_csv(index=False).encode())
     write_json(out / "choice.json", choice.to_json())
     if plan is not None:
@@ -225,13 +224,17 @@ def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, task: Task
 
 
 def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
-    """For each seed the run of the arm that leads by this seed's validation samples alone; none if all failed."""
-    leaders = {int(str(seed)): leader_of(part) for seed, part in stands.judged.groupby("seed")}
-    return {
-        entry.config.seed: entry
-        for entry in entries
-        if leaders[entry.config.seed] == entry.arm.name and (entry.arm.name, entry.config.seed) not in stands.failed
-    }
+    """For each seed the run of the arm that leads by this seed's validation samples alone.
+
+    Raises:
+        RunError: every arm failed with a seed.
+    """
+    leaders = {}
+    for seed, part in stands.judged.groupby("seed"):
+        if part["score"].isna().all():
+            raise RunError(f"every arm failed with seed {seed}")
+        leaders[seed] = leader_of(part)
+    return {entry.config.seed: entry for entry in entries if leaders[entry.config.seed] == entry.arm.name}
 
 
 def _with_evidence(plan: LayerPlan, stands: Standing, sure: Certainty, task: Task) -> LayerPlan:

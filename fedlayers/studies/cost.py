@@ -44,8 +44,9 @@ class Cost:
     def beside(self, measured: Cost) -> str:
         """The foreseen cost beside the measured one, in one line."""
         return (
-            f"Cost, foreseen / measured: {self.rounds} / {measured.rounds} rounds, {sized(self.n_bytes)} / "
-            f"{sized(measured.n_bytes)} sent and received, {timed(self.seconds)} / {timed(measured.seconds)} of training"
+            f"Cost, foreseen / measured: {self.rounds} / {measured.rounds} rounds, "
+            f"{sized(self.n_bytes)} / {sized(measured.n_bytes)} sent and received, "
+            f"{timed(self.seconds)} / {timed(measured.seconds)} of training"
         )
 
 
