@@ -129,12 +129,16 @@ class Choose(OneAlgorithm):
 
     Examples:
         fedlayers choose --dataset heart --seeds 3 --out out/choose
+        fedlayers choose --dataset heart --then-personalise
         fedlayers choose --dataset digits --arms nothing half all_but_last all ditto --workers 2
     """
 
     arms: Arms = ("nothing", "half", "all_but_last")
     seeds: Seeds = 1
     share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1.")] = 0.6
+    then_personalise: Annotated[
+        bool, option("Also: one run of FedAvg, then a few epochs of each client alone, beside the winner.")
+    ] = False
     race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
@@ -146,11 +150,20 @@ class Choose(OneAlgorithm):
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
         arguments.check_folder(self.out)
+        if self.then_personalise and self.race_only:
+            raise UsageError("--then-personalise is held against the winner's end: leave --race-only out")
 
         from fedlayers.studies.choose import choose
 
         choice = choose(
-            config, self.out, arms=self.arms, seeds=seeds, share=self.share, complete=not self.race_only, tell=_say
+            config,
+            self.out,
+            arms=self.arms,
+            seeds=seeds,
+            share=self.share,
+            complete=not self.race_only,
+            personalise=self.then_personalise,
+            tell=_say,
         )
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 

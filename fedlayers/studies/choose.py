@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of, one_race
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured
+from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
+from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores, then_personalise
 from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
@@ -42,6 +43,7 @@ class Choice:
         of_seed: what each seed's own race would choose, its run complete, where these were asked for.
         until: the round after which the race was judged.
         cost: what was foreseen; ``measured`` what the runs' own rows and clocks say; ``seconds`` what this call took.
+        personalised: the cheap alternative, where it was asked for.
     """
 
     winner: Arm
@@ -54,6 +56,7 @@ class Choice:
     cost: Cost
     measured: Cost
     seconds: float
+    personalised: Personalised | None = None
 
     @property
     def plan(self) -> LayerPlan | None:
@@ -83,7 +86,36 @@ class Choice:
             f"{'seed' if seeds == 1 else 'seeds'}; score = z(macro-F1) - z(loss) over the arms, higher = better."
         )
         cost = self.cost.beside(self.measured)
-        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, cost])
+        beside = [] if self.personalised is None else [self.side_by_side()]
+        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, cost, *beside])
+
+    def side_by_side(self) -> str:
+        """The winner's end beside that of the cheap alternative: scores on validation samples, and what each has cost.
+
+        Raises:
+            UsageError: the alternative was not asked for.
+        """
+        other = self.personalised
+        if other is None:
+            raise UsageError("there is nothing beside the race: choose with personalise=True (--then-personalise)")
+        seed = self.standing.judged["seed"].iloc[0]
+        best = other.table.set_index("arm").loc[other.best.name]
+        ways = [
+            (f"race: {self.winner.name}", last_scores(self.run), self.measured),
+            (f"FedAvg, {OWN_EPOCHS} own epochs: {other.best.name}", best, other.measured),
+        ]
+        shown = pd.DataFrame(
+            {
+                "way": [way for way, _, _ in ways],
+                "macro-F1 %": [f"{100 * scores['macro_f1']:.1f}" for _, scores, _ in ways],
+                "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
+                "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
+                "sent": [sized(cost.n_bytes) for _, _, cost in ways],
+                "training": [timed(cost.seconds) for _, _, cost in ways],
+            }
+        )
+        legend = f"Validation samples of seed {seed}, at the end of each; first_K: the first K layers stay FedAvg's."
+        return f"{shown.to_string(index=False)}\n\n{legend}"
 
     def lead(self) -> str:
         """What to use and how certain that is, in one or two sentences."""
@@ -123,6 +155,7 @@ class Choice:
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
             "seconds": self.seconds,
+            "personalised": None if self.personalised is None else self.personalised.to_json(),
             "version": __version__,
         }
 
@@ -136,6 +169,7 @@ def choose(
     share: float = SHARE,
     complete: bool = True,
     each_seed: bool = False,
+    personalise: bool = False,
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates on the same data, start and batches, judge them on validation, continue the winner.
@@ -156,6 +190,8 @@ def choose(
         complete: train the winner to the end.
         each_seed: and, for every seed, the run that this seed's validation samples alone would choose: what may be
             scored on that seed's test samples, which other seeds have validated on.
+        personalise: also do the cheap alternative with the first seed, for comparison: one run of FedAvg, then a few
+            epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
         tell: hears what it costs, and a line whenever an arm has reached the end of the race.
 
     Raises:
@@ -170,6 +206,8 @@ def choose(
     ('one race', 3)
     """
     out = Path(out)
+    if personalise and not complete:
+        raise UsageError("the winner's end is what personalisation is held against: complete it")
     if config.plan is not None:
         raise UsageError("choose makes its plans itself; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
@@ -182,11 +220,14 @@ def choose(
     racing = arms_of(arms, task.layers, algorithm)
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)
+    tasks: dict[str, Task] = {}
     for entry in entries:
         same_data = task.data if entry.config.seed == seeds[0] else None
-        check_stored(entry.path, runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data))
+        its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
+        check_stored(entry.path, its_task)
+        tasks.setdefault(entry.arm.name, its_task)
     finished = (len(seeds) if each_seed else 1) * complete
-    cost = foreseen(task, entries, until, finished, config.workers)
+    cost = foreseen(tasks, entries, until, finished, config.workers)
     tell(cost.text())
     began = time.monotonic()
     failed = run_entries(entries, until, config.workers, tell)
@@ -194,7 +235,7 @@ def choose(
         raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
     stands = standing(entries, until, failed)
     sure = certainty(stands.judged)
-    winner = _winner(racing, stands, sure, task)
+    winner = _winner(racing, stands, sure, tasks)
     run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
     of_seed = _of_seeds(entries, stands) if each_seed and complete else {}
     if complete:
@@ -204,10 +245,11 @@ def choose(
         if reasons:
             raise RunError(next(iter(reasons.values())))
     spent = measured(task, entries, until, finished, config.workers)
+    alternative = then_personalise(task, config, out / "personalised", tell) if personalise else None
     plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
-    choice = Choice(winner, racing, stands, sure, run.path, of_seed, until, cost, spent, took)
+    choice = Choice(winner, racing, stands, sure, run.path, of_seed, until, cost, spent, took, alternative)
     write_atomically(out / "standing.csv", stands.rounds.to_csv(index=False).encode())
     write_json(out / "choice.json", choice.to_json())
     if plan is not None:
@@ -215,12 +257,12 @@ def choose(
     return choice
 
 
-def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, task: Task) -> Arm:
+def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, tasks: Mapping[str, Task]) -> Arm:
     """The leading arm; if the difference does not matter, the remaining arm that sends least."""
     by_name = {arm.name: arm for arm in racing}
     if sure.verdict != "no matter":
         return by_name[leader_of(stands.judged)]
-    return min((by_name[name] for name in sure.left), key=lambda arm: bytes_a_round(task, arm))
+    return min((by_name[name] for name in sure.left), key=lambda arm: bytes_a_round(tasks[arm.name]))
 
 
 def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:

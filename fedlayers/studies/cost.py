@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from fedlayers.studies.arms import Arm
 from fedlayers.studies.race import Entry
 from fl_core import tree
+from fl_core.algorithms.base import Round
 from fl_core.records import store, timing
 from fl_core.task import Task
 
@@ -50,27 +50,24 @@ class Cost:
         )
 
 
-def foreseen(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+def foreseen(tasks: Mapping[str, Task], entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
     """Estimate the cost of a race before it starts.
 
     Args:
+        tasks: what each arm's runs train, by its name.
         until: the round in which the race ends.
         finished: how many of the runs then go on to the end.
         workers: how many runs are trained side by side.
     """
-    full = int(task.config.rounds or 1)
+    task = tasks[entries[0].arm.name]
+    full, seconds_a_round = int(task.config.rounds or 1), round_seconds(task)
     rest = (full - until) * finished
     rounds = until * len(entries) + rest
-    arms = [entry.arm for entry in entries]
-    most = max(bytes_a_round(task, arm) for arm in arms)
-    sent = until * sum(bytes_a_round(task, arm) for arm in arms) + rest * most
-    training = task.config.training
-    steps = sum(-(-n // training.batch) for n in task.data.weights) * int(task.config.epochs or 0)
-    seconds_a_round = steps * task.config.participation * _seconds_a_step(task)
+    moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
     seconds = seconds_a_round * (
         until * len(entries) / _side_by_side(len(entries), workers) + rest / _side_by_side(finished, workers)
     )
-    return Cost(len(entries), rounds, rounds / full, sent, seconds)
+    return Cost(len(entries), rounds, rounds / full, until * sum(moved) + rest * max(moved), seconds)
 
 
 def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
@@ -92,11 +89,21 @@ def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, wo
     return Cost(len(entries), rounds, rounds / int(task.config.rounds or 1), sent, seconds)
 
 
-def bytes_a_round(task: Task, arm: Arm) -> float:
-    """Bytes that all sampled clients send and receive in a round; without a plan at most, the whole model's."""
-    live = tree.live(task.model)
-    names = live.keys() if arm.plan is None else arm.plan.body_tensors & live.keys()
-    return 2 * tree.n_bytes(tree.pick(live, frozenset(names))) * len(task.data.clients) * task.config.participation
+def bytes_a_round(task: Task) -> float:
+    """Bytes that all sampled clients send and receive in a round; where the run itself decides on that, at most."""
+    algorithm, live = task.algorithm(task.plan), tree.live(task.model)
+    clients, rnd = range(len(task.data.clients)), Round(0)
+    if not algorithm.foreseeable or algorithm.decides:
+        return 2.0 * tree.n_bytes(live) * len(clients) * task.config.participation
+    sent = (names for c in clients for names in (algorithm.shared(rnd, c), algorithm.uploaded(rnd, c)))
+    return task.config.participation * sum(tree.n_bytes(tree.pick(live, names)) for names in sent)
+
+
+def round_seconds(task: Task) -> float:
+    """Seconds of a round's local training on this machine in one process, from a few timed steps."""
+    training = task.config.training
+    steps = sum(-(-n // training.batch) for n in task.data.weights) * int(task.config.epochs or 0)
+    return steps * task.config.participation * _seconds_a_step(task)
 
 
 def _side_by_side(runs: int, workers: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -17,11 +18,12 @@ from fedlayers.diagnostics.report import Report
 from fedlayers.studies import outcome
 from fedlayers.studies.choose import Choice
 from fedlayers.studies.compare import Comparison, pretty
-from fedlayers.studies.pictures import of_comparison, save
+from fedlayers.studies.pictures import of_comparison, of_race
 from fl_core import __version__
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan
+from fl_core.records.files import write_atomically
 from fl_core.task import Task
 
 CAPTIONS = {
@@ -61,7 +63,7 @@ def write_page(
         page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
     chosen = described.why.rule if choice is None else "race"
     if choice is not None:
-        _add_race(page, choice)
+        _add_race(page, out, choice)
     _add_worth(page, out, result, config, "playerfl" if choice is None else "choose")
     page.text("## The data\n\nEach client's training samples by class.")
     _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Who holds what.")
@@ -87,7 +89,7 @@ def write_page(
     return path
 
 
-def _add_race(page: Page, choice: Choice) -> None:
+def _add_race(page: Page, out: Path, choice: Choice) -> None:
     """The section on how sure the decision is: the candidates, their differences, and what the race has cost."""
     seeds = choice.standing.judged["seed"].nunique()
     page.text("## How sure the decision is")
@@ -111,6 +113,8 @@ def _add_race(page: Page, choice: Choice) -> None:
         "the highest leads. Leader − arm: difference in points of macro-F1, with Tukey's simultaneous 95 % interval.",
         formats,
     )
+    caption = "Macro-F1 on validation samples while the candidates race."
+    _add(page, out, "race", of_race(choice.standing.rounds), caption)
     leaders = _inverted({seed: entry.arm.name for seed, entry in choice.of_seed.items()})
     if len(choice.of_seed) > 1:
         page.table(
@@ -159,13 +163,8 @@ def _add_description(
     page.text(f"### {'The decision' if is_decision else 'What a rule would make of it'}")
     if described.why.detail.get("null"):
         page.text(_as_list(in_words(described.why.detail["null"], described.why.variant, full=True)))
-    _add(
-        page,
-        out,
-        "plan",
-        figure_of(plots.plan(described)),
-        "Federated and local layers, and where each client would cut.",
-    )
+    caption = "Federated and local layers, and where each client would cut."
+    _add(page, out, "plan" if is_decision else "rule", figure_of(plots.plan(described)), caption)
     others = [(layer, listing(grouped)) for layer, grouped in _inverted(described.why.alternatives).items()]
     page.table(
         pd.DataFrame(others, columns=["last federated layer", "thresholds and rules"]),
@@ -236,5 +235,5 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
-    page.figure(figure, caption, alt=caption)
-    save(figure, out / f"{name}.png")
+    write_atomically(out / f"{name}.png", page.figure(figure, caption, alt=caption))
+    plt.close(figure)

@@ -198,6 +198,36 @@ def test_what_cannot_be_raced_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+# --- the cheap alternative -------------------------------------------------------------------------------------
+
+
+def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(dataset="heart", rounds=3, eval_every=1)
+    choice = choose(config, tmp_path, arms=("nothing", "half"), personalise=True)
+    other = choice.personalised
+    assert list(other.table["arm"]) == ["first_0", "first_1", "first_2", "first_3", "fedavg"]
+    f1, loss = other.table["macro_f1"], other.table["loss"]
+    score = (f1 - f1.mean()) / f1.std(ddof=0) - (loss - loss.mean()) / loss.std(ddof=0)
+    assert other.best.name == other.table["arm"][score.idxmax()]
+    own = Run(tmp_path / "personalised" / "first_2-0").checkpoint().clients["va"].trees["model"]
+    fedavg = Run(tmp_path / "personalised" / "fedavg-0").checkpoint("last").server.trees["model"]
+    same = {name for name, tensor in fedavg.items() if (own[name] == tensor).all()}
+    assert same == {name for name in fedavg if name.startswith(("fc1", "fc2"))}
+    assert other.measured.n_bytes == other.cost.n_bytes > 0
+    assert other.cost.full_runs == pytest.approx(1 + 4 * 2 / 3)
+    assert f"FedAvg, 2 own epochs: {other.best.name}" in choice.text()
+    monkeypatch.setattr(runner, "run", None)  # everything is there
+    again = choose(config, tmp_path, arms=("nothing", "half"), personalise=True).personalised
+    pd.testing.assert_frame_equal(again.table, other.table)
+
+
+def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="complete it"):
+        choose(CONFIG, tmp_path, personalise=True, complete=False)
+    with pytest.raises(UsageError, match="--then-personalise"):
+        choose(CONFIG, tmp_path / "out", complete=False).side_by_side()
+
+
 # --- how sure --------------------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,12 @@ def _sampled(played: Played) -> list[bool]:
 
 
 @settings
+def test_local_head_without_a_body_is_local_bit_for_bit(setting: Setting) -> None:
+    plan = LayerPlan(layers(setting), ())
+    assert run(setting, "local_head", plan).evaluated() == local(setting).evaluated()
+
+
+@settings
 def test_fedrep_with_head_epochs_differs_from_fedper(setting: Setting) -> None:
     assert run(setting, "fedrep").server() != run(setting, "fedper").server()
 
