@@ -119,7 +119,12 @@ def baseline_rows(task: Task) -> list[Row]:
         for client in task.data.clients:
             for split in ("validation", "test"):
                 samples = client.split(split)
-                columns = {"algorithm": name, "seed": task.config.seed, "round": task.config.rounds, "split": split}
+                columns: dict[str, Any] = {
+                    "algorithm": name,
+                    "seed": task.config.seed,
+                    "round": task.config.rounds,
+                    "split": split,
+                }
                 columns |= {"model": baseline.model, "client": client.name, "estimator": note}
                 columns |= {"n_samples": len(samples), "n_train": len(client.train)}
                 scored = evaluate.scores(predict(client.name, samples.x), samples.y, task.criterion)
