@@ -123,7 +123,7 @@ class Choice:
         race, points = self.certainty, 100 * MARGIN
         if race.verdict == "one race":
             loss = one_race([arm.name for arm in self.arms])
-            parts = [do, "That is what one race says.", loss, "How sure it is takes repeated races: --seeds 3."]
+            parts = [f"One race says: {self.winner.words}.", loss, "How sure that is takes repeated races: --seeds 3."]
             return " ".join(part for part in parts if part)
         if race.verdict == "decided":
             return f"{do} Every other candidate is excluded (95 %, paired by seed)."

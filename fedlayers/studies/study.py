@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.decide.against import in_words
 from fedlayers.diagnostics.report import Report
 from fedlayers.studies import arms as candidates
 from fedlayers.studies import outcome
@@ -151,7 +152,8 @@ def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds
     if RULED not in set(result.table["algorithm"]):
         first = f"**Not decided: {RULED}, which obeys the rule in every seed, is not among what was compared.**"
         return outcome.Lead(f"{first} The rule says: {do}.", (), "")
-    return outcome.lead(do, outcome.worth(result, RULED), seeds, None)
+    found = outcome.lead(do, outcome.worth(result, RULED), seeds, None)
+    return found._replace(text=f"{found.text} {in_words(described.why.detail['null'])}.")
 
 
 def _listed(decisions: Mapping[int, str]) -> str:

@@ -159,6 +159,7 @@ def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
     head = html[: html.index("<h2>")]
     assert f"federate {', '.join(plan.shared)}; keep" in head
     assert re.search(r'class="lead"><strong>(Not decided|Federate)', head)
+    assert "Null: the same plan comes from permuted labels" in head
     for note in in_words(plan.why.detail["null"], plan.why.variant, full=True).splitlines()[1:]:
         assert escape(note.strip(), quote=True) in html
     table = Comparison(rows.read(out / "comparison" / "rows.jsonl")[1]).table
@@ -174,7 +175,7 @@ def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
 def test_what_could_not_be_measured_is_in_the_report_with_its_reason(tmp_path):
     """One client has nobody to be compared with."""
     config = RunConfig(dataset="digits", samples=200, clients=1, rounds=1)
-    found = study(config, ("fedper", "playerfl"), (0,), tmp_path, rule="sensitivity_ratio", progress=False)
+    found = study(config, ("fedper", "playerfl"), (0,), tmp_path, progress=False)
     html = found.page.read_text()
     missing = found.report.frame[found.report.frame["status"] != "ok"]
     assert set(missing["metric"]) == {"cka"}
