@@ -267,7 +267,8 @@ def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlay
     words = ("compare", "--algorithms", "fedavg", "fedper", "--seeds", "1", *SMALL, "--eval-every", "1", "--out", "out")
     assert "Test split after the last round" in fedlayers(*words)
     runs = contents()
-    best = fedlayers(*words, "--best-val")
+    best = fedlayers(*words, "--best-val", "--baselines")
+    assert "pooled_logistic: logistic regression on all clients' training samples together: centralised" in best
     assert "Test split at each client's evaluated round of lowest validation loss" in best
     assert "personal@best_val" in best
     assert "global@best_val" in best
