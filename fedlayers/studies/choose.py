@@ -17,7 +17,7 @@ from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of,
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores, then_personalise
-from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing
+from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing, watched
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
@@ -213,7 +213,8 @@ def choose(
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
     algorithm = config.algorithm if find(config.algorithm).splits else OBEYS
-    config = replace(config, algorithm=algorithm, options=config.options if algorithm == config.algorithm else {})
+    options = config.options if algorithm == config.algorithm else {}
+    config = watched(replace(config, algorithm=algorithm, options=options))
     task = runner.assemble(replace(config, seed=seeds[0]))
     for note in task.notes():
         warnings.warn(note, stacklevel=2)

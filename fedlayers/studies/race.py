@@ -25,6 +25,8 @@ SHARE = 0.6
 """Of the rounds, how many are raced by default: the ranking of cuts changes until about half of them are over."""
 LEAST = 0.5
 """Nobody is dropped before this share of the rounds."""
+EVALUATIONS = 20
+"""Of a race's runs, where their configuration does not say how many."""
 WINDOW = 3
 """Evaluated rounds over which an arm is judged, up to the end of the race."""
 Tell = Callable[[str], None]
@@ -53,6 +55,20 @@ class Standing(NamedTuple):
     rounds: pd.DataFrame
     judged: pd.DataFrame
     failed: dict[tuple[str, int], str]
+
+
+def watched(config: RunConfig) -> RunConfig:
+    """The configuration of a race's runs: evaluated after every twentieth of the rounds, if it says nothing else.
+
+    A run's own default may be longer where evaluating is dear, and three rounds to judge by would then begin far before
+    the end of the race.
+
+    >>> watched(RunConfig(dataset="heart", rounds=100)).eval_every, watched(RunConfig(eval_every=25)).eval_every
+    (5, 25)
+    """
+    if config.eval_every is not None:
+        return config
+    return replace(config, eval_every=max(1, int(resolved(config).rounds or 1) // EVALUATIONS))
 
 
 def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:
