@@ -18,6 +18,7 @@ from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores, then_personalise
 from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing, watched
+from fedlayers.studies.skill import guessing
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
@@ -127,6 +128,8 @@ class Choice:
             return " ".join(part for part in parts if part)
         if race.verdict == "decided":
             return f"{do} Every other candidate is excluded (95 %, paired by seed)."
+        if race.verdict == "nothing learned":
+            return f"{race.guessed()} {do} It sends least."
         if race.verdict == "no matter":
             return (
                 f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of macro-F1 of each "
@@ -222,11 +225,13 @@ def choose(
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)
     tasks: dict[str, Task] = {}
+    guesses: dict[int, dict[str, float]] = {}
     for entry in entries:
         same_data = task.data if entry.config.seed == seeds[0] else None
         its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
+        guesses.setdefault(entry.config.seed, guessing(its_task.data))
     finished = (len(seeds) if each_seed else 1) * complete
     cost = foreseen(tasks, entries, until, finished, config.workers)
     tell(cost.text())
@@ -234,7 +239,7 @@ def choose(
     failed = run_entries(entries, until, config.workers, tell)
     if len(failed) == len(entries):
         raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
-    stands = standing(entries, until, failed)
+    stands = standing(entries, until, failed, guesses)
     sure = certainty(stands.judged)
     winner = _winner(racing, stands, sure, tasks)
     run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
@@ -259,9 +264,9 @@ def choose(
 
 
 def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, tasks: Mapping[str, Task]) -> Arm:
-    """The leading arm; if the difference does not matter, the remaining arm that sends least."""
+    """The leading arm; where differences do not matter or nothing was learned, the remaining arm that sends least."""
     by_name = {arm.name: arm for arm in racing}
-    if sure.verdict != "no matter":
+    if sure.verdict not in ("no matter", "nothing learned"):
         return by_name[leader_of(stands.judged)]
     return min((by_name[name] for name in sure.left), key=lambda arm: bytes_a_round(tasks[arm.name]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.diagnostics.measure import instruments
+from fedlayers.studies import skill
 from fedlayers.studies.arms import Arm
 from fl_core import runner, statistics
 from fl_core.config import RunConfig, resolved
@@ -47,7 +48,8 @@ class Standing(NamedTuple):
     Attributes:
         rounds: a line an arm, seed and evaluated round: ``macro_f1`` and ``loss`` on validation, means over the clients
             weighted by training samples, and ``score`` = z(macro_f1) - z(loss), standardised over the arms of that
-            seed and round; higher is better.
+            seed and round; higher is better. ``skill``: the balanced accuracy above guessing, NaN where it was not
+            asked for or is not recorded.
         judged: a line an arm and seed: their means over the last evaluated rounds; NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
     """
@@ -173,8 +175,16 @@ def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell:
     return failed
 
 
-def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int], str]) -> Standing:
+def standing(
+    entries: Sequence[Entry],
+    until: int,
+    failed: dict[tuple[str, int], str],
+    guesses: Mapping[int, Mapping[str, float]] | None = None,
+) -> Standing:
     """The arms' scores after a round of the race, from validation samples alone.
+
+    Args:
+        guesses: by seed, each client's balanced accuracy by guessing (:func:`~fedlayers.studies.skill.guessing`).
 
     Raises:
         UsageError: no evaluated round up to there.
@@ -182,9 +192,10 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     lines = []
     for entry in entries:
         if (entry.arm.name, entry.config.seed) not in failed:
-            for line in validation_scores(store.Run(entry.path).rows()[1], until):
+            of_seed = None if guesses is None else guesses[entry.config.seed]
+            for line in validation_scores(store.Run(entry.path).rows()[1], until, of_seed):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
-    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", "macro_f1", "loss"])
+    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", "macro_f1", "loss", "skill"])
     if rounds.empty:
         raise UsageError("no arm has an evaluated round to judge by")
     rounds["macro_f1"] = rounds["macro_f1"].fillna(0.0)
@@ -196,20 +207,24 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     for entry in entries:
         name, seed = entry.arm.name, entry.config.seed
         latest = rounds[(rounds["arm"] == name) & (rounds["seed"] == seed)].tail(WINDOW)
-        judged.append({"arm": name, "seed": seed, **latest[["macro_f1", "loss", "score"]].mean().to_dict()})
+        judged.append({"arm": name, "seed": seed, **latest[["macro_f1", "loss", "skill", "score"]].mean().to_dict()})
     return Standing(rounds, pd.DataFrame(judged), failed)
 
 
-def validation_scores(frame: pd.DataFrame, until: int | None = None) -> list[dict[str, float]]:
+def validation_scores(
+    frame: pd.DataFrame, until: int | None = None, guesses: Mapping[str, float] | None = None
+) -> list[dict[str, float]]:
     """Validation scores of each evaluated round after the start, for the model that a client would use.
 
     Args:
         until: the last round that counts; None = all.
+        guesses: each client's balanced accuracy by guessing.
 
     Returns:
-        For each round ``round``, ``macro_f1`` and ``loss``, means over the clients weighted by training samples.
+        For each round ``round``, ``macro_f1`` and ``loss``, means over the clients weighted by training samples; with
+        ``guesses`` also ``skill``, the balanced accuracy above guessing.
     """
-    scored = frame[(frame["split"] == "validation") & frame["metric"].isin(["macro_f1", "loss"])]
+    scored = frame[(frame["split"] == "validation") & frame["metric"].isin(["macro_f1", "loss", skill.METRIC])]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     lines = []
@@ -218,7 +233,10 @@ def validation_scores(frame: pd.DataFrame, until: int | None = None) -> list[dic
         means = {
             metric: statistics.combine(of_metric["value"], of_metric["n_train"])
             for metric, of_metric in part.groupby("metric")
+            if metric != skill.METRIC
         }
+        if guesses is not None:
+            means["skill"] = skill.above_guessing(part[part["metric"] == skill.METRIC], guesses)
         lines.append({"round": int(str(index)), **means})
     return lines
 
