@@ -5,7 +5,7 @@ BN = ("global", "local", "drop")
 WAYS = ("block", "module")
 """What a layer is: a weighted module with its normalisation, or every module by itself."""
 OPTIMIZERS = ("sgd", "adam", "adamw")
-LOSSES = ("cross_entropy", "focal", "player_focal")
+LOSSES = ("cross_entropy", "focal", "player_focal", "bce", "mse", "mae", "huber")
 STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
 FORMATS = ("auto", "contiguous", "channels_last")

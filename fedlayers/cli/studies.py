@@ -12,8 +12,10 @@ from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured,
 from fedlayers.cli.base import Command
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
+from fl_core.scores import MAIN, SCORES
 
 Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
+Score = Annotated[str, option(f"What counts: {', '.join(SCORES)}; default {', of numbers '.join(MAIN.values())}.")]
 
 
 class ManyRuns(Command):
@@ -78,6 +80,7 @@ class Compare(SeveralAlgorithms):
     )
     seeds: Seeds = 3
     best_val: Annotated[bool, option("Score each client at its evaluated round of lowest validation loss.")] = False
+    score: Score = ""
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
@@ -96,7 +99,15 @@ class Compare(SeveralAlgorithms):
         if config.plan not in (None, AUTO):
             plan, config = LayerPlan.load(str(config.plan)), dataclasses.replace(config, plan=None)
         comparison = compare(
-            config, self.algorithms, seeds, self.out, options=options, plan=plan, best=self.best_val, command=line
+            config,
+            self.algorithms,
+            seeds,
+            self.out,
+            options=options,
+            plan=plan,
+            best=self.best_val,
+            score=self.score,
+            command=line,
         )
         for name, figure in pictures.of_comparison(comparison).items():
             pictures.save(figure, self.out / f"{name}.png")
@@ -165,7 +176,7 @@ class Regret(OneAlgorithm):
         option("Read on federation_sensitivity or METRIC.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
     ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
     seeds: Seeds = 3
-    score: Annotated[str, option("macro_f1, accuracy or loss.")] = "macro_f1"
+    score: Score = ""
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
@@ -183,7 +194,7 @@ class Regret(OneAlgorithm):
 
         pictures.to_files()
         result = regret(config, self.rules, seeds, self.out, score=self.score, command=line)
-        figure = figure_of(plots.regret(result.scores, result.decisions, self.score))
+        figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
         pictures.save(figure, self.out / "regret.png")
         print(result.text())
         print(f"\ntables and picture: {self.out}")
