@@ -23,14 +23,14 @@ RESULTS = {"plan": "plan", "rows": "diagnosis"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
-        "samples_per_client", "dominance", "samples", "client_column", "label_column",
+        "samples_per_client", "dominance", "samples", "task", "client_column", "label_column",
         "text_column",
     ),
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
         "rounds", "participation", "epochs", "batch", "lr", "optimizer", "momentum", "weight_decay", "amsgrad",
-        "clip", "keep_optimizer", "loss",
+        "clip", "keep_optimizer", "loss", "class_weights",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",

@@ -20,6 +20,7 @@ from fl_core import runner, statistics
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.records import store
+from fl_core.scores import TABLE, main_score
 
 SHARE = 0.6
 """Of the rounds, how many are raced by default: the ranking of cuts changes until about half of them are over."""
@@ -43,9 +44,9 @@ class Standing(NamedTuple):
     """The scores of a race at a given round.
 
     Attributes:
-        rounds: a line an arm, seed and evaluated round: ``macro_f1`` and ``loss`` on validation, means over the clients
-            weighted by training samples, and ``score`` = z(macro_f1) - z(loss), standardised over the arms of that
-            seed and round; higher is better.
+        rounds: a line an arm, seed and evaluated round: ``macro_f1`` (of a regression ``r2``) and ``loss`` on
+            validation, means over the clients weighted by training samples, and ``score`` = z(macro_f1) - z(loss),
+            standardised over the arms of that seed and round; higher is better.
         judged: a line an arm and seed: their means over the last evaluated rounds; NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
     """
@@ -163,30 +164,34 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     Raises:
         UsageError: no evaluated round up to there.
     """
-    lines = []
+    lines, main = [], main_score(())
     for entry in entries:
         if (entry.arm.name, entry.config.seed) not in failed:
-            for line in _validation(store.Run(entry.path).rows()[1], until):
+            frame = store.Run(entry.path).rows()[1]
+            main = main_score(frame["metric"].unique())
+            for line in _validation(frame, until, main):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
-    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", "macro_f1", "loss"])
+    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss"])
     if rounds.empty:
         raise UsageError("no arm has an evaluated round to judge by")
-    rounds["macro_f1"] = rounds["macro_f1"].fillna(0.0)
+    if not TABLE[main].share:  # what has no lower end is at the round's lowest
+        rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
+    rounds[main] = rounds[main].fillna(0.0)
     finite = rounds["loss"].replace(np.inf, np.nan)  # a loss beyond all bounds stands as the round's largest
     rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
     by_round = rounds.groupby(["seed", "round"])
-    rounds["score"] = by_round["macro_f1"].transform(_standardised) - by_round["loss"].transform(_standardised)
+    rounds["score"] = by_round[main].transform(_standardised) - by_round["loss"].transform(_standardised)
     judged = []
     for entry in entries:
         name, seed = entry.arm.name, entry.config.seed
         latest = rounds[(rounds["arm"] == name) & (rounds["seed"] == seed)].tail(WINDOW)
-        judged.append({"arm": name, "seed": seed, **latest[["macro_f1", "loss", "score"]].mean().to_dict()})
+        judged.append({"arm": name, "seed": seed, **latest[[main, "loss", "score"]].mean().to_dict()})
     return Standing(rounds, pd.DataFrame(judged), failed)
 
 
-def _validation(frame: pd.DataFrame, until: int) -> list[dict[str, float]]:
+def _validation(frame: pd.DataFrame, until: int, main: str) -> list[dict[str, float]]:
     """Validation scores of each evaluated round after the start, for the model that a client would use."""
-    scored = frame[(frame["split"] == "validation") & frame["metric"].isin(["macro_f1", "loss"])]
+    scored = frame[(frame["split"] == "validation") & frame["metric"].isin([main, "loss"])]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0) & (scored["round"] <= until)]
     lines = []
     for index, part in scored.groupby("round"):

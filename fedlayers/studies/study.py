@@ -21,6 +21,7 @@ from fl_core import __version__, runner
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import UsageError, listing
 from fl_core.plan import LayerPlan
+from fl_core.scores import label_of
 
 Say = Callable[[str], None]
 CAPTIONS = {
@@ -205,16 +206,16 @@ def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
 def verdict(result: Comparison, reference: str = "playerfl") -> str:
     """What the scores show, in words: paired differences from the reference, and Friedman's test."""
     if reference not in set(result.table["algorithm"]):
-        reference = str(result.table.sort_values("macro_f1").iloc[-1]["algorithm"])
-    parts = []
+        reference = str(result.table.sort_values(result.score).iloc[-1]["algorithm"])
+    parts, word = [], label_of(result.score)
     for line in result.differences(reference).itertuples():
         points = f"{100 * line.value:+.1f} points"
         if pd.isna(line.low):
-            parts.append(f"- `{line.algorithm}`: {points} of macro-F1; one seed supports no interval")
+            parts.append(f"- `{line.algorithm}`: {points} of {word}; one seed supports no interval")
             continue
         sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "not told apart from"
         parts.append(
-            f"- `{line.algorithm}`: {points} of macro-F1 [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
+            f"- `{line.algorithm}`: {points} of {word} [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
         )
     test = result.friedman
     friedman = (

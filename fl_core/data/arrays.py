@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import UsageError, listing
+from fl_core.scores import REGRESSION
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
+AS_NUMBERS = "; if numbers are to be predicted and not classes, say so: task regression (--task regression)"
 
 
 def row_of_array(row: int) -> str:
@@ -50,6 +52,38 @@ def features(x: Array, where: str, place: Place = row_of_array) -> Array:
     return out
 
 
+def answers(
+    y: Array, where: str, task: str, names: Sequence[str] | None = None, place: Place = row_of_array
+) -> tuple[Array, tuple[str, ...]]:
+    """What is to be predicted: class indices with the classes' names (:func:`labels`), or targets without any.
+
+    Raises:
+        UsageError: as :func:`labels` and :func:`targets`; names of classes beside targets.
+    """
+    if task != REGRESSION:
+        return labels(y, where, names, place)
+    if names is not None:
+        raise UsageError(f"{where}: names of classes do not go with targets that are numbers (task {task})")
+    return targets(y, where, place), ()
+
+
+def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
+    """Check targets of a regression, finite numbers, as float32 [n].
+
+    Raises:
+        UsageError: names the first value that is no finite float32.
+    """
+    _check_flat(y, where)
+    if y.dtype.kind not in "buif":
+        raise UsageError(f"{where}, {place(0)}: {str(y[0])!r} is not a number")
+    with np.errstate(over="ignore"):
+        found = y.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(found))
+    if bad.size:
+        raise UsageError(f"{where}, {place(int(bad[0]))}: {y[bad[0]]} is not a finite float32")
+    return found
+
+
 def labels(
     y: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
 ) -> tuple[Integers, tuple[str, ...]]:
@@ -60,7 +94,7 @@ def labels(
     Raises:
         UsageError: a label that is no whole number or has no name; fewer than two classes; a class without samples.
     """
-    values = whole_numbers(y, where, place)
+    values = whole_numbers(y, where, place, AS_NUMBERS)
     if names is None:
         distinct, values = np.unique(values, return_inverse=True)
         names = [str(value) for value in distinct]
@@ -72,6 +106,13 @@ def labels(
     if len(names) < 2:
         raise UsageError(f"{where}: only one class, {names[0]!r}; there is nothing to tell apart")
     return values.astype(np.int64), tuple(names)
+
+
+def written_answers(cells: Sequence[str], where: str, place: Place, task: str) -> tuple[Array, tuple[str, ...]]:
+    """What is to be predicted, from text: as :func:`written_labels`, or targets."""
+    if task == REGRESSION:
+        return answers(numbers(cells, where, place), where, task, place=place)
+    return written_labels(cells, where, place)
 
 
 def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
@@ -160,8 +201,11 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Integers:
+def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_: str = "") -> Integers:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
+
+    Args:
+        else_: what to do about numbers with a fraction, for the message.
 
     Raises:
         UsageError: names the first value that is no whole number.
@@ -173,7 +217,7 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Int
         numbers = values.astype(np.float64)
         bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)))
         if bad.size:
-            raise UsageError(f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is not a whole number")
+            raise UsageError(f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is not a whole number{else_}")
     return values.astype(np.int64)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from fl_core.data.arrays import Array
 from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN, check_columns
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.tokens import SPECIAL, TokenShape
 
 OWNER_KEYS = ("client", "domain", "center")
@@ -34,6 +36,7 @@ def read(
     client_column: str = CLIENT_COLUMN,
     label_column: str = LABEL_COLUMN,
     text_column: str = TEXT_COLUMN,
+    task: str = CLASSIFICATION,
 ) -> Source:
     """Read a dataset from a path, and check all of it before returning.
 
@@ -49,14 +52,18 @@ def read(
       texts as token ids, and what is beside text, label and client is passed over.
     * ``.jsonl``, texts: an object a line with the keys text, label and, optionally, client.
 
+    For the task ``regression`` labels are any finite numbers, which a model is to predict.
+
     Raises:
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
     if path.is_dir() or path.suffix.lower() == ".npz":
         check_columns(str(path), client_column, label_column, text_column)
-        return read_folder(path) if path.is_dir() else read_npz(path)
+        if path.is_dir() and task == REGRESSION:
+            raise UsageError(f"{path}: folders of images are named by classes; targets of a {task} go into an .npz")
+        return read_folder(path) if path.is_dir() else read_npz(path, task)
     read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_csv
-    return read_table(path, client_column=client_column, label_column=label_column, text_column=text_column)
+    return read_table(path, client_column=client_column, label_column=label_column, text_column=text_column, task=task)
 
 
 def glance(
@@ -91,7 +98,7 @@ def glance(
     return (len(header) - 1 - named,), named
 
 
-def read_npz(path: Path) -> Source:
+def read_npz(path: Path, task: str = CLASSIFICATION) -> Source:
     """Read a dataset from an .npz file (see :func:`read`).
 
     Raises:
@@ -114,7 +121,7 @@ def read_npz(path: Path) -> Source:
             )
     if split:
         _refuse(path, data, ("x", "y", "is_train", *OWNER_KEYS), "x_train")
-        return _split_npz(path, data)
+        return _split_npz(path, data, task)
     _refuse(path, data, _SPLIT_FORM, "x")
     keys = [key for key in OWNER_KEYS if key in data]
     if len(keys) > 1:
@@ -126,7 +133,7 @@ def read_npz(path: Path) -> Source:
         if f"{key}_names" in data and key not in data:
             raise UsageError(f"{path}: array '{key}_names' without an array {key!r}")
     x = arrays.features(data["x"], f"{path}, array 'x'")
-    y, classes = arrays.labels(data["y"], f"{path}, array 'y'", _names(path, data, "classes"))
+    y, classes = arrays.answers(data["y"], f"{path}, array 'y'", task, _names(path, data, "classes"))
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
     for key in keys:
@@ -137,7 +144,7 @@ def read_npz(path: Path) -> Source:
     return Source(str(path), x, y, classes, owner, owner_names, is_train)
 
 
-def _split_npz(path: Path, data: dict[str, Array]) -> Source:
+def _split_npz(path: Path, data: dict[str, Array], task: str) -> Source:
     sides = [arrays.features(data[key], f"{path}, array {key!r}") for key in ("x_train", "x_test")]
     for key in ("train", "test"):
         _check_length(path, data, f"y_{key}", f"x_{key}")
@@ -147,14 +154,14 @@ def _split_npz(path: Path, data: dict[str, Array]) -> Source:
             f"but x_test is {data['x_test'].dtype} {list(sides[1].shape)}"
         )
     names = _names(path, data, "classes")
-    train = arrays.whole_numbers(data["y_train"], f"{path}, array 'y_train'")
-    test = arrays.whole_numbers(data["y_test"], f"{path}, array 'y_test'")
+    check = arrays.targets if task == REGRESSION else partial(arrays.whole_numbers, else_=arrays.AS_NUMBERS)
+    train, test = (check(data[key], f"{path}, array {key!r}") for key in ("y_train", "y_test"))
     n_train = len(train)
 
     def place(row: int) -> str:
         return arrays.row_of_array(row) if row < n_train else f"y_test {arrays.row_of_array(row - n_train)}"
 
-    y, classes = arrays.labels(np.concatenate([train, test]), f"{path}, array 'y_train'", names, place)
+    y, classes = arrays.answers(np.concatenate([train, test]), f"{path}, array 'y_train'", task, names, place)
     is_train = np.arange(len(y)) < n_train
     return Source(name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train)
 

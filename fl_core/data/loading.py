@@ -17,8 +17,9 @@ from fl_core.data.recipes import Recipe, general
 from fl_core.data.registry import DATASETS, Location
 from fl_core.data.silos import source_of_pair, source_of_silos
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import is_outside
+from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
 def load(
@@ -38,6 +39,7 @@ def load(
     client_column: str = CLIENT_COLUMN,
     label_column: str = LABEL_COLUMN,
     text_column: str = TEXT_COLUMN,
+    task: str = CLASSIFICATION,
     indices: Partition | None = None,
 ) -> FederatedData:
     """A dataset partitioned over clients, each with train, validation and test samples.
@@ -66,6 +68,7 @@ def load(
         seed: of the partition.
         splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
         client_column, label_column, text_column: columns of a .csv or .jsonl file.
+        task: what your own data's labels are: classes (``classification``) or numbers to predict (``regression``).
         indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
 
     Raises:
@@ -75,12 +78,11 @@ def load(
     columns = (client_column, label_column, text_column)
     if _is_named(dataset):
         check_columns(str(dataset), *columns)
-        source, defaults = _opened(str(dataset), data_root, download)
+        source, defaults = _opened(str(dataset), data_root, download, task)
     else:
-        source = files.read(
-            _path(dataset), client_column=client_column, label_column=label_column, text_column=text_column
-        )
-        defaults = general(source.shape, source.owner is not None)
+        columns_of = {"client_column": client_column, "label_column": label_column, "text_column": text_column}
+        source = files.read(_path(dataset), **columns_of, task=task)
+        defaults = general(source.shape, source.owner is not None, task)
     if samples is None:  # a file may hold fewer samples than the published pool
         samples = min(defaults.samples or len(source), len(source))
     source = source.first(samples)
@@ -110,6 +112,7 @@ def recipe(
     text_column: str = TEXT_COLUMN,
     data_root: Location | None = None,
     download: bool = False,
+    task: str = CLASSIFICATION,
 ) -> Recipe:
     """A dataset's default settings; for a path general ones, made from names and headers alone.
 
@@ -119,8 +122,8 @@ def recipe(
         UsageError: neither a name, nor the place of a function, nor an existing path of a known kind.
     """
     if _is_named(dataset):
-        return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download)[1]
-    return general(*files.glance(_path(dataset), client_column=client_column, text_column=text_column))
+        return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, task)[1]
+    return general(*files.glance(_path(dataset), client_column=client_column, text_column=text_column), task)
 
 
 def open_named(name: str, *, data_root: Location | None = None, download: bool = False) -> Source:
@@ -155,7 +158,7 @@ def at_hand(*names: str, data_root: Location | None = None) -> str:
     raise UsageError("; ".join(reasons) or "at_hand needs the name of a dataset")
 
 
-def _opened(name: str, data_root: Location | None, download: bool) -> tuple[Source, Recipe]:
+def _opened(name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION) -> tuple[Source, Recipe]:
     """A named dataset's samples, with its own default settings or the general ones."""
     member = DATASETS[name]
     offered = {"data_root": data_root, "download": download}
@@ -164,19 +167,21 @@ def _opened(name: str, data_root: Location | None, download: bool) -> tuple[Sour
         if required and parameter not in offered:
             raise UsageError(f"dataset {name!r} is a function with a parameter {parameter!r} that nothing fills")
     returned = member.open(**{key: value for key, value in offered.items() if key in parameters})
-    source = replace(_as_source(returned, name), name=name)
-    recipe = member.recipe or general(source.shape, source.owner is not None)
+    source = replace(_as_source(returned, name, task), name=name)
+    if task == REGRESSION and source.classes:
+        raise UsageError(f"dataset {name!r} has classes, {listing(source.classes, 4)}: it is no {task}")
+    recipe = member.recipe or general(source.shape, source.owner is not None, task)
     return replace(source, mean=recipe.mean or source.mean, std=recipe.std or source.std), recipe
 
 
-def _as_source(returned: Any, name: str) -> Source:
+def _as_source(returned: Any, name: str, task: str) -> Source:
     """Check what a dataset's function returned."""
     if isinstance(returned, Source):
         return returned
     if isinstance(returned, Mapping):
-        return source_of_silos(returned, name=name)
+        return source_of_silos(returned, name=name, task=task)
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
-        return source_of_pair(*returned, name=name)
+        return source_of_pair(*returned, name=name, task=task)
     kind = type(returned).__name__
     raise UsageError(f"dataset {name!r} returned a {kind}; it may be a Source, a pair (x, y) or {{client: (x, y)}}")
 

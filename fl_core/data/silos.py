@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
+from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
 def of_silos(
@@ -24,6 +26,7 @@ def of_silos(
     name: str = "own",
     seed: int = 0,
     splits: Sequence[float] | None = None,
+    task: str = CLASSIFICATION,
 ) -> FederatedData:
     """Make a federation of silos' tensors or arrays, one client per silo in the given order: ``data`` for a run.
 
@@ -38,20 +41,25 @@ def of_silos(
     Args:
         silos: {client: (x, y)}, checked as an .npz file's arrays are (:func:`fl_core.data.files.read`): x are images,
             uint8 [n, H, W] or [n, H, W, C], which are scaled to 0..1, or numbers [n, ...], taken as they are; y are
-            whole numbers [n].
+            whole numbers [n], or for a regression any.
         classes: names of labels 0..C-1; default: the distinct labels of all silos together, in ascending order.
         name: of the data, in records.
         seed, splits: how each silo's samples are divided; see :func:`fl_core.data.partitions.make`.
+        task: ``classification``, or ``regression``: y are numbers to be predicted, and there are no classes.
 
     Raises:
         UsageError: names the silo and the first bad row, or what the silos do not have in common.
     """
-    source = source_of_silos(silos, classes=classes, name=name)
+    source = source_of_silos(silos, classes=classes, name=name, task=task)
     return gather(source, make(source, "natural", seed=seed, splits=splits))
 
 
 def source_of_silos(
-    silos: Mapping[str, tuple[Any, Any]], *, classes: Sequence[str] | None = None, name: str = "own"
+    silos: Mapping[str, tuple[Any, Any]],
+    *,
+    classes: Sequence[str] | None = None,
+    name: str = "own",
+    task: str = CLASSIFICATION,
 ) -> Source:
     """The samples of all silos one after another, with each silo as a natural client (see :func:`of_silos`)."""
     if not silos:
@@ -63,32 +71,33 @@ def source_of_silos(
     for silo, pair in silos.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UsageError(f"silo {silo!r}: give a pair (x, y), not {type(pair).__name__}")
-        x, y = _checked(*pair, f"silo {silo!r}")
+        x, y = _checked(*pair, f"silo {silo!r}", task)
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
             raise UsageError(f"silo {silo!r} has {here}, and {next(iter(silos))!r} has {before}")
         parts.append((x, y))
-    y, class_names = arrays.labels(np.concatenate([y for _, y in parts]), "labels of all silos", classes)
+    y, class_names = arrays.answers(np.concatenate([y for _, y in parts]), "labels of all silos", task, classes)
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
 
 
-def source_of_pair(x: Any, y: Any, *, name: str = "own") -> Source:
+def source_of_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFICATION) -> Source:
     """A source from samples x [n, ...] and labels y [n] without natural clients, checked as in :func:`of_silos`.
 
     Raises:
         UsageError: names the first bad row.
     """
-    x, y = _checked(x, y, name)
-    y, class_names = arrays.labels(y, f"{name}, y")
+    x, y = _checked(x, y, name, task)
+    y, class_names = arrays.answers(y, f"{name}, y", task)
     return Source(name, x, y, class_names)
 
 
-def _checked(x: Any, y: Any, where: str) -> tuple[Array, Array]:
-    """Check one silo's features and whole-numbered labels, which must have equal lengths."""
+def _checked(x: Any, y: Any, where: str, task: str) -> tuple[Array, Array]:
+    """Check one silo's features and whole-numbered labels or targets, which must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
-    x, y = arrays.features(x, f"{where}, x"), arrays.whole_numbers(y, f"{where}, y")
+    check = arrays.targets if task == REGRESSION else partial(arrays.whole_numbers, else_=arrays.AS_NUMBERS)
+    x, y = arrays.features(x, f"{where}, x"), check(y, f"{where}, y")
     if len(x) != len(y):
         raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
     return x, y

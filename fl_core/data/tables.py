@@ -14,6 +14,7 @@ from fl_core.data import arrays, text
 from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION
 
 
 def read_csv(
@@ -22,6 +23,7 @@ def read_csv(
     client_column: str = CLIENT_COLUMN,
     label_column: str = LABEL_COLUMN,
     text_column: str = TEXT_COLUMN,
+    task: str = CLASSIFICATION,
 ) -> Source:
     """Read a dataset from a .csv table (see :func:`fl_core.data.files.read`).
 
@@ -58,13 +60,14 @@ def read_csv(
 
     columns = dict(zip(header, zip(*table, strict=True), strict=True))
     if text_column in columns:
-        return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
+        return text.source(path, columns, place, client=client_column, label=label_column, text=text_column, task=task)
     owner = None
     owner_names: tuple[str, ...] = ()
     if client_column in columns:
         where = f"{path}, column {client_column!r}"
         owner, owner_names = arrays.owners(np.array(columns.pop(client_column), dtype=str), where, place=place)
-    y, classes = arrays.written_labels(columns.pop(label_column), f"{path}, column {label_column!r}", place)
+    where = f"{path}, column {label_column!r}"
+    y, classes = arrays.written_answers(columns.pop(label_column), where, place, task)
     words = [name for name, column in columns.items() if not any(map(arrays.is_number, column))]
     if words and owner is None:
         raise UsageError(
@@ -96,6 +99,7 @@ def read_jsonl(
     client_column: str = CLIENT_COLUMN,
     label_column: str = LABEL_COLUMN,
     text_column: str = TEXT_COLUMN,
+    task: str = CLASSIFICATION,
 ) -> Source:
     """Read texts from a file of one JSON object per line (see :func:`fl_core.data.files.read`).
 
@@ -135,7 +139,7 @@ def read_jsonl(
     def place(row: int) -> str:
         return f"line {lines[row]}"
 
-    return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
+    return text.source(path, columns, place, client=client_column, label=label_column, text=text_column, task=task)
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:

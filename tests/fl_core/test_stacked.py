@@ -28,6 +28,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "sgd": {"weight_decay": 0.01},
     "momentum": {"momentum": 0.9, "weight_decay": 0.01},
     "clipped": {"momentum": 0.9, "clip": 0.6},
+    "weighted": {"class_weights": "1,2,0.5"},
     "adam": {"optimizer": "adam", "lr": 0.01, "amsgrad": True},
     "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
 }
