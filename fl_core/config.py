@@ -71,7 +71,7 @@ class RunConfig:
     samples: int | None = None
     """Size of the pool that is dealt."""
     task: str = CLASSIFICATION
-    """What the labels of your own data are: classes (classification), or numbers to predict (regression)."""
+    """What your own data's labels are: classes (classification), or numbers (regression)."""
     participation: float = 1.0
     """Fraction of the clients that take part in a round; at least one does."""
     epochs: int | None = None
@@ -93,12 +93,11 @@ class RunConfig:
     keep_optimizer: bool = False
     """Keep each client's optimiser state from round to round, in place of a new one."""
     loss: str | None = None
-    """cross_entropy, focal, player_focal, or bce (two classes, one output); of numbers mse, mae or huber."""
+    """cross_entropy, focal, player_focal or bce (one output); of numbers mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Of the loss; what is not given is the dataset's own, if the loss is."""
     class_weights: str = "none"
-    """Weights of the classes in the loss: none, balanced (inverse frequency among all clients' training samples), or
-    W,W,... one a class."""
+    """Of the classes in the loss: none, balanced (over all clients), or W,W,... one a class."""
     bn: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
     by: str = "block"

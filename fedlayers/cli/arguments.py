@@ -47,7 +47,7 @@ MARKERS = (DisallowNone, FlagCreatePairsOff)
 
 def hint(default: str) -> str:
     """The default of a flag, as help shows it; empty where the help text says it already."""
-    return "" if default in ("None", "False", "") else f"(default: {default})"
+    return "" if default in ("None", "False", "", "''") else f"(default: {default})"
 
 
 def option(help: str, metavar: str | None = None, name: str | None = None) -> Any:

@@ -12,10 +12,10 @@ from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured,
 from fedlayers.cli.base import Command
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
-from fl_core.scores import MAIN, SCORES
+from fl_core.scores import MAIN
 
 Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
-Score = Annotated[str, option(f"What counts: {', '.join(SCORES)}; default {', of numbers '.join(MAIN.values())}.")]
+Score = Annotated[str, option(f"What counts, such as auroc; default {', of numbers '.join(MAIN.values())}.")]
 
 
 class ManyRuns(Command):
