@@ -54,7 +54,7 @@ MAIN = {CLASSIFICATION: "macro_f1", REGRESSION: "r2"}
 """The score by which algorithms are ranked and races judged, beside the loss."""
 
 
-SHOWN = {CLASSIFICATION: ("macro_f1", "accuracy", "loss"), REGRESSION: ("r2", "mse", "loss")}
+SHOWN = {CLASSIFICATION: ("macro_f1", "accuracy", "loss"), REGRESSION: ("r2", "mae", "loss")}
 """The scores in a comparison's printed table, unless another is asked for."""
 
 

@@ -6,6 +6,7 @@ import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 import fl_core
@@ -24,9 +25,13 @@ from fl_core.layers import Layer, layers_of
 from fl_core.models import weights
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.plan import LayerPlan
+from fl_core.scores import REGRESSION
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree
+
+SPREAD = 100.0
+"""Targets whose standard deviation is more than so many times 1, or less than a part of it, are noted."""
 
 
 @dataclass
@@ -49,7 +54,7 @@ class Task:
         return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
 
     def notes(self) -> list[str]:
-        """Warnings on clients with a single class or less than a batch, a fresh head, and a plan that is odd."""
+        """Warnings on clients with one class or less than a batch, targets of another scale, a plan that is odd."""
         in_force = self.algorithm(self.plan).plan
         found = [*self.said, *(() if in_force is None else in_force.notes())]
         for client in self.data.clients:
@@ -59,6 +64,13 @@ class Task:
                 found.append(f"client {client.name!r} has training samples {what}")
             if n < batch:
                 found.append(f"client {client.name!r} has {n} training samples, less than a batch of {batch}")
+        if self.data.task == REGRESSION:
+            spread = float(torch.cat([client.train.y for client in self.data.clients]).double().std())
+            if not 1 / SPREAD <= spread <= SPREAD:
+                found.append(
+                    f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
+                    "rates are made for"
+                )
         return found
 
     def header(self, command: str) -> dict[str, Any]:

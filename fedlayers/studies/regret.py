@@ -109,12 +109,14 @@ class Regret:
 
     def text(self) -> str:
         """The table as text for a terminal, the best cuts, and the meaning of the columns."""
-        scale = 100 if TABLE[self.score].share else 1
+        scale, digits = (100, 1) if TABLE[self.score].share else (1, 3)
         unit = " %" if scale == 100 else ""
         shown = pd.DataFrame({"rule": self.table["rule"], "seeds": self.table["seeds"], "cuts": self.table["cuts"]})
         for name in ("validation", "regret", "over_random", "test", "test_regret"):
             shown[name.replace("_", " ") + unit] = [
-                "–" if pd.isna(m) else f"{scale * m:.1f}" + ("" if pd.isna(high) else f" ± {scale * (high - m):.1f}")
+                "–"
+                if pd.isna(m)
+                else f"{scale * m:.{digits}f}" + ("" if pd.isna(high) else f" ± {scale * (high - m):.{digits}f}")
                 for m, high in zip(self.table[name], self.table[f"{name}_high"], strict=True)
             ]
         best = self.choices.drop_duplicates("seed")

@@ -114,6 +114,13 @@ def test_a_client_whose_target_does_not_vary_has_no_r2():
     assert lacking == {("west", TABLE["r2"].missing)}
 
 
+def test_targets_far_from_1_are_noted():
+    silos = {name: (x, 1e5 * y) for name, (x, y) in numbers().items()}
+    notes = runner.assemble(RunConfig(), data=of_silos(silos, task=REGRESSION)).notes()
+    assert any(note.startswith("the training targets' standard deviation is") for note in notes)
+    assert not runner.assemble(RunConfig(), data=federation()).notes()
+
+
 def test_what_needs_classes_is_refused_by_name(table):
     data = federation()
     for name, partitioning in PARTITIONS.members().items():

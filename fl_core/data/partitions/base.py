@@ -43,7 +43,7 @@ class Pool:
     @classmethod
     def of(cls, source: Source) -> Pool:
         """The pool of all samples of a source."""
-        labels = source.y if source.classes else np.zeros(len(source), dtype=np.int64)
+        labels = source.y.astype(np.int64, copy=False) if source.classes else np.zeros(len(source), dtype=np.int64)
         return cls(source.name, labels, source.owner, source.owner_names, source.is_train)
 
     def take(self, positions: Integers) -> Pool:
