@@ -67,7 +67,7 @@ def source(
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(columns[client], dtype=str), where, place=place)
     where = f"{path}, column {label!r}"
-    y, classes = arrays.written_answers(columns[label], where, place, task)
+    y, classes = arrays.answers(np.array(columns[label], dtype=str), where, task, place=place)
     for row, cell in enumerate(columns[text]):
         if not cell.strip():
             raise UsageError(f"{path}, column {text!r}, {place(row)}: the text is empty")

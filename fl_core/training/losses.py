@@ -48,6 +48,10 @@ class Loss:
         """The logits of every class [n, C] that a model's outputs stand for."""
         return outputs
 
+    def of_logits(self) -> Loss:
+        """The same loss of the logits of every class, [n, C], for predictions that are no model's outputs."""
+        return self
+
     def check(self, n_classes: int) -> None:
         """Refuse a task that the loss is not for, and options that do not fit ``n_classes`` classes (0: numbers).
 
@@ -161,6 +165,9 @@ class BinaryCrossEntropy(Loss):
     def outputs(self, n_classes: int) -> int:
         return 1
 
+    def of_logits(self) -> Loss:
+        return CrossEntropy()
+
     def logits(self, outputs: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
 
@@ -245,6 +252,9 @@ class ClassWeighted(Loss):
 
     def outputs(self, n_classes: int) -> int:
         return self.base.outputs(n_classes)
+
+    def of_logits(self) -> Loss:
+        return ClassWeighted(self.base.of_logits(), self.weights)
 
     def logits(self, outputs: Tensor) -> Tensor:
         return self.base.logits(outputs)

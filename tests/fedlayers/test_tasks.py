@@ -14,6 +14,7 @@ from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import compare
+from fedlayers.studies.study import study
 from fl_core import runner, tree
 from fl_core.algorithms import registry
 from fl_core.config import RunConfig
@@ -121,7 +122,13 @@ def test_targets_far_from_1_are_noted():
     assert not runner.assemble(RunConfig(), data=federation()).notes()
 
 
-def test_what_needs_classes_is_refused_by_name(table):
+def test_what_needs_classes_is_refused_by_name(table, tmp_path):
+    config = RunConfig(dataset=str(table), task=REGRESSION)
+    with pytest.raises(UsageError, match="the baselines are classifiers"):
+        compare(config, ("local", "fedavg"), (0,), tmp_path / "out", baselines=True)
+    with pytest.raises(UsageError, match="a study reports on classes"):
+        study(config, ("local", "fedavg"), (0,), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     data = federation()
     for name, partitioning in PARTITIONS.members().items():
         if partitioning.by_class:

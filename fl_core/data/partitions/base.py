@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fl_core import seeds
 from fl_core.data.arrays import Integers
+from fl_core.data.recipes import SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 
@@ -43,8 +44,7 @@ class Pool:
     @classmethod
     def of(cls, source: Source) -> Pool:
         """The pool of all samples of a source."""
-        labels = source.y.astype(np.int64, copy=False) if source.classes else np.zeros(len(source), dtype=np.int64)
-        return cls(source.name, labels, source.owner, source.owner_names, source.is_train)
+        return cls(source.name, source.labels, source.owner, source.owner_names, source.is_train)
 
     def take(self, positions: Integers) -> Pool:
         """The pool of these samples only, in this order."""
@@ -82,7 +82,7 @@ class Partitioning:
     """
 
     name: ClassVar[str] = ""
-    shares: ClassVar[tuple[float, float, float]] = (0.64, 0.16, 0.20)
+    shares: ClassVar[tuple[float, float, float]] = SHARES
     natural: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     by_class: ClassVar[bool] = False
