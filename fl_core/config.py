@@ -72,7 +72,7 @@ class RunConfig:
     samples: int | None = None
     """Size of the pool that is dealt."""
     task: str = CLASSIFICATION
-    """What your own data's labels are: classes (classification), or numbers (regression)."""
+    """Of your own data: classification, or regression."""
     participation: float = 1.0
     """Fraction of the clients that take part in a round; at least one does."""
     weights: str = "samples"
@@ -104,7 +104,7 @@ class RunConfig:
     loss_options: dict[str, Any] | None = None
     """Of the loss; what is not given is the dataset's own, if the loss is."""
     class_weights: str = "none"
-    """Of the classes in the loss: none, balanced (over all clients), or W,W,... one a class."""
+    """In the loss: none, balanced, or W,W,... one a class."""
     bn: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
     by: str = "block"
