@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.rows import Row, row
 from fl_core.schedule import Schedule, sampled_clients
+from fl_core.scores import why_missing
 from fl_core.training.local import Phase
 from fl_core.tree import Tree
 
@@ -359,7 +359,7 @@ class Engine:
     def _row(self, metric: str, value: float, done: int, client: int | None, **columns: Any) -> None:
         if client is not None:
             columns |= {"client": self.names[client], "n_train": self.problem.n_train[client]}
-        columns |= {"round": done, "status": "ok" if math.isfinite(value) else "not finite"}
+        columns |= {"round": done, "status": why_missing(metric, value)}
         self.rows.append(row(metric, value, unit=UNITS.get(metric, ""), **self.columns, **columns))
         if len(self.rows) >= BUFFER:
             self._flush()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 import fl_core
@@ -15,7 +16,7 @@ from fl_core import initial, models, tree
 from fl_core.algorithms.base import Algorithm, Problem, find, registry
 from fl_core.algorithms.options import configurations
 from fl_core.built import Built, Plain
-from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved
+from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, listing
@@ -26,9 +27,13 @@ from fl_core.models import weights
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
+from fl_core.scores import REGRESSION
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree
+
+SPREAD = 100.0
+"""Targets whose standard deviation is more than so many times 1, or less than a part of it, are noted."""
 
 
 @dataclass
@@ -52,18 +57,25 @@ class Task:
         return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
 
     def notes(self) -> list[str]:
-        """Warnings on clients with a single class or less than a batch, a fresh head, and a plan that is odd."""
+        """Warnings on clients with one class or less than a batch, targets of another scale, a plan that is odd."""
         in_force = self.algorithm(self.plan).plan
         found = [*self.said, *(() if in_force is None else in_force.notes())]
         batch = int(self.config.batch or 1)
         sizes = {client.name: len(client.train) for client in self.data.clients}
         single = [client.name for client in self.data.clients if len(client.train.y.unique()) < 2]
-        found += self._of_clients(single, lambda name: "training samples of one class only")
+        alike = "of one class only" if self.data.classes else "whose targets are all equal"
+        found += self._of_clients(single, lambda name: f"training samples {alike}")
         few = [name for name, n in sizes.items() if n < batch]
         less = f"training samples, less than a batch of {batch}"
-        return found + self._of_clients(
-            few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}"
-        )
+        found += self._of_clients(few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}")
+        if self.data.task == REGRESSION:
+            spread = float(torch.cat([client.train.y for client in self.data.clients]).double().std())
+            if not 1 / SPREAD <= spread <= SPREAD:
+                found.append(
+                    f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
+                    "rates are made for"
+                )
+        return found
 
     def _of_clients(self, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
         """A note on each of some clients, or one on all of them where they are many."""
@@ -131,17 +143,20 @@ def assemble(
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
+    criterion = _criterion(config, data)
+    outputs = criterion.outputs(data.n_classes)
+    _check_outputs(below, criterion, outputs, data.n_classes)
     if model is None:
         model = models.build(
             str(config.model),
             data.shape,
-            data.n_classes,
+            outputs,
             seed=config.seed,
             options=config.model_options,
         )
     else:
         model = copy.deepcopy(model)  # a run trains in it
-        models.check_fit(type(model).__name__, model, data.shape, data.n_classes)
+        models.check_fit(type(model).__name__, model, data.shape, outputs)
     if start is not None:
         weights.put(model, start, "the run's start")
     elif config.init is not None:
@@ -149,16 +164,14 @@ def assemble(
         start = tree.of(model)
     if config.bn == "drop":
         _drop_statistics(model)
-    criterion = losses.build(str(config.loss), **(config.loss_options or {}))
-    criterion.check(data.n_classes)
     plain_layers = layers_of(model, models.example(data.shape), by=config.by)
     plain = Plain(model)
-    model = below.build(model, options, shape=data.shape, n_classes=data.n_classes, seed=config.seed)
+    model = below.build(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)
     if config.bn == "drop":
         _drop_statistics(model)
     built = Built(plain, model, below.adds, models.example(data.shape), config.by, cuts=below.cuts)
     if built.changed:
-        models.check_fit(f"{type(model).__name__}, built for {algorithm.name},", model, data.shape, data.n_classes)
+        models.check_fit(f"{type(model).__name__}, built for {algorithm.name},", model, data.shape, outputs)
     layers = built.layers(plain_layers)
     problem = Problem(
         layers=layers,
@@ -190,7 +203,35 @@ def assemble(
     return task
 
 
+def _criterion(config: RunConfig, data: FederatedData) -> Loss:
+    """The loss that a configuration names, with its class weights.
+
+    Balanced weights are those of all clients' training samples together, so that the clients' losses add up to the one
+    that centralised training would weight likewise. Weights by each client's own frequencies would change what the
+    clients minimise together where their classes differ, and make the mismatch of local and global imbalance worse
+    (Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021).
+    """
+    criterion = losses.build(str(config.loss), **(config.loss_options or {}))
+    criterion.check(data.n_classes)
+    weights = weights_of(config.class_weights)
+    if weights is None:
+        return criterion
+    if isinstance(weights, str):
+        weights = losses.balanced(data.class_counts().sum().tolist(), data.classes) if data.classes else ()
+    weighted = losses.ClassWeighted(criterion, weights)
+    weighted.check(data.n_classes)
+    return weighted
+
+
 # --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _check_outputs(algorithm: type[Algorithm], criterion: Loss, outputs: int, n_classes: int) -> None:
+    """Refuse an algorithm that compares the logits of classes, where a model has a single output."""
+    if algorithm.needs_logits and outputs != n_classes:
+        raise UsageError(
+            f"{algorithm.name} compares the logits of classes, and with loss {criterion.name!r} a model has one output"
+        )
 
 
 def _made_up(config: RunConfig, data: FederatedData) -> list[str]:

@@ -14,7 +14,7 @@ from matplotlib.colors import Normalize, to_rgb
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.ordering import in_order
-from fl_core.training.evaluate import SCORES
+from fl_core.scores import TABLE, label_of
 
 from .drawing import (
     COLOURS,
@@ -121,7 +121,7 @@ def learning(
 def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes:
     """Draw a table's scores with their intervals, a dot per row in the table's order, values written beside.
 
-    The axis of accuracy and macro-F1 ends at 0 and 1, though the interval of a few seeds may reach beyond.
+    The axis of a share, such as accuracy, ends at 0 and 1, though the interval of a few seeds may reach beyond.
 
     Args:
         table: columns ``algorithm``, ``value``, ``low`` and ``high`` (ends of the interval, missing where there is
@@ -146,7 +146,7 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
             axes.text(1.02, k, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
         axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
         axes.set(ylim=(len(table) - 0.4, -0.6), xlabel=_score_label(metric))
-        if SCORES.get(metric):  # those of which more is better are shares
+        if metric in TABLE and TABLE[metric].share:
             left, right = axes.get_xlim()
             axes.set_xlim(max(left, 0.0), min(right, 1.0))
     return axes
@@ -183,8 +183,8 @@ def clients(
 
 
 def _score_label(metric: str, split: str = "") -> str:
-    direction = {True: " (higher is better)", False: " (lower is better)"}[SCORES[metric]] if metric in SCORES else ""
-    return f"{split} {metric.replace('macro_f1', 'macro F1').replace('_', ' ')}".strip() + direction
+    better = f" ({'higher' if TABLE[metric].higher_is_better else 'lower'} is better)" if metric in TABLE else ""
+    return f"{split} {label_of(metric)}".strip() + better
 
 
 def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> tuple[pd.DataFrame, list[str]]:

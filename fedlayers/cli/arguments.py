@@ -24,14 +24,14 @@ RESULTS = {"plan": "plan", "rows": "diagnosis"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
-        "samples_per_client", "dominance", "samples", "client_column", "label_column",
+        "samples_per_client", "dominance", "samples", "task", "client_column", "label_column",
         "text_column", "columns", "drop", "separator", "encoding", "scale", "impute",
     ),
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
         "rounds", "participation", "client_dropout", "dropout_trace", "weights", "epochs", "batch", "lr", "optimizer",
-        "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss",
+        "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss", "class_weights",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",
@@ -48,7 +48,7 @@ MARKERS = (DisallowNone, FlagCreatePairsOff)
 
 def hint(default: str) -> str:
     """The default of a flag, as help shows it; empty where the help text says it already."""
-    return "" if default in ("None", "False", "") else f"(default: {default})"
+    return "" if default in ("None", "False", "", "''") else f"(default: {default})"
 
 
 def option(help: str, metavar: str | None = None, name: str | None = None) -> Any:

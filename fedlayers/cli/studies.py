@@ -12,8 +12,10 @@ from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured,
 from fedlayers.cli.base import Command
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
+from fl_core.scores import MAIN
 
 Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
+Score = Annotated[str, option(f"What counts, such as auroc; default {', of numbers '.join(MAIN.values())}.")]
 Arms = Annotated[
     tuple[str, ...],
     option(
@@ -85,6 +87,7 @@ class Compare(SeveralAlgorithms):
     )
     seeds: Seeds = 3
     best_val: Annotated[bool, option("Score each client at its evaluated round of lowest validation loss.")] = False
+    score: Score = ""
     baselines: Annotated[bool, option("Add the majority class and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
@@ -111,6 +114,7 @@ class Compare(SeveralAlgorithms):
             options=options,
             plan=plan,
             best=self.best_val,
+            score=self.score,
             baselines=self.baselines,
             command=line,
         )
@@ -188,7 +192,7 @@ class Regret(OneAlgorithm):
         option("Read on federation_sensitivity or METRIC.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
     ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
     seeds: Seeds = 3
-    score: Annotated[str, option("macro_f1, accuracy or loss.")] = "macro_f1"
+    score: Score = ""
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
@@ -206,7 +210,7 @@ class Regret(OneAlgorithm):
 
         pictures.to_files()
         result = regret(config, self.rules, seeds, self.out, score=self.score, command=line)
-        figure = figure_of(plots.regret(result.scores, result.decisions, self.score))
+        figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
         pictures.save(figure, self.out / "regret.png")
         print(result.text())
         print(f"\ntables and picture: {self.out}")

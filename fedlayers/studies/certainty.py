@@ -14,6 +14,7 @@ from scipy import stats
 
 from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.skill import UNKNOWN, Skill, skill
+from fl_core.scores import main_score
 
 MARGIN = 0.01
 """Differences of macro-F1 within this are said not to matter: one point."""
@@ -98,7 +99,7 @@ def leader_of(judged: pd.DataFrame) -> str:
 
 
 def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
-    """How certain the leading arm is, by macro-F1 on validation samples, paired by seed.
+    """How certain the leading arm is, by macro-F1 (of a regression R2) on validation samples, paired by seed.
 
     With F[a, s] of arm a and seed s, the residuals r = F - arm's mean - seed's mean + mean of all have the pooled
     variance s^2 = sum r^2 / ((A - 1)(S - 1)), and a difference of two arms' means the standard error s sqrt(2 / S).
@@ -123,7 +124,7 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     ('decided', ('a',))
     """
     leader = leader_of(judged)
-    table = judged.pivot(index="arm", columns="seed", values="macro_f1").loc[judged["arm"].unique()]
+    table = judged.pivot(index="arm", columns="seed", values=main_score(judged.columns)).loc[judged["arm"].unique()]
     failed = [str(name) for name in table.index[table.isna().any(axis=1)] if name != leader]
     values = table.drop(index=failed)
     others = [str(name) for name in values.index if name != leader]

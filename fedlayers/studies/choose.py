@@ -25,6 +25,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.records.files import write_atomically, write_json
+from fl_core.scores import label_of, main_score
 from fl_core.task import Task
 
 OBEYS = "fedper"
@@ -65,18 +66,23 @@ class Choice:
         return self.winner.plan
 
     @property
+    def main(self) -> str:
+        """The score that arms are judged by beside the loss."""
+        return main_score(self.standing.judged.columns)
+
+    @property
     def table(self) -> pd.DataFrame:
         """A row per arm, the leader first: means over seeds of the scores that it was judged by."""
-        means = self.standing.judged.groupby("arm", sort=False)[["macro_f1", "loss", "score"]].mean().reset_index()
+        means = self.standing.judged.groupby("arm", sort=False)[[self.main, "loss", "score"]].mean().reset_index()
         return means.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
     def text(self) -> str:
         """The decision, how certain it is, and the table of arms."""
-        seeds = self.standing.judged["seed"].nunique()
+        seeds, word = self.standing.judged["seed"].nunique(), label_of(self.main)
         shown = pd.DataFrame(
             {
                 "arm": self.table["arm"],
-                "macro-F1 %": [f"{100 * value:.1f}" for value in self.table["macro_f1"]],
+                f"{word} %": [f"{100 * value:.1f}" for value in self.table[self.main]],
                 "loss": [f"{value:.3f}" for value in self.table["loss"]],
                 "score": [f"{value:+.2f}" for value in self.table["score"]],
             }
@@ -84,7 +90,7 @@ class Choice:
         notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
         legend = (
             f"Validation samples, the last evaluated rounds up to round {self.until}, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}; score = z(macro-F1) - z(loss) over the arms, higher = better."
+            f"{'seed' if seeds == 1 else 'seeds'}; score = z({word}) - z(loss) over the arms, higher = better."
         )
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
@@ -108,7 +114,7 @@ class Choice:
         shown = pd.DataFrame(
             {
                 "way": [way for way, _, _ in ways],
-                "macro-F1 %": [f"{100 * scores['macro_f1']:.1f}" for _, scores, _ in ways],
+                f"{label_of(self.main)} %": [f"{100 * scores[self.main]:.1f}" for _, scores, _ in ways],
                 "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
                 "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
                 "sent": [sized(cost.n_bytes) for _, _, cost in ways],
@@ -121,7 +127,7 @@ class Choice:
     def lead(self) -> str:
         """What to use and how certain that is, in one or two sentences."""
         do = self.winner.words[0].upper() + self.winner.words[1:] + "."
-        race, points = self.certainty, 100 * MARGIN
+        race, points, word = self.certainty, 100 * MARGIN, label_of(self.main)
         if race.verdict == "one race":
             loss = one_race([arm.name for arm in self.arms])
             parts = [f"One race says: {self.winner.words}.", loss, "How sure that is takes repeated races: --seeds 3."]
@@ -132,13 +138,13 @@ class Choice:
             return f"{race.guessed()} {do} It sends least."
         if race.verdict == "no matter":
             return (
-                f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of macro-F1 of each "
+                f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of {word} of each "
                 "other; this one sends least."
             )
         more = "more than 999 further seeds" if race.more_seeds is None else f"about {race.more_seeds} more seeds"
         return (
             f"Not decided between {listing(race.left)}. The leader, {self.winner.name} ({self.winner.words}), may lose "
-            f"up to {100 * race.at_stake:.1f} points of macro-F1; {more} would decide."
+            f"up to {100 * race.at_stake:.1f} points of {word}; {more} would decide."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -291,7 +297,7 @@ def _with_evidence(plan: LayerPlan, stands: Standing, sure: Certainty, task: Tas
     return plan.with_shared(
         plan.shared,
         rule="race",
-        metric="macro_f1 - loss, standardised",
+        metric=f"{main_score(stands.judged.columns)} - loss, standardised",
         detail=detail,
         data=task.data.digest,
         checkpoint=tree.digest(tree.of(task.model)),

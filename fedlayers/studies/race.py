@@ -21,6 +21,7 @@ from fl_core import runner, statistics
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.records import store
+from fl_core.scores import TABLE, main_score
 
 SHARE = 0.6
 """Of the rounds, how many are raced by default: the ranking of cuts changes until about half of them are over."""
@@ -46,10 +47,10 @@ class Standing(NamedTuple):
     """The scores of a race at a given round.
 
     Attributes:
-        rounds: a line an arm, seed and evaluated round: ``macro_f1`` and ``loss`` on validation, means over the clients
-            weighted by training samples, and ``score`` = z(macro_f1) - z(loss), standardised over the arms of that
-            seed and round; higher is better. ``skill``: the balanced accuracy above guessing, NaN where it was not
-            asked for or is not recorded.
+        rounds: a line an arm, seed and evaluated round: ``macro_f1`` (of a regression ``r2``) and ``loss`` on
+            validation, means over the clients weighted by training samples, and ``score`` = z(macro_f1) - z(loss),
+            standardised over the arms of that seed and round; higher is better. ``skill``: the balanced accuracy above
+            guessing, NaN where it was not asked for or is not recorded.
         judged: a line an arm and seed: their means over the last evaluated rounds; NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
     """
@@ -189,25 +190,29 @@ def standing(
     Raises:
         UsageError: no evaluated round up to there.
     """
-    lines = []
+    lines, main = [], main_score(())
     for entry in entries:
         if (entry.arm.name, entry.config.seed) not in failed:
             of_seed = None if guesses is None else guesses[entry.config.seed]
-            for line in validation_scores(store.Run(entry.path).rows()[1], until, of_seed):
+            frame = store.Run(entry.path).rows()[1]
+            main = main_score(frame["metric"].unique())
+            for line in validation_scores(frame, until, of_seed):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
-    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", "macro_f1", "loss", "skill"])
+    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])
     if rounds.empty:
         raise UsageError("no arm has an evaluated round to judge by")
-    rounds["macro_f1"] = rounds["macro_f1"].fillna(0.0)
+    if not TABLE[main].share:  # what has no lower end is at the round's lowest
+        rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
+    rounds[main] = rounds[main].fillna(0.0)
     finite = rounds["loss"].replace(np.inf, np.nan)  # a loss beyond all bounds stands as the round's largest
     rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
     by_round = rounds.groupby(["seed", "round"])
-    rounds["score"] = by_round["macro_f1"].transform(standardised) - by_round["loss"].transform(standardised)
+    rounds["score"] = by_round[main].transform(standardised) - by_round["loss"].transform(standardised)
     judged = []
     for entry in entries:
         name, seed = entry.arm.name, entry.config.seed
         latest = rounds[(rounds["arm"] == name) & (rounds["seed"] == seed)].tail(WINDOW)
-        judged.append({"arm": name, "seed": seed, **latest[["macro_f1", "loss", "skill", "score"]].mean().to_dict()})
+        judged.append({"arm": name, "seed": seed, **latest[[main, "loss", "skill", "score"]].mean().to_dict()})
     return Standing(rounds, pd.DataFrame(judged), failed)
 
 
@@ -221,10 +226,11 @@ def validation_scores(
         guesses: each client's balanced accuracy by guessing.
 
     Returns:
-        For each round ``round``, ``macro_f1`` and ``loss``, means over the clients weighted by training samples; with
-        ``guesses`` also ``skill``, the balanced accuracy above guessing.
+        For each round ``round``, ``macro_f1`` (of a regression ``r2``) and ``loss``, means over the clients weighted by
+        training samples; with ``guesses`` also ``skill``, the balanced accuracy above guessing.
     """
-    scored = frame[(frame["split"] == "validation") & frame["metric"].isin(["macro_f1", "loss", skill.METRIC])]
+    main = main_score(frame["metric"].unique())
+    scored = frame[(frame["split"] == "validation") & frame["metric"].isin([main, "loss", skill.METRIC])]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     lines = []

@@ -45,12 +45,14 @@ def guessing(data: FederatedData) -> dict[str, float]:
     """The balanced accuracy of predictions that do not depend on the sample, by client: 1 / classes in validation.
 
     The mean over k present classes of how often each is predicted is at most 1 / k, whatever is predicted. A client
-    with a single class is left out: every guess of it is right.
+    with a single class is left out: every guess of it is right. A regression has no classes, and nobody in it.
 
     >>> from fl_core.data import load
     >>> guessing(load("digits", partition="pathological", classes_per_client=2, clients=5))["client_0"]
     0.5
     """
+    if not data.classes:
+        return {}
     present = (data.class_counts("validation") > 0).sum(axis=1)
     return {str(client): 1 / count for client, count in present.items() if count > 1}
 

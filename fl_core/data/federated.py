@@ -14,11 +14,12 @@ from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import check_known
+from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples ``x``, contiguous float32 [n, *shape], and their class indices ``y``, int64 [n].
+    """Samples ``x``, contiguous float32 [n, *shape], and their class indices ``y``, int64 [n], or targets, float32 [n].
 
     Texts are int64 token ids [n, length].
     """
@@ -63,7 +64,7 @@ class FederatedData:
     Attributes:
         name: registry name or path.
         shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.tokens.TokenShape`.
-        classes: names of the classes, in the order of class indices.
+        classes: names of the classes, in the order of class indices; none: numbers are predicted.
         clients: the clients, in order.
         partition: which sample went where.
         source_digest: SHA-256 of the samples, whoever has them.
@@ -86,8 +87,13 @@ class FederatedData:
     preprocessing: Preprocessing | None = None
 
     @property
+    def task(self) -> str:
+        """What is predicted: a class, or where there are none a number; of :data:`fl_core.scores.TASKS`."""
+        return CLASSIFICATION if self.classes else REGRESSION
+
+    @property
     def n_classes(self) -> int:
-        """Number of classes, whether or not every client has samples of each."""
+        """Number of classes, whether or not every client has samples of each; 0 where numbers are predicted."""
         return len(self.classes)
 
     @property
@@ -105,11 +111,14 @@ class FederatedData:
         return self.clients[names.index(check_known("client", name, names))]
 
     def class_counts(self, split: str = "train") -> pd.DataFrame:
-        """Samples of each class at each client: clients x classes, by name.
+        """Samples of each class at each client: clients x classes, by name; of numbers one column, ``samples``.
 
         Raises:
             UsageError: an unknown split.
         """
+        if not self.classes:
+            sizes = {client.name: len(client.split(split)) for client in self.clients}
+            return pd.DataFrame({"samples": sizes})
         counts = [torch.bincount(client.split(split).y, minlength=self.n_classes).cpu() for client in self.clients]
         names = [client.name for client in self.clients]
         return pd.DataFrame(torch.stack(counts).numpy(), index=names, columns=list(self.classes))

@@ -15,6 +15,7 @@ from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import SPECIAL, TokenShape
 
 OWNER_KEYS = ("client", "domain", "center")
@@ -44,12 +45,17 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     * ``.parquet``, the same; an index without a name is passed over.
     * ``.jsonl``, texts: an object a line with the keys text, label and, optionally, client.
 
+    For the task ``regression`` labels are any finite numbers, which a model is to predict.
+
     Raises:
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
     if path.is_dir() or path.suffix.lower() == ".npz":
         check_plain(str(path), reading)
-        return read_folder(path) if path.is_dir() else read_npz(path, missing=reading.missing)
+        if path.is_dir():
+            reading.check_unasked(f"{path} is a folder, whose images are named by classes", "task")
+            return read_folder(path)
+        return read_npz(path, reading.missing, reading.task)
     read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_table
     return read_table(path, reading)
 
@@ -92,7 +98,7 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
     return _tokens() if features is None else (len(features),), reading.client_column in header
 
 
-def read_npz(path: Path, missing: bool = False) -> Source:
+def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
     """Read a dataset from an .npz file (see :func:`read`); with ``missing``, a table's features may be NaN.
 
     Raises:
@@ -115,7 +121,7 @@ def read_npz(path: Path, missing: bool = False) -> Source:
             )
     if split:
         _refuse(path, data, ("x", "y", "is_train", *OWNER_KEYS), "x_train")
-        return _split_npz(path, data, missing)
+        return _split_npz(path, data, missing, task)
     _refuse(path, data, _SPLIT_FORM, "x")
     keys = [key for key in OWNER_KEYS if key in data]
     if len(keys) > 1:
@@ -127,7 +133,7 @@ def read_npz(path: Path, missing: bool = False) -> Source:
         if f"{key}_names" in data and key not in data:
             raise UsageError(f"{path}: array '{key}_names' without an array {key!r}")
     x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
-    y, classes = arrays.labels(data["y"], f"{path}, array 'y'", _names(path, data, "classes"))
+    y, classes = arrays.answers(data["y"], f"{path}, array 'y'", task, _names(path, data, "classes"))
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
     for key in keys:
@@ -138,7 +144,7 @@ def read_npz(path: Path, missing: bool = False) -> Source:
     return Source(str(path), x, y, classes, owner, owner_names, is_train)
 
 
-def _split_npz(path: Path, data: dict[str, Array], missing: bool) -> Source:
+def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> Source:
     sides = [arrays.features(data[key], f"{path}, array {key!r}", missing=missing) for key in ("x_train", "x_test")]
     for key in ("train", "test"):
         _check_length(path, data, f"y_{key}", f"x_{key}")
@@ -148,13 +154,13 @@ def _split_npz(path: Path, data: dict[str, Array], missing: bool) -> Source:
             f"but x_test is {data['x_test'].dtype} {list(sides[1].shape)}"
         )
     names = _names(path, data, "classes")
-    train, test = (arrays.words_or_numbers(data[key], f"{path}, array {key!r}") for key in ("y_train", "y_test"))
+    train, test = (arrays.words_or_numbers(data[key], f"{path}, array {key!r}", task) for key in ("y_train", "y_test"))
     n_train = len(train)
 
     def place(row: int) -> str:
         return arrays.row_of_array(row) if row < n_train else f"y_test {arrays.row_of_array(row - n_train)}"
 
-    y, classes = arrays.labels(np.concatenate([train, test]), f"{path}, array 'y_train'", names, place)
+    y, classes = arrays.answers(np.concatenate([train, test]), f"{path}, array 'y_train'", task, names, place)
     is_train = np.arange(len(y)) < n_train
     return Source(name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train)
 

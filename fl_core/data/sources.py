@@ -29,8 +29,8 @@ class Source:
         name: registry name or path.
         x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], taken as it is;
             or int64 codes [n, length] of ``words``.
-        y: class indices, int64 [n].
-        classes: names of the classes.
+        y: class indices, int64 [n]; or targets, float32 [n].
+        classes: names of the classes; none: ``y`` holds targets, numbers that are to be predicted.
         owner: index of each sample's natural client, int64 [n]; None = no natural clients.
         owner_names: names of the natural clients.
         is_train: false for samples of the official test set, bool [n]; None = there is none.
@@ -44,7 +44,7 @@ class Source:
 
     name: str
     x: Array
-    y: Integers
+    y: Array
     classes: tuple[str, ...]
     owner: Integers | None = None
     owner_names: tuple[str, ...] = ()
@@ -60,6 +60,11 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def labels(self) -> Integers:
+        """Class indices, int64 [n]; where numbers are to be predicted all 0: one class."""
+        return self.y.astype(np.int64, copy=False) if self.classes else np.zeros(len(self), dtype=np.int64)
 
     @property
     def is_image(self) -> bool:
@@ -171,7 +176,8 @@ class Source:
             raise UsageError(f"samples={samples!r}: {self.name} has {len(self)} samples; ask for 1 to {len(self)}")
         if samples == len(self):
             return np.arange(samples)
-        keys = [key for key in (self.owner, self.is_train, None if self.shuffled else self.y) if key is not None]
+        labels = None if self.shuffled or not self.classes else self.y
+        keys = [key for key in (self.owner, self.is_train, labels) if key is not None]
         if not keys:
             return np.arange(samples)
         _, group = np.unique(np.stack([key.astype(np.int64) for key in keys]), axis=1, return_inverse=True)

@@ -38,13 +38,15 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     columns, place = _columns(path, header, [*beside, *(names or ())], beside, reading)
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
     if names is None:
-        return text.source(path, texts, place, client=client, label=label, text=text_column)
+        return text.source(path, texts, place, client=client, label=label, text=text_column, task=reading.task)
     owner = None
     owner_names: tuple[str, ...] = ()
     if client in texts:
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(texts[client], dtype=str), where, place=place)
-    y, classes = arrays.written_labels(texts[label], f"{path}, column {label!r}", place)
+    y, classes = arrays.answers(
+        np.array(texts[label], dtype=str), f"{path}, column {label!r}", reading.task, place=place
+    )
     words = [name for name in names if not arrays.holds_numbers(columns[name])]
     if words and owner is None:
         raise UsageError(
@@ -212,7 +214,8 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     def place(row: int) -> str:
         return f"line {lines[row]}"
 
-    return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
+    names = {"client": client_column, "label": label_column, "text": text_column}
+    return text.source(path, columns, place, **names, task=reading.task)
 
 
 def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[str]]]:

@@ -204,7 +204,7 @@ def test_a_runs_scores_are_curves_and_clients() -> None:
     frame = schema.frame(rows)
     pictures = album(frame)
     assert list(pictures) == ["macro_f1", "macro_f1_clients"]
-    assert [draw().axes[0].get_xlabel() for draw in pictures.values()] == ["round", "test macro F1 (higher is better)"]
+    assert [draw().axes[0].get_xlabel() for draw in pictures.values()] == ["round", "test macro-F1 (higher is better)"]
     with pytest.raises(UsageError, match="no rows"):
         album(schema.frame([]))
     whole = schema.frame([schema.row("silhouette", 0.3)])

@@ -402,7 +402,7 @@ def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
     assert band.min() == pytest.approx(expected[0] - 0.015)
     assert band.max() == pytest.approx(expected[-1] + 0.015)
     assert "mean of 2 seeds" in ax.get_legend().get_title().get_text()
-    assert ax.get_ylabel() == "test macro F1 (higher is better)"
+    assert ax.get_ylabel() == "test macro-F1 (higher is better)"
 
 
 def test_a_run_that_lacks_the_model_is_named() -> None:

@@ -227,7 +227,7 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
         ({}, {"seeds": [1, 1]}, "the seed 1 is named twice"),
         ({}, {"seeds": []}, "at least one seed"),
         ({}, {"rules": []}, "at least one rule"),
-        ({}, {"score": "f1"}, "unknown score 'f1'"),
+        ({}, {"score": "f1"}, "unknown score of classification 'f1'"),
         ({"algorithm": "fedavg"}, {}, "fedavg takes no plan; these do: "),
         ({"plan": "auto"}, {}, "leave the plan out"),
     ],

@@ -326,7 +326,7 @@ def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
 
 def test_rows_from_workers_hold_plain_numbers() -> None:
     found: list[Row] = play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), rounds=1).rows
-    assert {type(r["value"]) for r in found} == {float}
+    assert {type(r["value"]) for r in found if r["status"] == "ok"} == {float}
 
 
 class Link:
