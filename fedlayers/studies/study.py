@@ -227,5 +227,5 @@ def verdict(result: Comparison, reference: str = "playerfl") -> str:
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
-    page.figure(figure, caption, alt=caption)
+    page.figure(figure, caption)
     save(figure, out / f"{name}.png")
