@@ -20,6 +20,7 @@ from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.decision import Decision, Instruments, first_models
+from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
@@ -64,6 +65,8 @@ def run(
     instruments = instruments or Instruments()
     decision_of(task, instruments).check(task.algorithm(task.plan))
     _check_device(task.config.device)
+    if task.config.dropout_trace is not None:
+        task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
     if out is not None:
         writing.check_free(Path(out))
     for note in task.notes():
@@ -80,6 +83,7 @@ def run(
     stored["in_force"] = None if in_force is None else in_force.to_json()
     stored |= {
         "command": command,
+        "lost_replies": task.lost_replies,
         "own": [kind for kind, given in (("data", data), ("model", model)) if given is not None],
     }
     _check_storable(stored)
@@ -133,6 +137,7 @@ def resume(
             dealt = {} if data is not None else _dealt(writer.run)
             start = writer.run.start()
         task = assemble(config, data=data, model=model, plan=plan, start=start, **dealt)
+        task.lost_replies = stored.get("lost_replies", [])
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
             decision_of(task, instruments).check(task.algorithm(task.plan))
@@ -154,7 +159,9 @@ def resume(
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration of a run and the plan given to it, from its ``config.json``."""
-    beside: tuple[str, ...] = ("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own")
+    beside: tuple[str, ...] = (
+        *("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own", "lost_replies"),
+    )
     if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in stored.items() if name not in beside}
@@ -243,6 +250,7 @@ def _execute(
     resume_from: int = 0,
 ) -> Engine:
     config = task.config
+    place = {client.name: k for k, client in enumerate(task.data.clients)}
     client_runner = client_runner_of(task, instruments.observers)
     initial = tree.of(task.model)
     tree.check_unaliased(initial)
@@ -254,6 +262,7 @@ def _execute(
         config.local_scores,
         config.local_models,
         pause=until,
+        dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
     )
     with closing(executor(client_runner, config.workers, config.stack == "on")) as pool:
         engine = Engine(
