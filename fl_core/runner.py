@@ -18,6 +18,7 @@ from fl_core import models, rows, tree
 from fl_core.algorithms.base import Round
 from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.data import FederatedData, Partition
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.decision import Decision, Instruments, first_models
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
@@ -130,11 +131,12 @@ def resume(
         stored = writer.run.config
         _check_own(writer.path, stored, _said(code, model_code), data=data, model=model)
         config, plan = stored_config(stored)
-        partition, start = None, None
+        dealt: dict[str, Any] = {}
+        start = None
         if writer.run.begun:
-            partition = Partition.from_tree(writer.run.partition()) if data is None else None
+            dealt = {} if data is not None else _dealt(writer.run)
             start = writer.run.start()
-        task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=start)
+        task = assemble(config, data=data, model=model, plan=plan, start=start, **dealt)
         task.lost_replies = stored.get("lost_replies", [])
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
@@ -166,6 +168,15 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)
     return (replace(config, plan=None) if plan is not None else config), plan
+
+
+def _dealt(run: store.Run) -> dict[str, Any]:
+    """Who held which sample in a run, and what was fitted on the training samples, as :func:`assemble` takes them."""
+    made = run.config.get("preprocessing")
+    return {
+        "partition": Partition.from_tree(run.partition()),
+        "preprocessing": None if made is None else Preprocessing.from_json(made),
+    }
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -348,8 +359,8 @@ def load_models(
     checkpoint = found.checkpoint(round)
     _check_own(found.path, found.config, _said(code, model_code), data=data, model=model)
     config, plan = stored_config(found.config)
-    partition = Partition.from_tree(found.partition()) if data is None else None
-    task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=found.start())
+    dealt = {} if data is not None else _dealt(found)
+    task = assemble(config, data=data, model=model, plan=plan, start=found.start(), **dealt)
     _check_same_start(task, found.path, weights=False)
     algorithm = task.algorithm(task.plan)
     if "plan" in checkpoint.server.meta:

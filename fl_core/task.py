@@ -19,6 +19,7 @@ from fl_core.built import Built, Plain
 from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.partitions import SPLITS
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, listing
 from fl_core.execution.stacked import stacks
 from fl_core.execution.workspace import memory_format
@@ -107,6 +108,7 @@ def assemble(
     loaded: FederatedData | None = None,
     model: nn.Module | None = None,
     partition: Partition | None = None,
+    preprocessing: Preprocessing | None = None,
     plan: LayerPlan | None = None,
     start: Tree | None = None,
 ) -> Task:
@@ -116,7 +118,7 @@ def assemble(
         data, model: your own objects in place of those that the configuration names; the configuration then says
             nothing of how data are read or dealt.
         loaded: the configuration's own data, if they are at hand already.
-        partition: a stored partition, used in place of a new draw.
+        partition: a stored partition, used in place of a new draw, with what was fitted on its training samples.
         plan: a plan in place of the file that the configuration names.
         start: stored weights to start from, in place of those that the configuration's ``init`` names.
 
@@ -137,7 +139,7 @@ def assemble(
     if data is None:
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
-        data = datasets.load(config.dataset, indices=partition, **chosen)
+        data = datasets.load(config.dataset, indices=partition, preprocessing=preprocessing, **chosen)
     named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
     said = [] if given or named else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]

@@ -128,16 +128,18 @@ class FederatedData:
         return replace(self, clients=tuple(client.to(device) for client in self.clients))
 
 
-def gather(source: Source, partition: Partition) -> FederatedData:
+def gather(source: Source, partition: Partition, preprocessing: Preprocessing | None = None) -> FederatedData:
     """Build a federation's tensors from a source and a partition.
 
-    Texts use the vocabulary of all clients' training samples together, and a table's scaling is fitted on them.
+    Texts use the vocabulary of all clients' training samples together, and a table's preprocessing is fitted on them,
+    unless it is given.
 
     Raises:
         UsageError: the partition was made for another source.
     """
     partition.check(source)
-    whole, source = source, source.fitted(np.concatenate([part["train"] for part in partition.indices.values()]))
+    train = np.concatenate([part["train"] for part in partition.indices.values()])
+    whole, source = source, source.fitted(train, preprocessing)
     clients = tuple(
         ClientData(name, **{split: _split(source, splits[split]) for split in SPLITS})
         for name, splits in partition.indices.items()

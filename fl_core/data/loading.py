@@ -13,6 +13,7 @@ from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.making import options_of
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import Recipe, general
 from fl_core.data.registry import DATASETS, Location
 from fl_core.data.silos import source_of_pair, source_of_silos
@@ -37,6 +38,7 @@ def load(
     seed: int = 0,
     splits: Sequence[float] | None = None,
     indices: Partition | None = None,
+    preprocessing: Preprocessing | None = None,
     **reading: Any,
 ) -> FederatedData:
     """A dataset partitioned over clients, each with train, validation and test samples.
@@ -65,6 +67,7 @@ def load(
         seed: of the partition.
         splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
+        preprocessing: what was fitted then, to be used again as well.
         reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``drop`` and ``scale``.
 
     Raises:
@@ -91,7 +94,7 @@ def load(
     if indices is not None:
         shares = None if splits is None else list(splits)
         _check_agrees(indices, {"partition": partition, "clients": clients, **options, "splits": shares})
-        return gather(source, indices)
+        return gather(source, indices, preprocessing)
     kind = partition or defaults.partition
     partitioning = PARTITIONS[kind]
     if alpha is None and "alpha" in options_of(partitioning):

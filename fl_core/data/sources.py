@@ -126,16 +126,16 @@ class Source:
             x.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
         return x
 
-    def fitted(self, train: Integers) -> Source:
+    def fitted(self, train: Integers, made: Preprocessing | None = None) -> Source:
         """The source with what its training samples ``train`` decide: a table filled and scaled, texts encoded.
 
-        A table is preprocessed by :func:`fl_core.data.preprocessing.fitted`, if that is asked for. Texts are encoded
-        over a vocabulary, the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
+        A table is preprocessed as was asked for, by what was ``made`` before or is fitted now. Texts are encoded over a
+        vocabulary, the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
         by falling frequency and, where that is equal, in alphabetical order. (Words met once have no row of their own
         to learn from, and teach the row of the unknown.)
         """
         if self.prepares:
-            made = preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
+            made = made or preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
             return replace(self, x=made.transform(self.x), preprocessing=made)
         if self.words is None:
             return replace(self, preprocessing=Preprocessing(self.columns)) if self.columns else self

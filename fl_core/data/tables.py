@@ -253,9 +253,13 @@ def _check_encoding(path: Path, reading: Reading) -> None:
 
 def _undecodable(path: Path, reading: Reading, error: UnicodeError | None) -> UsageError:
     """What to say of a file that another encoding would read: which one it may be."""
-    likely = _likely_encoding(path)
-    at = f" (byte {error.start})" if isinstance(error, UnicodeDecodeError) else ""
-    guess = "utf-8" if likely == "latin-1" and reading.encoding != ENCODING else likely
+    guess, at = _likely_encoding(path), ""
+    if isinstance(error, UnicodeDecodeError):
+        at = f" (byte {error.start})"
+        windows = any(0x80 <= byte < 0xA0 for byte in error.object)  # which are no letters in latin-1
+        guess = "cp1252" if guess == "latin-1" and windows else guess
+    if guess in ("latin-1", "cp1252") and reading.encoding != ENCODING:
+        guess = ENCODING
     return UsageError(f"{path} is not a readable {path.suffix} file in {reading.encoding}{at}: try --encoding {guess}")
 
 

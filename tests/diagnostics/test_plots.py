@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from fedlayers.diagnostics import plots
 from fedlayers.diagnostics.pictures.drawing import MOST, weighted_mean
@@ -403,6 +404,31 @@ def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
     assert band.max() == pytest.approx(expected[-1] + 0.015)
     assert "mean of 2 seeds" in ax.get_legend().get_title().get_text()
     assert ax.get_ylabel() == "test macro-F1 (higher is better)"
+
+
+@pytest.mark.parametrize(("start", "outside"), [(9.0, True), (-0.5, True), (0.25, False), (np.nan, False)])
+def test_an_untrained_start_that_would_take_the_axis_lies_outside(start: float, outside: bool) -> None:
+    frame = results()
+    later = frame.loc[frame["round"] > 0, "value"]
+    frame.loc[frame["round"] == 0, "value"] = start
+    frame.loc[frame["round"] == 0, "status"] = "ok" if np.isfinite(start) else "the loss is not finite"
+    ax: Any = plots.learning(frame)
+    low, high = ax.get_ylim()
+    assert ("lies outside" in ax.get_xlabel()) == outside
+    assert (f"untrained, lies outside: {start:.3g}" in ax.get_xlabel()) == outside
+    if outside:
+        assert not low < start < high
+    assert low < later.min() + 0.1
+    assert high > later.max() - 0.1
+    own: Any = plots.learning(frame, ax=Figure().subplots())
+    assert "lies outside" not in own.get_xlabel()
+
+
+def test_clients_are_drawn_by_their_numbers() -> None:
+    frame = results()
+    names = dict(zip(HOSPITALS, ("w1", "w10", "w2", "w3"), strict=True))
+    ax: Any = plots.clients(frame.assign(client=frame["client"].map(names)))
+    assert entries(ax)[:4] == ["w1", "w2", "w3", "w10"]
 
 
 def test_a_run_that_lacks_the_model_is_named() -> None:

@@ -154,6 +154,14 @@ def test_report_needs_nothing_else(html):
     assert "<script" not in html
 
 
+def test_every_picture_of_the_report_is_described(html):
+    pairs = re.findall(r'alt="([^"]+)".*?</b> (.*?)</figcaption>', html, flags=re.DOTALL)
+    assert len(pairs) == len(PICTURES)
+    for alt, caption in pairs:
+        assert alt != caption
+        assert any(name in alt for name in ("fc1", "cleveland", "playerfl"))
+
+
 def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
     plan = LayerPlan.load(out / "plan.json")
     head = html[: html.index("<h2>")]
