@@ -8,5 +8,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 LOSSES = ("cross_entropy", "focal", "player_focal")
 STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
+ON_DIVERGENCE = ("note", "stop")
+"""What becomes of a run whose loss is still finite and far above where it began."""
 FORMATS = ("auto", "contiguous", "channels_last")
 """How images lie in memory."""
