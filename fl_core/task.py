@@ -16,6 +16,7 @@ from fl_core.algorithms.options import configurations
 from fl_core.built import Built, Plain
 from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved
 from fl_core.data import FederatedData, Partition
+from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, listing
 from fl_core.execution.stacked import stacks
@@ -50,9 +51,10 @@ class Task:
         return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
 
     def notes(self) -> list[str]:
-        """Warnings on clients with a single class or less than a batch, a fresh head, and a plan that is odd."""
-        in_force = self.algorithm(self.plan).plan
-        found = [*self.said, *(() if in_force is None else in_force.notes())]
+        """Warnings on odd data, clients with a single class or less than a batch, a fresh head, and an odd plan."""
+        algorithm = self.algorithm(self.plan)
+        in_force = algorithm.plan
+        found = [*self.said, *(() if in_force is None else in_force.notes()), *algorithm.notes(), *notes(self.data)]
         for client in self.data.clients:
             n, batch = len(client.train), int(self.config.batch or 1)
             if len(client.train.y.unique()) < 2:
