@@ -234,7 +234,7 @@ class Engine:
             if result.tree is not None:
                 self._keep("local", self.names[client], result.tree)
             self._record_scores(client, "local", result.scores, rnd.index + 1)
-            yield Update(client, self.problem.n_train[client], result.message)
+            yield Update(client, self.problem.weight(client), result.message)
 
     def _run(self, part: str, jobs: Iterable[Job]) -> Iterator[Result]:
         """Yield the executor's results, and charge the waiting time to a part of the run, moving data apart."""

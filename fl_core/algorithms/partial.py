@@ -159,6 +159,25 @@ class FedBABU(FineTuned, Partial):
 
 
 @register
+class LocalHead(Partial):
+    """Every client trains its head alone, above a body that stays as the run starts with it.
+
+    With a run of FedAvg as its start (``init``) it is FedAvg, then fine-tuning of the last layers (Yu et al. 2020, who
+    also freeze the base). Where nothing is shared it is Local, bit for bit.
+    """
+
+    name = "local_head"
+    paper = "Yu et al. 2020 (frozen base)"
+    trains, travels, keeps, cost = "the head", "nothing", "its model", "0"
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return frozenset()
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("head", self.head, self.problem.epochs),) if self.head else ()
+
+
+@register
 class PLayerFL(FedPer):
     """FedPer whose plan is decided in the first round from the gradients of its own training (PLayer-FL, Alg. 1-3).
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_core import seeds, tree
 from fl_core.choices import OPTIMIZERS
 from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.training import optimizer_state
 from fl_core.training.context import Context
 from fl_core.training.steps import Steps, check_clip, clipped
 from fl_core.training.watching import Watch, layer_of
@@ -40,7 +41,10 @@ class Training:
         weight_decay, amsgrad: as in PyTorch.
         clip: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
             down to it before anything is done with it. None = never.
-        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each.
+        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
+            run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
+            sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
+            memory and in every checkpoint (:mod:`fl_core.training.optimizer_state`); fine-tuning always begins anew.
     """
 
     epochs: int = 1
@@ -64,6 +68,19 @@ class Training:
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0, not {self.lr}")
         check_clip(self.clip)
+
+    @property
+    def words(self) -> str:
+        """Optimiser, rate and what becomes of its state, for tables and reports.
+
+        >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).words
+        'adamw (amsgrad), lr 0.001, its state kept from round to round'
+        """
+        options = [f"{name} {value:g}" for name in ("momentum", "weight_decay") if (value := getattr(self, name))]
+        options += ["amsgrad"] * self.amsgrad
+        state = "kept from round to round" if self.keep_optimizer else "new in each round"
+        named = f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
+        return f"{named}, lr {self.lr:g}, its state {state}".replace("_", " ")
 
     def longest(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""
@@ -212,7 +229,7 @@ def train(
         if params and phase.epochs and slices:
             by_name = dict(zip(names, params, strict=True))
             optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
-            _restore(optimizer, names, params, phase, kept or {})
+            optimizer_state.restore(optimizer, names, params, optimizer_state.entries_of(kept or {}, phase))
             own_steps, accumulators, longest = None, list(watching.values()), training.longest(phase)
             if phase.step:
                 data = (x, y)
@@ -258,7 +275,8 @@ def train(
                 accumulators.clear()
             if own_steps is not None:
                 total, samples, steps = own_steps.loss, own_steps.samples, own_steps.taken
-            state = _kept(optimizer, names, params, phase) if training.keep_optimizer else {}
+            if training.keep_optimizer:
+                state = optimizer_state.to_tree(optimizer_state.read(optimizer, names, params), phase)
     result = workspace.read()
     bad = tree.first_nonfinite(tree.pick(result, phase.train))
     if bad is not None:
@@ -318,36 +336,3 @@ def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 def _named(names: list[str], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
-
-
-def _slot(phase: Phase, name: str, key: str) -> str:
-    return f"{phase.tree}/{phase.name}/{name}#{key}"
-
-
-def _kept(optimizer: torch.optim.Optimizer, names: list[str], params: list[Tensor], phase: Phase) -> Tree:
-    return {
-        _slot(phase, name, key): value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, param in zip(names, params, strict=True)
-        for key, value in optimizer.state[param].items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _restore(
-    optimizer: torch.optim.Optimizer, names: list[str], params: list[Tensor], phase: Phase, kept: Tree
-) -> None:
-    for name, param in zip(names, params, strict=True):
-        prefix = _slot(phase, name, "")
-        entries = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
-        if entries:
-            optimizer.state[param].update({key: _like(value, param) for key, value in entries.items()})
-    if any("momentum_buffer" in state for state in optimizer.state.values()):  # then a fused step wants one for each,
-        for param in params:  # also for what trains for the first time
-            optimizer.state[param].setdefault("momentum_buffer", torch.zeros_like(param))
-
-
-def _like(value: Tensor, param: Tensor) -> Tensor:
-    """A copy on the parameter's device, in its memory layout if it has the same shape."""
-    if value.shape != param.shape:
-        return value.to(param.device, copy=True)
-    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -13,7 +13,6 @@ import scipy.linalg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.cross_decomposition import CCA
 from torch import Tensor
 
 from fedlayers.diagnostics.representation.gram import rbf_cka
@@ -109,11 +108,6 @@ def test_unbiased_rbf_cka_against_the_definition() -> None:
     assert rbf_cka(x, y, 0.4, "minibatch", 7) == pytest.approx(xy / math.sqrt(xx * yy), rel=1e-9)
 
 
-def test_a_wide_radial_kernel_is_nearly_linear() -> None:
-    x, y = mixed(50, 6)
-    assert rbf_cka(x, y, 100.0) == pytest.approx(dense(x, y), abs=1e-3)
-
-
 @pytest.mark.parametrize(("n", "d"), [(2, 3), (8, 8), (40, 5), (12, 40), (30, 9000)])
 def test_procrustes_against_scipy(n: int, d: int) -> None:
     x = features(n, d)
@@ -132,13 +126,6 @@ def test_cca_against_the_definition(n: int, d: int) -> None:
     x, y = x, y[:, : d - 1]
     assert mean_cca(x, y) == pytest.approx(correlations(x, y).mean(), abs=1e-9)
     assert mean_cca(x.float(), y.float()) == pytest.approx(mean_cca(x, y), abs=1e-5)
-
-
-def test_cca_against_scikit_learn() -> None:
-    x, y = mixed(200, 3)
-    a, b = CCA(n_components=3, scale=False, max_iter=5000, tol=1e-12).fit_transform(x.numpy(), y.numpy())
-    expected = np.mean([np.corrcoef(a[:, k], b[:, k])[0, 1] for k in range(3)])
-    assert mean_cca(x, y) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("variance", [0.5, 0.9, 0.99])
@@ -185,13 +172,6 @@ def test_cca_alone_ignores_every_invertible_map() -> None:
     assert mean_cca(bent, y) == pytest.approx(mean_cca(x, y), abs=1e-8)
     assert procrustes_distance(bent, x) > 0.3
     assert rbf_cka(bent, x) < 0.9
-
-
-def test_the_angle_is_a_metric() -> None:
-    x, y, z = (features(20, 6, k) for k in range(3))
-    xy, yz, xz = procrustes_distance(x, y), procrustes_distance(y, z), procrustes_distance(x, z)
-    assert xz <= xy + yz
-    assert xy <= xz + yz
 
 
 @pytest.mark.parametrize("name", ALL)

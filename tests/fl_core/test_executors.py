@@ -84,7 +84,11 @@ def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Wor
 
 
 POOLS = ((2, "drop", "momentum"), (2, "norm", "adamw kept"))
-CASES = [(name, *each) for name in ALL for each in POOLS] + [("fedavg", 3, "norm", "adamw kept")]
+QUICK = {(name, *POOLS[k % 2]) for k, name in enumerate(ALL)}
+CASES = [
+    pytest.param(name, *each, marks=[pytest.mark.slow] * ((name, *each) not in QUICK)) for name in ALL for each in POOLS
+]
+CASES += [pytest.param("fedavg", 3, "norm", "adamw kept", marks=pytest.mark.slow)]
 
 
 def like(name: str) -> str:

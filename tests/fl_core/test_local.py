@@ -22,7 +22,7 @@ from fl_core.training.local import Context, Observer, Phase, Training, batch_sli
 from fl_core.training.losses import build
 from fl_core.training.watching import Watch
 from fl_core.tree import Tree
-from tests.conftest import CONFIG, TOY, client_runner_of, network
+from tests.conftest import CONFIG, TOY, network
 
 CE = build("cross_entropy")
 SGD = Training(epochs=2, batch=8, lr=0.05, momentum=0.9, weight_decay=0.1)
@@ -409,10 +409,6 @@ def test_a_phases_clip_is_checked_too() -> None:
         Phase("train", frozenset(), 1, clip=0)
 
 
-def test_no_state_is_kept_unless_asked() -> None:
-    assert Bench("plain").run()[1] == {}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -433,12 +429,3 @@ def test_no_state_is_kept_unless_asked() -> None:
 def test_training_refuses_what_has_no_meaning(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Training(**options)
-
-
-def test_a_workspace_reads_what_it_was_given() -> None:
-    client_runner = client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("norm")))
-    given_tree = {name: value + 1 for name, value in tree.of(network("norm", seed=3)).items()}
-    client_runner.workspace.load(given_tree)
-    found = client_runner.workspace.read()
-    assert tree.digest(found) == tree.digest(given_tree)
-    tree.check_unaliased({**found, **{f"model.{n}": t for n, t in client_runner.workspace.live.items()}})
