@@ -59,7 +59,7 @@ def run(
 
     Raises:
         UsageError: anything unknown or not fitting, before anything is written.
-        NonFiniteError, RunError: during the run; the directory keeps its last checkpoint.
+        DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     from fl_core import runner
     from fl_core.plan import LayerPlan

@@ -14,6 +14,8 @@ WEIGHTS = ("samples", "uniform")
 """How much clients count where their replies are averaged: by their training samples, or all the same."""
 STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
+ON_DIVERGENCE = ("note", "stop")
+"""What becomes of a run whose loss is still finite and far above where it began."""
 FORMATS = ("auto", "contiguous", "channels_last")
 """How images lie in memory."""
 SCALES = ("none", "standard", "minmax", "robust")

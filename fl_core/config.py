@@ -129,6 +129,8 @@ class RunConfig:
     """Rounds between evaluations of all clients; default a twentieth, or what costs a tenth of the time."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints; default a twentieth of the rounds."""
+    on_divergence: str = "note"
+    """note or stop (with exit code 1) once a client's loss is 20 times that of the start and that of guessing."""
     local_scores: bool = False
     """Score trained local models in every round, not only at evaluations."""
     local_models: int = 100
@@ -205,6 +207,7 @@ def check(config: RunConfig) -> None:
         ("value of weights", config.weights, choices.WEIGHTS),
         ("value of stack", config.stack, choices.STACKS),
         ("memory format", config.memory_format, choices.FORMATS),
+        ("value of on_divergence", config.on_divergence, choices.ON_DIVERGENCE),
     ):
         if value is not None:
             check_known(what, value, known)

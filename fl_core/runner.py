@@ -59,7 +59,7 @@ def run(
 
     Raises:
         UsageError: before anything is written.
-        NonFiniteError, RunError: during the run; the directory keeps its last checkpoint.
+        DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     task = assemble(config, data=data, loaded=loaded, model=model, plan=plan)
     instruments = instruments or Instruments()
@@ -275,6 +275,7 @@ def _execute(
             decision_of(task, instruments),
             columns={"run": writer.path.name if writer else ""},
             writer=writer,
+            on_divergence=config.on_divergence,
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))

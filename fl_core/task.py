@@ -18,6 +18,7 @@ from fl_core.algorithms.options import configurations
 from fl_core.built import Built, Plain
 from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved, weights_of
 from fl_core.data import FederatedData, Partition
+from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, listing
@@ -58,9 +59,10 @@ class Task:
         return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
 
     def notes(self) -> list[str]:
-        """Warnings on clients with one class or less than a batch, targets of another scale, a plan that is odd."""
-        in_force = self.algorithm(self.plan).plan
-        found = [*self.said, *(() if in_force is None else in_force.notes())]
+        """Warnings on odd data, clients with one class or less than a batch, targets of another scale, an odd plan."""
+        algorithm = self.algorithm(self.plan)
+        in_force = algorithm.plan
+        found = [*self.said, *(() if in_force is None else in_force.notes()), *algorithm.notes(), *notes(self.data)]
         batch = int(self.config.batch or 1)
         sizes = {client.name: len(client.train) for client in self.data.clients}
         single = [client.name for client in self.data.clients if len(client.train.y.unique()) < 2]

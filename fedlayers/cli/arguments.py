@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",
-        "local_scores",
+        "on_divergence", "local_scores",
     ),
 }  # fmt: skip
 """The configuration's fields as the help groups them; what the ``--set`` arguments fill is not among them."""

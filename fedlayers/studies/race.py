@@ -19,7 +19,7 @@ from fedlayers.studies import skill
 from fedlayers.studies.arms import Arm
 from fl_core import runner, statistics
 from fl_core.config import RunConfig, resolved
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
 from fl_core.scores import TABLE, main_score
 
@@ -111,7 +111,7 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
 def run_entry(entry: Entry, until: int | None) -> str:
     """Train one run up to a round (None: to the end) from where it stopped; returns why it failed, or "".
 
-    A run whose training meets NaN or infinity has lost its race; any other failure is an error.
+    A run whose training diverges has lost its race; any other failure is an error.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is to be noted of the data was noted before the race
@@ -128,7 +128,7 @@ def run_entry(entry: Entry, until: int | None) -> str:
                 )
             elif _done(entry.path) < (until or int(resolved(entry.config).rounds or 1)):
                 runner.resume(entry.path, instruments=instruments(), progress=False, until=until)
-        except NonFiniteError as error:
+        except DivergedError as error:
             return str(error)
     return ""
 

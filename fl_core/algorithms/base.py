@@ -33,6 +33,7 @@ class Algorithm:
     ====================  =======  =====================  ============================================================
     hook                  process  times                  when
     ====================  =======  =====================  ============================================================
+    notes                 server   any                    before a run: what its user is told
     under                 both     any                    to know whose model and options these are
     build                 server   1 a start              before a run, and before it is gone on with: makes the model
     default_plan          server   any                    before a run that obeys a plan and is given none
@@ -171,6 +172,10 @@ class Algorithm:
         if not callable(attribute):
             check_known(what, name, contract.methods(self))
         return cast(Callable[..., Any], attribute)
+
+    def notes(self) -> list[str]:
+        """Warnings about this algorithm for this model and these clients, a plain line each. Default: none."""
+        return []
 
     # --- the model ---
 

@@ -408,6 +408,30 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path, words):
     process.wait(30)
 
 
+def test_lost_replies_are_rows_and_a_trace_is_checked_before_anything_is_written(fedlayers):
+    Path("trace.csv").write_text("round,client\n1,va\n2,cleveland\n")
+    fedlayers("run", *SMALL, "--client-dropout", "0.01", "--dropout-trace", "trace.csv", "--out", "lost")
+    _, table = store.Run("lost").rows()
+    lost = table[table["metric"] == "reply_lost"]
+    assert list(zip(lost["round"], lost["client"], lost["variant"], strict=True)) == [
+        (1, "va", "trace"),
+        (2, "cleveland", "trace"),
+    ]
+    Path("trace.csv").write_text("round,client\n1,vaa\n")
+    assert "did you mean 'va'" in fedlayers.refused("run", "--dropout-trace", "trace.csv", "--out", "other")
+    assert "client_dropout must be" in fedlayers.refused("run", "--client-dropout", "1", "--out", "other")
+
+
+@pytest.mark.parametrize(("what", "code"), [("note", 0), ("stop", 1)])
+def test_divergence_is_noted_or_ends_the_run(fedlayers, what, code):
+    steep = ("--optimizer", "adam", "--lr", "3", "--clients", "2", "--dataset", "digits", "--partition", "iid")
+    fedlayers("run", *SMALL, *steep, "--on-divergence", what, "--out", "steep", code=code)
+    (line,) = (line for line in fedlayers.err.splitlines() if "training diverges" in line)
+    start = "fedlayers: note: fedavg, round 1, client " if what == "note" else "fedlayers: fedavg, round 1, client "
+    assert line.startswith(start)
+    assert (store.Run("steep").rounds == [1, 2]) == (what == "note")
+
+
 # --- diagnose and select ---------------------------------------------------------------------------------------
 
 
