@@ -14,18 +14,19 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import models, rows, tree
+from fl_core import models, restoring, rows, tree
 from fl_core.algorithms.base import Round
-from fl_core.config import AUTO, DEALING, READING, RunConfig
+from fl_core.config import AUTO, DEALING, READING, RunConfig, check
 from fl_core.data import FederatedData, Partition
 from fl_core.decision import Decision, Instruments, first_models
 from fl_core.engine import Engine, Schedule
-from fl_core.errors import UsageError, listing
+from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, executor
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
 from fl_core.registry import is_outside
+from fl_core.restoring import blamed
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -121,14 +122,9 @@ def resume(
         CorruptError: what is stored is damaged.
     """
     with writing.reopen(out) as writer:
-        stored = writer.run.config
+        stored = writer.run.task_config()
         _check_own(writer.path, stored, _said(code, model_code), data=data, model=model)
-        config, plan = stored_config(stored)
-        partition, start = None, None
-        if writer.run.begun:
-            partition = Partition.from_tree(writer.run.partition()) if data is None else None
-            start = writer.run.start()
-        task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=start)
+        task = _stored_task(writer.run, data=data, model=model)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
             decision_of(task, instruments).check(task.algorithm(task.plan))
@@ -136,8 +132,14 @@ def resume(
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
             return _execute(task, instruments, writer, progress, until)
-        done = writer.rewind()
-        _check_same_start(task, writer.path, weights=done == 0)
+
+        def accept(found: store.Checkpoint) -> None:
+            _check_same_start(task, writer.path, weights=False)
+            restoring.check(writer.run, found, task, goes_on=True)
+
+        done = writer.rewind(accept)
+        if done == 0:
+            _check_same_start(task, writer.path, weights=True)
         changed = environment.changes(writer.run.environment)
         if changed and done < int(task.config.rounds or 1):
             warnings.warn(
@@ -146,6 +148,27 @@ def resume(
                 stacklevel=2,
             )
         return _execute(task, instruments, writer, progress, until, resume_from=done)
+
+
+def _stored_task(run: store.Run, **given: Any) -> Task:
+    """The task of a run directory, with what it began with if it has begun; ``given``: the user's own data and model.
+
+    Raises:
+        CorruptError: its files are damaged, or do not hold what they are there for.
+        UsageError: what they name is not here, or does not fit.
+    """
+    with blamed(run.path / "config.json"):
+        config, plan = stored_config(run.task_config())
+        check(config)
+    partition, start = None, None
+    if run.begun:
+        with blamed(run.path / "partition.safetensors"):
+            partition = Partition.from_tree(run.partition()) if given["data"] is None else None
+        start = run.start()
+    try:
+        return assemble(config, **given, partition=partition, plan=plan, start=start)
+    except UsageError as error:
+        raise UsageError(f"{run.path}: {error}") from error
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
@@ -256,7 +279,16 @@ def _execute(
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
-        engine.run(progress)
+        try:
+            engine.run(progress)
+        except (RunError, OSError):
+            raise
+        except Exception as error:  # which a hook may make of a state that no run has left
+            if writer and resume_from and engine.done == resume_from:
+                path = writer.run.checkpoint_path(resume_from)
+                told = f"{type(error).__name__}: {error}"
+                raise RunError(f"the round after {path} failed, perhaps for what is stored there: {told}") from error
+            raise
     return engine
 
 
@@ -335,14 +367,10 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    _check_own(found.path, found.config, _said(code, model_code), data=data, model=model)
-    config, plan = stored_config(found.config)
-    partition = Partition.from_tree(found.partition()) if data is None else None
-    task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=found.start())
+    _check_own(found.path, found.task_config(), _said(code, model_code), data=data, model=model)
+    task = _stored_task(found, data=data, model=model)
     _check_same_start(task, found.path, weights=False)
-    algorithm = task.algorithm(task.plan)
-    if "plan" in checkpoint.server.meta:
-        algorithm = algorithm.with_plan(LayerPlan.from_json(checkpoint.server.meta["plan"]))
+    algorithm = restoring.check(found, checkpoint, task)
     rnd = Round(checkpoint.round)
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():

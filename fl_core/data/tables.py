@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fl_core.data import arrays, text
 from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.limits import parsed_json
 
 
 def read_csv(
@@ -84,7 +84,7 @@ def names_clients(path: Path, client: str) -> bool:
     """Whether the first line of a .jsonl file has the client's key; reads nothing else."""
     try:
         with path.open(encoding="utf-8-sig") as file:
-            first = json.loads(next((line for line in file if line.strip()), "{}"))
+            first = parsed_json(next((line for line in file if line.strip()), "{}"))
     except ValueError as error:
         raise UsageError(f"{path} is not a readable .jsonl file: {error}") from error
     return isinstance(first, dict) and client in first
@@ -109,15 +109,16 @@ def read_jsonl(
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                entry = json.loads(line)
+                try:
+                    entry = parsed_json(line)
+                except ValueError as error:
+                    raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
                 if not isinstance(entry, dict):
                     raise UsageError(f"{path}, line {number}: {type(entry).__name__}, not an object of keys and values")
                 lines.append(number)
                 entries.append(entry)
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a readable .jsonl file: {error}") from error
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
     if not entries:
         raise UsageError(f"{path} is empty")
     keys = {"text_column": text_column, "label_column": label_column}

@@ -14,7 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from fl_core import limits
 from fl_core.errors import BusyError, CorruptError, UsageError
+from fl_core.records.forms import misfit
 
 Parsed = TypeVar("Parsed")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -126,33 +128,53 @@ class Folder:
         with self.open(name) as file:
             return os.fstat(file.fileno()).st_size
 
-    def read(self, name: str) -> bytes:
-        """A file that must be there; errors as of :meth:`handle`."""
-        with self.open(name) as file:
-            return file.read()
+    def read(self, name: str, first: int | None = None, most: int | None = None) -> bytes:
+        """A file that must be there.
 
-    def read_signed(self, name: str) -> dict[str, Any]:
-        """What :func:`signed` was given.
+        Args:
+            first: only so many bytes of it, if it has them.
+            most: bytes that it may have at most; by default as many as the machine has memory.
 
         Raises:
-            CorruptError: missing, or any byte differs.
+            CorruptError: as of :meth:`handle`; or there are more bytes, of which none is read.
         """
-        raw, path = self.read(name), self.path / name
+        with self.open(name) as file:
+            size = os.fstat(file.fileno()).st_size
+            wanted = size if first is None else min(first, size)
+            limits.check_size(self.path / name, wanted, most, CorruptError)
+            return file.read(wanted)
+
+    def read_signed(self, name: str, *shapes: Any) -> dict[str, Any]:
+        """What :func:`signed` was given.
+
+        Args:
+            shapes: forms that it must have, each as :func:`fl_core.records.forms.misfit` takes it.
+
+        Raises:
+            CorruptError: missing, any byte differs, or it has another form.
+        """
+        raw, path = self.read(name, most=limits.JSON_BYTES), self.path / name
         try:
-            data = json.loads(raw)
+            data = limits.parsed_json(raw)
             sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == signed(data)
-        except ValueError as error:  # no JSON, no UTF-8, or a NaN
+        except ValueError as error:  # no JSON, no UTF-8, nested too deeply, or a NaN
             raise CorruptError(f"{path} is damaged: {error}") from error
         if not sound:
             raise CorruptError(f"{path} is damaged: its contents do not match its digest")
+        for form in shapes:
+            if wrong := misfit(data, form):
+                raise CorruptError(f"{path} is damaged: {wrong}")
         return data
 
-    def read_checked(self, name: str, digest: str) -> bytes:
-        """A file whose SHA-256 is known.
+    def read_checked(self, name: str, digest: str, n_bytes: int | None = None) -> bytes:
+        """A file whose SHA-256 is known, and perhaps its number of bytes.
 
         Raises:
             CorruptError: missing, or any byte differs.
         """
+        if n_bytes is not None and self.size(name) != n_bytes:
+            path, size = self.path / name, self.size(name)
+            raise CorruptError(f"{path} is damaged: it has {size:,} bytes, recorded are {n_bytes:,}")
         data = self.read(name)
         if sha(data) != digest:
             path = self.path / name
