@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -111,7 +112,7 @@ def test_too_few_open_files(fails, monkeypatch):
 
     def lower():
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, hard))
-        with pytest.raises(OSError, match="Too many open files"):
+        with contextlib.suppress(OSError):
             while True:
                 held.append(os.dup(0))
         os.close(held.pop())
