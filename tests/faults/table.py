@@ -1,6 +1,6 @@
-"""``python -m tests.faults.table``: writes README.md beside this file, the table of all faults, from the tests' own names.
+"""``python -m tests.faults.table``: writes README.md beside it, the table of all faults, from the tests' own names.
 
-A fault is a test's name in words, what is held of it the first line of its docstring; tries are its cases, examples that
+A fault is a test's name in words, what is held of it the first line of its docstring; tries are its cases, those that
 are drawn included.
 """
 
@@ -18,11 +18,12 @@ import pytest
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
+TOP = ["| fault | held | tries | of them slow |", "|---|---|---|---|"]
 HEAD = """# Faults, and how often each is tried
 
 Written by `make lists` from the tests' own names and first lines; a test holds that it is up to date. A test that goes
-through every moment or every call by itself counts as one try for each of its cases. Slow ones are tried by `make test-slow`,
-the others by every `make test`. What is promised, and to whom, is in [SECURITY.md](../../SECURITY.md).
+through every moment or every call by itself counts as one try for each of its cases. Slow ones are tried by
+`make test-slow`, the others by every `make test`. What is promised is in [SECURITY.md](../../SECURITY.md).
 """
 
 
@@ -75,12 +76,7 @@ def page(faults: Iterable[Fault]) -> str:
     lines = [HEAD]
     for file in dict.fromkeys(fault.file for fault in faults):
         of_file = [fault for fault in faults if fault.file == file]
-        lines += [
-            f"## [{file}]({file})\n",
-            f"{of_file[0].about}\n",
-            "| fault | held | tries | of them slow |",
-            "|---|---|---|---|",
-        ]
+        lines += [f"## [{file}]({file})\n", f"{of_file[0].about}\n", *TOP]
         lines += [f"| {each.words} | {_cell(each.held)} | {each.tries} | {each.slow or ''} |" for each in of_file]
         lines.append("")
     total, slow = sum(each.tries for each in faults), sum(each.slow for each in faults)
