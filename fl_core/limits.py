@@ -24,6 +24,8 @@ LINE_BYTES = 2**26
 """Bytes of one line of a file of JSON lines at most."""
 DEEPEST = 100
 """Lists and objects of JSON within each other at most."""
+_NESTING = frozenset((dict, list))
+_NESTED = f"JSON that is nested more than {DEEPEST} times"
 UNPACKED = 2**28
 """Bytes that a packed file may unpack to, however small it is."""
 RATIO = 100
@@ -70,14 +72,17 @@ def parsed_json(text: str | bytes) -> Any:
     """
     try:
         found = json.loads(text)
-    except RecursionError:
-        found, level = None, [None]
-    else:
-        level = [found]
-        for _ in range(DEEPEST):
-            level = [inner for each in level for inner in _within(each)]
+    except RecursionError as error:
+        raise ValueError(_NESTED) from error
+    level = [found] if type(found) in _NESTING else []
+    for _ in range(DEEPEST):
+        if not level:
+            return found
+        parts = [each.values() if isinstance(each, dict) else each for each in level]
+        parts = [part for part in parts if not _NESTING.isdisjoint(map(type, part))]  # rarely any of a line of rows
+        level = [inner for part in parts for inner in part if type(inner) in _NESTING]
     if level:
-        raise ValueError(f"JSON that is nested more than {DEEPEST} times")
+        raise ValueError(_NESTED)
     return found
 
 
@@ -100,9 +105,3 @@ def sized(n_bytes: float) -> str:
             return f"{n_bytes:.3g} {unit}"
         n_bytes /= 1024
     return f"{n_bytes:.3g} TiB"
-
-
-def _within(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -44,8 +44,9 @@ COLUMNS: dict[str, str] = {
 }
 _INTEGERS = ("seed", "round", "n_params", "n_samples", "n_train")
 _NUMBERS = ("value", "stderr")
-_SIZED, _SIZES = (*_INTEGERS, *_NUMBERS), (int, float, type(None))
-_TEXTS = (str, *_SIZES, bool)
+_SIZED = (*_INTEGERS, *_NUMBERS)
+_SIZES = frozenset((int, float, type(None)))
+_TEXTS = _SIZES | {str, bool}
 
 Row = dict[str, Any]
 Opener = Callable[[str, int], int]
@@ -139,9 +140,13 @@ def _opened(path: Path, complete: int | None, opener: Opener | None) -> tuple[di
 
 
 def _is_row(record: Any) -> bool:
-    if not isinstance(record, dict) or record.keys() != COLUMNS.keys():
+    if (
+        not isinstance(record, dict)
+        or record.keys() != COLUMNS.keys()
+        or not _TEXTS.issuperset(map(type, record.values()))
+    ):
         return False
-    return all(type(value) in (_SIZES if name in _SIZED else _TEXTS) for name, value in record.items())
+    return _SIZES.issuperset(map(type, map(record.__getitem__, _SIZED)))
 
 
 def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ COMMANDS = {
     "choose": ("choose", "--arms", "nothing", "all_but_last", "--seeds", "2", "--eval-every", "1", *TRAINED),
     "regret": ("regret", "--rules", "sensitivity_ratio", "--seeds", "1", *TRAINED),
 }
-SHARES = (0.02, 0.15, 0.4, 0.6, 0.85, 0.99)
+SHARES = (0.05, 0.4, 0.7, 0.98)
 """When a command is killed: after which share of the files that it writes, and of its time."""
 TIMED = ("seconds", "foreseen")  # what a choice says of the time that it took
 UNCOVERED = {"lock", "timing.jsonl"}

@@ -12,12 +12,15 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedlayers.cli import main as cli
+from fedlayers.studies import race
+from fedlayers.studies.choose import choose
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
@@ -190,6 +193,21 @@ def test_no_room_anywhere_says_what_to_do(tmp_path, small, monkeypatch):
     message = f"neither in {tmp_path}/shm nor in {tmp_path} .*make room in one of them, or use --workers 0"
     with pytest.warns(UserWarning, match="no room"), pytest.raises(RunError, match=message):
         Shared(10)
+
+
+def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
+    """Its arms then run one after the other, to the same end."""
+
+    def full(*given, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(race, "ProcessPoolExecutor", full)
+    config = replace(CONFIG, rounds=2, eval_every=1, workers=2)
+    told = []
+    with pytest.warns(UserWarning, match=r"no worker processes \(No space left on device, in /dev/shm\)"):
+        choice = choose(config, tmp_path, arms=("nothing", "all_but_last"), complete=False, tell=told.append)
+    assert len(choice.table) == 2
+    assert len(told) == 3
 
 
 @pytest.mark.slow
