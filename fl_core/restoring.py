@@ -1,20 +1,26 @@
-"""Whether a checkpoint holds what a run can go on from: digests tell what was damaged, not what was made up."""
+"""What a run directory stands for: its task again, and whether a checkpoint holds what the run can go on from.
+
+Digests tell what was damaged, not what was made up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO
+from fl_core.config import AUTO, DEALING, READING, RunConfig
+from fl_core.config import check as check_config
+from fl_core.data import Partition
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
 from fl_core.schedule import sampled_clients
-from fl_core.task import Task
+from fl_core.task import Task, assemble
 from fl_core.tree import Tree
 
 
@@ -29,6 +35,47 @@ def blamed(path: Path) -> Iterator[None]:
         yield
     except UsageError as error:
         raise CorruptError(f"{path} is damaged: {error}") from error
+
+
+def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
+    """The configuration of a run and the plan given to it, from its ``config.json``."""
+    beside: tuple[str, ...] = (
+        *("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own", "lost_replies"),
+    )
+    if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
+        beside += (*READING, *DEALING)
+    rest = {name: value for name, value in stored.items() if name not in beside}
+    plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
+    config = RunConfig.from_json(rest)
+    return (replace(config, plan=None) if plan is not None else config), plan
+
+
+def task_of(run: Run, **given: Any) -> Task:
+    """The task of a run directory, with what it began with if it has begun; ``given``: the user's own data and model.
+
+    Raises:
+        CorruptError: its files are damaged, or do not hold what they are there for.
+        UsageError: what they name is not here, or does not fit.
+    """
+    stored = run.task_config()
+    with blamed(run.path / "config.json"):
+        config, plan = stored_config(stored)
+        check_config(config)
+    partition, start = None, None
+    if run.begun:
+        with blamed(run.path / "partition.safetensors"):
+            partition = Partition.from_tree(run.partition()) if given["data"] is None else None
+        start = run.start()
+    try:
+        task = assemble(config, **given, partition=partition, plan=plan, start=start)
+    except UsageError as error:
+        raise UsageError(f"{run.path}: {error}") from error
+    names = {client.name for client in task.data.clients}
+    task.lost_replies = [tuple(lost) for lost in stored.get("lost_replies", [])]
+    for lost in task.lost_replies:
+        if len(lost) != 2 or not isinstance(lost[0], int) or lost[1] not in names:
+            raise CorruptError(f"{run.path / 'config.json'} is damaged: {lost} is no round and client of this run")
+    return task
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False) -> Algorithm:

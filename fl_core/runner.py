@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from torch import nn
 
 from fl_core import models, restoring, rows, tree
 from fl_core.algorithms.base import Round
-from fl_core.config import AUTO, DEALING, READING, RunConfig, check
-from fl_core.data import FederatedData, Partition
+from fl_core.config import AUTO, RunConfig
+from fl_core.data import FederatedData
 from fl_core.decision import Decision, Instruments, first_models
+from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
@@ -26,7 +26,7 @@ from fl_core.execution.executors import Serial, executor
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
 from fl_core.registry import is_outside
-from fl_core.restoring import blamed
+from fl_core.restoring import stored_config, task_of
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -64,6 +64,8 @@ def run(
     instruments = instruments or Instruments()
     decision_of(task, instruments).check(task.algorithm(task.plan))
     _check_device(task.config.device)
+    if task.config.dropout_trace is not None:
+        task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
     if out is not None:
         writing.check_free(Path(out))
     for note in task.notes():
@@ -73,11 +75,14 @@ def run(
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
+    if task.data.preprocessing is not None:
+        stored["preprocessing"] = task.data.preprocessing.to_json()
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
     stored |= {
         "command": command,
+        "lost_replies": task.lost_replies,
         "own": [kind for kind, given in (("data", data), ("model", model)) if given is not None],
     }
     _check_storable(stored)
@@ -124,7 +129,7 @@ def resume(
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
         _check_own(writer.path, stored, _said(code, model_code), data=data, model=model)
-        task = _stored_task(writer.run, data=data, model=model)
+        task = task_of(writer.run, data=data, model=model)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
             decision_of(task, instruments).check(task.algorithm(task.plan))
@@ -148,38 +153,6 @@ def resume(
                 stacklevel=2,
             )
         return _execute(task, instruments, writer, progress, until, resume_from=done)
-
-
-def _stored_task(run: store.Run, **given: Any) -> Task:
-    """The task of a run directory, with what it began with if it has begun; ``given``: the user's own data and model.
-
-    Raises:
-        CorruptError: its files are damaged, or do not hold what they are there for.
-        UsageError: what they name is not here, or does not fit.
-    """
-    with blamed(run.path / "config.json"):
-        config, plan = stored_config(run.task_config())
-        check(config)
-    partition, start = None, None
-    if run.begun:
-        with blamed(run.path / "partition.safetensors"):
-            partition = Partition.from_tree(run.partition()) if given["data"] is None else None
-        start = run.start()
-    try:
-        return assemble(config, **given, partition=partition, plan=plan, start=start)
-    except UsageError as error:
-        raise UsageError(f"{run.path}: {error}") from error
-
-
-def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
-    """The configuration of a run and the plan given to it, from its ``config.json``."""
-    beside: tuple[str, ...] = ("shape", "classes", "words", "given", "in_force", "command", "own")
-    if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
-        beside += (*READING, *DEALING)
-    rest = {name: value for name, value in stored.items() if name not in beside}
-    plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
-    config = RunConfig.from_json(rest)
-    return (replace(config, plan=None) if plan is not None else config), plan
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -253,6 +226,7 @@ def _execute(
     resume_from: int = 0,
 ) -> Engine:
     config = task.config
+    place = {client.name: k for k, client in enumerate(task.data.clients)}
     client_runner = client_runner_of(task, instruments.observers)
     initial = tree.of(task.model)
     tree.check_unaliased(initial)
@@ -264,6 +238,7 @@ def _execute(
         config.local_scores,
         config.local_models,
         pause=until,
+        dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
     )
     with closing(executor(client_runner, config.workers, config.stack == "on")) as pool:
         engine = Engine(
@@ -368,7 +343,7 @@ def load_models(
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
     _check_own(found.path, found.task_config(), _said(code, model_code), data=data, model=model)
-    task = _stored_task(found, data=data, model=model)
+    task = task_of(found, data=data, model=model)
     _check_same_start(task, found.path, weights=False)
     algorithm = restoring.check(found, checkpoint, task)
     rnd = Round(checkpoint.round)

@@ -14,6 +14,7 @@ from tyro.conf import Positional
 from fedlayers import catalogue
 from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command
+from fl_core.choices import KEPT_OPTIMIZERS
 from fl_core.errors import check_known
 from fl_core.models.registry import describe
 
@@ -31,6 +32,8 @@ class List(Command):
 
     def main(self, line: str) -> None:
         print(LISTINGS[check_known("listing", self.what, LISTINGS)]())
+        if self.what == "datasets":
+            print(f"\n{own_data()}")
 
 
 def algorithms() -> str:
@@ -59,7 +62,10 @@ def algorithms() -> str:
 
 
 def datasets() -> str:
-    """Name and defaults of every dataset; rounds are times local epochs where those are not 1."""
+    """Name and defaults of every dataset; rounds are times local epochs where those are not 1.
+
+    An optimiser that is ``kept`` has its state go on from round to round.
+    """
     from fl_core import data
 
     shown = ("model", "clients", "partition", "alpha", "samples", "rounds", "batch", "lr", "optimizer", "loss")
@@ -71,13 +77,31 @@ def datasets() -> str:
         values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
         values["samples"] = recipe.samples or "all"
         values["rounds"] = recipe.rounds if recipe.epochs == 1 else f"{recipe.rounds} x {recipe.epochs}"
-        values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
+        kept = [KEPT] * (recipe.optimizer in KEPT_OPTIMIZERS)
+        values["optimizer"] = " ".join([_with(recipe.optimizer, recipe.optimizer_options), *kept])
         values["loss"] = _with(recipe.loss, recipe.loss_options)
         lines.append({"name": name, **values})
     for name, entry in catalogue.entries("dataset").items():
         if name not in recipes:  # another package's, which is not imported to be listed
             lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
-    return _table(lines)
+    return f"{_table(lines)}\n\n{KEPT}: a client's optimiser state goes on from round to round (--keep-optimizer)."
+
+
+def own_data() -> str:
+    """What data of a user's own get where nothing else is said, in words."""
+    from fl_core.data.recipes import SHARES, general
+    from fl_core.tokens import TokenShape
+
+    table, image, text = (general(shape, False) for shape in ((1,), (3, 32, 32), TokenShape((1,), 3)))
+    shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
+    words = (
+        f"Your own data, by path or code: {shares} % of each client's samples for training, validation and test; "
+        f"{table.rounds} rounds, batch {table.batch}, lr {table.lr:g}, "
+        f"{_with(table.optimizer, table.optimizer_options)}, {table.loss}; {table.model} for tables, {image.model} for "
+        f"images, {text.model} with batch {text.batch} for texts; the clients that the data name, or else "
+        f"{table.clients} by {table.partition} with alpha {table.alpha:g}; numbers as they are (--scale, --impute)."
+    )
+    return textwrap.fill(words, _width(110))
 
 
 def models() -> str:
@@ -107,6 +131,7 @@ def rules() -> str:
 
 
 WIDTH = 160
+KEPT = "kept"
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,

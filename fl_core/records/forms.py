@@ -49,6 +49,7 @@ CONFIG = {
     "in_force?": (dict, None),
     "command": str,
     "words?": [str],
+    "lost_replies?": [[(COUNT, str)]],
 }
 
 

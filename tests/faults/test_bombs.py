@@ -108,10 +108,11 @@ def test_a_vast_plan_or_vast_rows(tmp_path):
         refused(lambda: reader(tmp_path / name), tmp_path / name, UsageError)  # noqa: B023
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".csv", ".jsonl"])
-def test_vast_data_of_ones_own(tmp_path, suffix):
+@pytest.mark.parametrize("start", ["x,label\n1,0\n", ""])
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".jsonl", ".parquet"])
+def test_vast_data_of_ones_own(tmp_path, suffix, start):
     path = tmp_path / f"data{suffix}"
-    path.write_text("x,label\n1,0\n")
+    path.write_text(start)
     grow(path)
     refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
 
@@ -252,6 +253,17 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_packed_dataset(tmp_path, bomb):
     path = packed(tmp_path / "data.npz", **BOMBS[bomb])
+    assert path.stat().st_size < 2**20
+    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+
+
+def test_a_packed_table(tmp_path):
+    """Of one value over and over, which takes next to nothing in a column's dictionary."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path, column = tmp_path / "data.parquet", pyarrow.array(np.zeros(2**25, dtype=np.int8))
+    parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
     assert path.stat().st_size < 2**20
     refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
 
