@@ -109,7 +109,7 @@ def cases():
                 yield pytest.param(call, start, done, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("call", "start", "done"), cases())
+@pytest.mark.parametrize(("call", "start", "done"), list(cases()))
 def test_every_call_fails_once(tmp_path, undisturbed, interrupted, call, start, done):
     """The k-th of its kind, for every k, in a run from its first file and in one that goes on after a kill."""
     before = interrupted if start == "interrupted" else None

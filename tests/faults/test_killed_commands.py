@@ -30,7 +30,7 @@ COMMANDS = {
 }
 SHARES = (0.05, 0.4, 0.7, 0.98)
 """When a command is killed: after which share of the files that it writes, and of its time."""
-TIMED = ("seconds", "foreseen")  # what a choice says of the time that it took
+TIMED = ("seconds", "foreseen", "measured")  # what a choice says of the time that it took
 UNCOVERED = {"lock", "timing.jsonl"}
 
 
