@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,20 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import models, rows, tree
+from fl_core import models, restoring, rows, tree
 from fl_core.algorithms.base import Round
-from fl_core.config import AUTO, DEALING, READING, RunConfig
-from fl_core.data import FederatedData, Partition
-from fl_core.data.preprocessing import Preprocessing
+from fl_core.config import AUTO, RunConfig
+from fl_core.data import FederatedData
 from fl_core.decision import Decision, Instruments, first_models
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
-from fl_core.errors import UsageError, listing
+from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, executor
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
 from fl_core.registry import is_outside
+from fl_core.restoring import stored_config, task_of
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -128,16 +127,9 @@ def resume(
         CorruptError: what is stored is damaged.
     """
     with writing.reopen(out) as writer:
-        stored = writer.run.config
+        stored = writer.run.task_config()
         _check_own(writer.path, stored, _said(code, model_code), data=data, model=model)
-        config, plan = stored_config(stored)
-        dealt: dict[str, Any] = {}
-        start = None
-        if writer.run.begun:
-            dealt = {} if data is not None else _dealt(writer.run)
-            start = writer.run.start()
-        task = assemble(config, data=data, model=model, plan=plan, start=start, **dealt)
-        task.lost_replies = stored.get("lost_replies", [])
+        task = task_of(writer.run, data=data, model=model)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
             decision_of(task, instruments).check(task.algorithm(task.plan))
@@ -145,8 +137,14 @@ def resume(
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
             return _execute(task, instruments, writer, progress, until)
-        done = writer.rewind()
-        _check_same_start(task, writer.path, weights=done == 0)
+
+        def accept(found: store.Checkpoint) -> None:
+            _check_same_start(task, writer.path, weights=False)
+            restoring.check(writer.run, found, task, goes_on=True)
+
+        done = writer.rewind(accept)
+        if done == 0:
+            _check_same_start(task, writer.path, weights=True)
         changed = environment.changes(writer.run.environment)
         if changed and done < int(task.config.rounds or 1):
             warnings.warn(
@@ -155,28 +153,6 @@ def resume(
                 stacklevel=2,
             )
         return _execute(task, instruments, writer, progress, until, resume_from=done)
-
-
-def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
-    """The configuration of a run and the plan given to it, from its ``config.json``."""
-    beside: tuple[str, ...] = (
-        *("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own", "lost_replies"),
-    )
-    if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
-        beside += (*READING, *DEALING)
-    rest = {name: value for name, value in stored.items() if name not in beside}
-    plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
-    config = RunConfig.from_json(rest)
-    return (replace(config, plan=None) if plan is not None else config), plan
-
-
-def _dealt(run: store.Run) -> dict[str, Any]:
-    """Who held which sample in a run, and what was fitted on the training samples, as :func:`assemble` takes them."""
-    made = run.config.get("preprocessing")
-    return {
-        "partition": Partition.from_tree(run.partition()),
-        "preprocessing": None if made is None else Preprocessing.from_json(made),
-    }
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -279,7 +255,16 @@ def _execute(
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
-        engine.run(progress)
+        try:
+            engine.run(progress)
+        except (RunError, OSError):
+            raise
+        except Exception as error:  # which a hook may make of a state that no run has left
+            if writer and resume_from and engine.done == resume_from:
+                path = writer.run.checkpoint_path(resume_from)
+                told = f"{type(error).__name__}: {error}"
+                raise RunError(f"the round after {path} failed, perhaps for what is stored there: {told}") from error
+            raise
     return engine
 
 
@@ -358,14 +343,10 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    _check_own(found.path, found.config, _said(code, model_code), data=data, model=model)
-    config, plan = stored_config(found.config)
-    dealt = {} if data is not None else _dealt(found)
-    task = assemble(config, data=data, model=model, plan=plan, start=found.start(), **dealt)
+    _check_own(found.path, found.task_config(), _said(code, model_code), data=data, model=model)
+    task = task_of(found, data=data, model=model)
     _check_same_start(task, found.path, weights=False)
-    algorithm = task.algorithm(task.plan)
-    if "plan" in checkpoint.server.meta:
-        algorithm = algorithm.with_plan(LayerPlan.from_json(checkpoint.server.meta["plan"]))
+    algorithm = restoring.check(found, checkpoint, task)
     rnd = Round(checkpoint.round)
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():

@@ -162,7 +162,7 @@ def assemble(
         model = copy.deepcopy(model)  # a run trains in it
         models.check_fit(type(model).__name__, model, data.shape, outputs)
     if start is not None:
-        weights.put(model, start, "the run's start")
+        weights.put(model, start, "the run's start.safetensors")
     elif config.init is not None:
         said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.of(model)

@@ -385,7 +385,7 @@ def check_stored(path: Path, task: runner.Task) -> None:
     if not (path / "config.json").exists():
         return writing.check_free(path)
     run = store.Run(path)
-    stored, plan = runner.stored_config(run.config)
+    stored, plan = runner.stored_config(run.task_config())
     config = replace(task.config, plan=None) if task.plan is not None else task.config
     free = {"workers", "device", "data_root", "download"}  # these do not change results
     for name in (f.name for f in fields(RunConfig) if f.name not in free):

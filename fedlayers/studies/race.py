@@ -160,8 +160,12 @@ def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell:
         for done, entry in enumerate(entries, 1):
             note(entry, run_entry(entry, until), done)
         return failed
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(entries)), mp_context=context) as pool:
+    try:
+        pool = ProcessPoolExecutor(min(workers, len(entries)), mp_context=multiprocessing.get_context("spawn"))
+    except OSError as error:  # their locks are files in /dev/shm
+        warnings.warn(f"no worker processes ({error.strerror}, in /dev/shm): one run after the other", stacklevel=2)
+        return run_entries(entries, until, 0, tell)
+    with pool:
         waiting: dict[Future[str], Entry] = {pool.submit(run_entry, entry, until): entry for entry in entries}
         done = 0
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fl_core import limits
 from fl_core.data import arrays, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
@@ -24,7 +27,9 @@ IMAGES = (".png", ".jpg", ".jpeg")
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
-_DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_NO_HEADER = (SyntaxError, tokenize.TokenError)  # of an array, which is written as Python
+_NO_ZIP = (zipfile.BadZipFile, zlib.error)
+_DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, *_NO_ZIP, *_NO_HEADER)
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _Listing = dict[str, dict[str, list[Path]]]
 
@@ -50,6 +55,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     Raises:
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
+    _check_size(path)
     if path.is_dir() or path.suffix.lower() == ".npz":
         check_plain(str(path), reading)
         if path.is_dir():
@@ -58,6 +64,11 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         return read_npz(path, reading.missing, reading.task)
     read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_table
     return read_table(path, reading)
+
+
+def _check_size(path: Path) -> None:
+    if not path.is_dir():
+        limits.check_size(path, path.stat().st_size)
 
 
 def check_plain(what: str, reading: Reading) -> None:
@@ -78,6 +89,7 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
     Raises:
         UsageError: the path is not one of the kinds that :func:`read` takes.
     """
+    _check_size(path)
     if path.is_dir():
         images_of = _list_folder(path)
         images = [file for classes in images_of.values() for files in classes.values() for file in files]
@@ -108,6 +120,7 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         known = (*_SPLIT_FORM, *_ONE_FORM, "is_train", "classes", *OWNER_KEYS, *(f"{key}_names" for key in OWNER_KEYS))
         for key in file.files:
             check_known(f"array in {path}", key, known)
+        _check_sizes(path)
         try:
             data: dict[str, Array] = {key: file[key] for key in file.files}
         except _DAMAGED as error:
@@ -188,6 +201,8 @@ def read_folder(path: Path) -> Source:
                 f"{file} is {other[0]}x{other[1]}; {files[0][0]} is {size[0]}x{size[1]}: one size is needed"
             )
     mode = "L" if _gray(headers) else "RGB"
+    packed = sum(file.stat().st_size for file, _, _ in files)
+    limits.check_unpacked(path, packed, len(files) * size[0] * size[1] * len(mode))
     x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
     for row, (file, _, _) in enumerate(files):
         try:
@@ -262,6 +277,24 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise UsageError(f"{path} holds a single array; an .npz file of named arrays is needed")
     return file
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse, before anything is unpacked, arrays of far more bytes than the file has, or than their headers say.
+
+    Nothing that is unpacked later is longer than the archive's own list says.
+    """
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    limits.check_unpacked(path, path.stat().st_size, sum(entry.file_size for entry in entries))
+    for entry in entries:
+        key = entry.filename.removesuffix(".npy")
+        shape, dtype = _npy_header(path, key)
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > entry.file_size:
+            raise UsageError(
+                f"{path}, array {key!r} is not readable: its header says {list(shape)} numbers of {dtype}, "
+                f"{limits.sized(math.prod(shape) * dtype.itemsize)}, and it has {limits.sized(entry.file_size)}"
+            )
 
 
 def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, ROLES, WRITTEN, Reading, repeated
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.limits import parsed_json
 
 PARQUET = ".parquet"
 SEPARATORS = (";", "\t", "|", ",")
@@ -165,7 +165,7 @@ def names_clients(path: Path, reading: Reading) -> bool:
     """Whether the first line of a .jsonl file has the client's key; reads nothing else."""
     try:
         with path.open(encoding=reading.python_encoding) as file:
-            first = json.loads(next((line for line in file if line.strip()), "{}"))
+            first = parsed_json(next((line for line in file if line.strip()), "{}"))
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except ValueError as error:
@@ -188,15 +188,16 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                entry = json.loads(line)
+                try:
+                    entry = parsed_json(line)
+                except ValueError as error:
+                    raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
                 if not isinstance(entry, dict):
                     raise UsageError(f"{path}, line {number}: {type(entry).__name__}, not an object of keys and values")
                 lines.append(number)
                 entries.append(entry)
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
     if not entries:
         raise UsageError(f"{path} is empty")
     keys = {"text_column": text_column, "label_column": label_column}

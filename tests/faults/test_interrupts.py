@@ -195,6 +195,7 @@ def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch):
 
 @pytest.mark.slow
 def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
+    """And the run then ends with the bits of one that lost nobody."""
     from fl_core.engine import Engine
 
     one_round = Engine.step
@@ -211,3 +212,7 @@ def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
     assert said.endswith("; fedlayers resume run goes on")
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
+    cli.main(["run", *SMALL[:-1], "other", "--workers", "2", "--stack", "off"])
+    assert [Run("run").manifest(k)["states"] for k in (1, 2, 3)] == [
+        Run("other").manifest(k)["states"] for k in (1, 2, 3)
+    ]
