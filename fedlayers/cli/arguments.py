@@ -25,13 +25,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
         "samples_per_client", "dominance", "samples", "client_column", "label_column",
-        "text_column",
+        "text_column", "columns", "drop", "separator", "encoding", "scale", "impute",
     ),
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
-        "rounds", "participation", "weights", "epochs", "batch", "lr", "optimizer", "momentum", "weight_decay",
-        "amsgrad", "clip", "keep_optimizer", "loss",
+        "rounds", "participation", "client_dropout", "dropout_trace", "weights", "epochs", "batch", "lr", "optimizer",
+        "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",
@@ -121,7 +121,8 @@ def flags(without: Collection[str] = ()) -> Any:
 
 def _flag(name: str, field_type: Any) -> Any:
     switchable = field_type == bool | None  # the default may be yes, so that no must be sayable
-    field_type = Annotated[field_type, option(documented()[name])]
+    metavar = "NAME [NAME ...]" if field_type == list[str] | None else None
+    field_type = Annotated[field_type, option(documented()[name], metavar)]
     return Annotated[field_type, SWITCH, FlagConversionOff] if switchable else field_type
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command, ModelCode, RunDirectory
+from fedlayers.runs import CHOOSE
 from fl_core.config import RunConfig
 
 
@@ -17,9 +18,12 @@ from fl_core.config import RunConfig
 class Run(Command):
     """Train one algorithm on one federation, into a run directory.
 
+    With --plan choose a race decides beforehand which layers are shared; it is kept beside the run, in DIR-race.
+
     Examples:
         fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl
         fedlayers run --dataset digits --algorithm fedper --plan auto --rounds 10
+        fedlayers run --dataset digits --algorithm fedper --plan choose
         fedlayers run --dataset digits --partition dirichlet --alpha 0.1 --clients 3
         fedlayers run --dataset mine.npz --model timm:resnet18 --out runs/mine
         fedlayers run --model my_models:network --algorithm fedprox --set mu=0.01
@@ -40,6 +44,8 @@ class Run(Command):
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
+        if not begun and self.config.plan == CHOOSE:
+            return "the same command goes on"
         return f"fedlayers resume {shlex.quote(str(self.out))} goes on" if begun else super().interrupted()
 
 
@@ -84,14 +90,13 @@ class Verify(Command):
 
 def finished(engine: Any, out: Path) -> None:
     """Print what a run came to."""
+    from fedlayers.cli import tables
     from fl_core import runner
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
     stored = StoredRun(out)
-    _, frame = stored.rows()
-    last = frame[(frame["round"] == engine.done) & (frame["split"] == "test")]
-    print(last.pivot_table(index=["model", "client"], columns="metric", values="value").round(4).to_string())
+    print(tables.scores(stored.rows()[1], engine.done))
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
     print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.words}")

@@ -14,6 +14,8 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from fedlayers.runs import of_diagnostics
+from fedlayers.studies.baselines import BASELINES as NAIVE
+from fedlayers.studies.baselines import baseline_rows
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
@@ -48,7 +50,7 @@ class Comparison:
         scores: one value a run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).
         table: one line an algorithm: for each metric mean and 95 % interval over seeds, then fairness, incentive and
-            mean rank (by macro-F1).
+            mean rank (by macro-F1); what no federation is needed for (:mod:`fedlayers.studies.baselines`) has no rank.
         clients: the mean over seeds for each algorithm, client and metric.
         friedman: test over seeds as blocks that the algorithms' macro-F1 differ.
     """
@@ -74,7 +76,7 @@ class Comparison:
                 for key, part in final.groupby(keys, sort=False)
             ]
         )
-        blocks = self._blocks("macro_f1")
+        blocks = self._blocks("macro_f1").drop(index=list(NAIVE), errors="ignore")
         self.friedman = statistics.friedman(blocks)
         self.table = self._table(statistics.ranks(blocks, higher_is_better=True))
 
@@ -92,7 +94,7 @@ class Comparison:
                 line |= {metric: mean, f"{metric}_low": low, f"{metric}_high": high}
             line["fairness"] = statistics.fairness(self._of(str(name), "macro_f1"))
             line["incentive"] = self._incentive(str(name))
-            line["rank"] = ranks[name]
+            line["rank"] = ranks.get(name, np.nan)
             lines.append(line)
         return pd.DataFrame(lines)
 
@@ -123,9 +125,10 @@ class Comparison:
 
     @property
     def legend(self) -> str:
-        """The meaning of the table's columns, and how clients trained."""
-        trained = f"\nlocal training: {self.training}." if self.training else ""
-        return LEGEND.format(moment=MOMENTS[self.best]) + trained
+        """The meaning of the table's columns, how clients trained, and what the baselines are."""
+        trained = [f"local training: {self.training}."] if self.training else []
+        naive = [f"{name}: {NAIVE[name].words}." for name in self.table["algorithm"] if name in NAIVE]
+        return "\n".join([LEGEND.format(moment=MOMENTS[self.best]), *trained, *naive])
 
     def text(self) -> str:
         """The table as text for a terminal, with the meaning of its columns."""
@@ -148,7 +151,7 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
         ]
     shown["fairness"] = [f"{v:.1e}" for v in table["fairness"]]
     shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
-    shown["rank"] = [f"{v:.1f}" for v in table["rank"]]
+    shown["rank"] = ["–" if np.isnan(v) else f"{v:.1f}" for v in table["rank"]]
     return shown
 
 
@@ -248,6 +251,8 @@ def compare(
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
     best: bool = False,
+    baselines: bool = False,
+    beside: pd.DataFrame | None = None,
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
@@ -267,6 +272,8 @@ def compare(
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
         best: score clients at their best round on validation (:func:`headline`); the runs are the same.
+        baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
+        beside: rows of other runs with these seeds, under a name of their own among the algorithms.
 
     Raises:
         UsageError: anything unknown or not fitting, before the first run.
@@ -275,7 +282,7 @@ def compare(
     out, instruments = Path(out), instruments or of_diagnostics()
     jobs = jobs_of(config, algorithms, seeds, out, options, plan)
     data_of: dict[int, FederatedData] = {}  # the data of one seed at a time
-    frames = []
+    frames = [] if beside is None else [beside]
     for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):
         if not (job.path / "config.json").exists():
             if job.config.seed not in data_of:
@@ -293,6 +300,8 @@ def compare(
             code = runner.code_of(job.config.to_json()).values()  # what this very call names
             runner.resume(job.path, instruments=instruments, model_code=code, progress=False)
         frames.append(store.Run(job.path).rows()[1])
+    for job in jobs[:: len(algorithms)] if baselines else ():
+        frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
     result = Comparison(pd.concat(frames, ignore_index=True), best, task.config.training.words)
     header = {**task.header(command), "runs": len(jobs)}

@@ -30,6 +30,10 @@ class State:
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
 
+    def clone(self) -> State:
+        """A deep copy that shares no tensor with the original."""
+        return State({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
+
 
 @dataclass
 class Message:

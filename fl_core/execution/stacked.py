@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
-from fl_core.errors import check_known
+from fl_core.errors import NonFiniteError, check_known
 from fl_core.execution.client_runner import ClientRunner, Job, Part, Result
 from fl_core.execution.prefix import chain, hooked
 from fl_core.training import optimizer_state
@@ -77,7 +77,10 @@ class Stacked:
         """Do nothing: there are no processes."""
 
     def _outcomes(self, jobs: list[Job]) -> list[Result | Exception]:
-        """Advance all jobs to their next phase, train those phases, and repeat until every job has its result."""
+        """Advance all jobs to their next phase, train those phases, and repeat until every job has its result.
+
+        A job that met NaN or infinity has as its outcome the error that names what was not finite first.
+        """
         runs = dict(enumerate(self.client_runner.parts(job) for job in jobs))
         outcomes: dict[int, Result | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
@@ -98,6 +101,9 @@ class Stacked:
                         answers[k] = together[k] if k in together else self.client_runner.phase(part)
                     except Exception as error:  # as above
                         outcomes[k] = error
+        for k, outcome in outcomes.items():
+            if isinstance(outcome, NonFiniteError):
+                outcomes[k] = self.client_runner.cause(jobs[k], outcome)
         return [outcomes[k] for k in range(len(jobs))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:

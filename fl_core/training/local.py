@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +17,7 @@ from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.training import optimizer_state
 from fl_core.training.context import Context
 from fl_core.training.steps import Steps, check_clip, clipped
+from fl_core.training.watching import Watch, layer_of
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:
@@ -201,19 +201,26 @@ def train(
     ctx: Context,
     observers: Mapping[str, Callable[[], Observer]],
     kept: Tree | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Tree, Tree]:
     """Run one phase from ``source`` on a client's training split.
 
     Batches are drawn from the stream (run seed, "batches", round, client, ``phase.stream``), and modules that draw
     (dropout) from the stream "modules" of the same parts.
 
+    Args:
+        watch: looks at every step for what is not finite first, in a replay.
+
     Returns:
         The trained tree, and the optimiser's state as a tree (empty unless ``training.keep_optimizer``).
 
     Raises:
-        NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and layer.
+        NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and step,
+            and under ``watch`` what was not finite first.
     """
     workspace.load(source, ctx.submodel)
+    if watch is not None:
+        watch.weights()
     seed, parts = algorithm.problem.seed, (ctx.round, ctx.client, phase.stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
     objective = algorithm.method(phase.loss)
@@ -231,10 +238,9 @@ def train(
             optimizer_state.restore(optimizer, names, params, optimizer_state.entries_of(kept or {}, phase))
             own_steps, accumulators, longest = None, list(watching.values()), training.longest(phase)
             if phase.step:
-                explain = partial(_explain, workspace, algorithm, phase, ctx, names)
                 data = (x, y)
                 own_steps = Steps(
-                    phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, accumulators, explain
+                    phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, accumulators, watch
                 )
                 step = algorithm.method(phase.step)
             frozen = workspace.frozen(ctx.client, split.x, x)
@@ -246,12 +252,18 @@ def train(
                     if own_steps is not None:
                         step(own_steps, batch, ctx)
                         own_steps.taken += 1
+                        if watch is not None:
+                            watch.weights("the step")
                         continue
+                    if watch is not None:
+                        watch.batch(bx, steps + 1)
                     loss = objective(workspace.params, batch, ctx)
                     grads = _gradients(loss, params)
                     value = loss.item()
+                    if watch is not None:
+                        watch.passes(value, _named(names, grads))
                     if not math.isfinite(value):
-                        raise NonFiniteError(_explain(workspace, algorithm, phase, ctx, names, grads, value, steps))
+                        raise NonFiniteError(f"{ctx.where(phase.name)}: at step {steps + 1}, the loss is {value}")
                     for observer in accumulators:
                         observer.update(workspace.params, _named(names, grads))
                     if longest is not None:
@@ -260,6 +272,8 @@ def train(
                     optimizer.step()
                     for param in params:
                         param.grad = None  # its memory serves the next step
+                    if watch is not None:
+                        watch.weights("the step")
                     del loss, grads
                     size = len(batch[1])
                     total, samples, steps = total + value * size, samples + size, steps + 1
@@ -272,7 +286,8 @@ def train(
     result = workspace.read()
     bad = tree.first_nonfinite(tree.pick(result, phase.train))
     if bad is not None:
-        raise NonFiniteError(f"{ctx.where(phase.name)}: {bad!r} (layer {_layer(algorithm, bad)!r}) is not finite")
+        layer = layer_of(algorithm.problem.layers, bad)
+        raise NonFiniteError(f"{ctx.where(phase.name)}: {bad!r} (layer {layer!r}) is not finite")
     ctx.observed.update({name: observer.result() for name, observer in watching.items()})
     ctx.work.update({f"{phase.name}/steps": steps, f"{phase.name}/samples": samples})
     if samples:
@@ -327,28 +342,3 @@ def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 def _named(names: list[str], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
-
-
-def _layer(algorithm: Algorithm, name: str) -> str:
-    return next((layer.name for layer in algorithm.problem.layers if name in layer.tensors), "?")
-
-
-def _explain(
-    workspace: Workspace,
-    algorithm: Algorithm,
-    phase: Phase,
-    ctx: Context,
-    names: list[str],
-    grads: tuple[Tensor | None, ...],
-    value: float,
-    step: int,
-) -> str:
-    """Why a loss is not finite: names the first bad tensor, else the first bad gradient."""
-    text = f"{ctx.where(phase.name)}: the loss is {value} at step {step + 1}"
-    named = _named(names, grads)
-    in_order = [name for layer in algorithm.problem.layers for name in layer.tensors]
-    for kind, tensors in (("tensor", workspace.live), ("gradient of", named)):
-        bad = tree.first_nonfinite({name: tensors[name] for name in in_order if name in tensors})
-        if bad is not None:
-            return f"{text}; first {kind} {bad!r} (layer {_layer(algorithm, bad)!r}) is not finite"
-    return f"{text}; all tensors are finite, so the logits or the loss overflow: a smaller lr may help"

@@ -108,13 +108,6 @@ def test_a_part_of_a_larger_memory_is_kept_alone() -> None:
     assert held["a"]["part"].tolist() == [10.0, 11.0]
 
 
-def test_entries_that_share_memory_come_back() -> None:
-    one = torch.ones(3)
-    held = SpillingTrees(bound=0)
-    held["a"] = {"x": one, "y": one}
-    assert [t.tolist() for t in held["a"].values()] == [[1.0] * 3] * 2
-
-
 def test_clients_begin_where_they_are_told_and_note_what_changes() -> None:
     asked: list[str] = []
 
