@@ -83,6 +83,12 @@ class Training:
         named = f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
         return f"{named}, lr {self.lr:g}, its state {state}".replace("_", " ")
 
+    @property
+    def kept(self) -> int:
+        """How many numbers of the optimiser a client keeps for each one that trains: 0 to 3."""
+        numbers = bool(self.momentum) if self.optimizer == "sgd" else 2 + self.amsgrad
+        return int(numbers) if self.keep_optimizer else 0
+
     def longest(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""
         return self.clip if phase.clip is None else phase.clip

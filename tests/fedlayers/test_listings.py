@@ -20,8 +20,8 @@ def wide(monkeypatch):
 
 
 def column(text, name):
-    """The cells of a column, by the place of its heading."""
-    head, *lines = text.splitlines()
+    """The cells of a column, by the place of its heading; a note may follow the table."""
+    head, *lines = text.partition("\n\n")[0].splitlines()
     start = head.index(name)
     after = head[start:].find("  ")
     rest = head[start + after :].lstrip() if after >= 0 else ""
@@ -46,9 +46,10 @@ def test_everything_registered_is_listed_once(what):
 
 
 def test_datasets_show_the_defaults_one_line_each():
-    text = listings.datasets()
-    assert len(text.splitlines()) == 1 + len(data.datasets())
-    for line, recipe in zip(text.splitlines()[1:], data.datasets().values(), strict=True):
+    table, _, note = listings.datasets().partition("\n\n")
+    assert "state of adam and adamw from round to round" in note
+    assert len(table.splitlines()) == 1 + len(data.datasets())
+    for line, recipe in zip(table.splitlines()[1:], data.datasets().values(), strict=True):
         for value in (recipe.model, recipe.partition, recipe.rounds, recipe.batch, recipe.lr, recipe.loss):
             assert f" {value}" in line
         assert f"weight_decay={recipe.optimizer_options['weight_decay']}" in line
