@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from fl_core.data.silos import of_silos as of_silos
     from fl_core.errors import RunError as RunError
     from fl_core.errors import UsageError as UsageError
+    from fl_core.exported import Exported as Exported
+    from fl_core.exported import Predictions as Predictions
+    from fl_core.exported import export as export
+    from fl_core.exported import predict as predict
     from fl_core.layers import Layer as Layer
     from fl_core.layers import layers_of as layers_of
     from fl_core.models.registry import model as model
@@ -77,6 +81,7 @@ _HOMES = {
     "Choice": "fedlayers.studies.choose",
     "Comparison": "fedlayers.studies.compare",
     "Context": "fl_core.training.context",
+    "Exported": "fl_core.exported",
     "FederatedData": "fl_core.data.federated",
     "Layer": "fl_core.layers",
     "LayerPlan": "fl_core.plan",
@@ -85,6 +90,7 @@ _HOMES = {
     "Message": "fl_core.algorithms.base",
     "Metric": "fedlayers.diagnostics.metrics.base",
     "Phase": "fl_core.training.local",
+    "Predictions": "fl_core.exported",
     "RULES": "fedlayers.diagnostics.decide.rules.base",
     "Regret": "fedlayers.studies.regret",
     "Report": "fedlayers.diagnostics.report",
@@ -108,6 +114,7 @@ _HOMES = {
     "dataset": "fl_core.data.registry",
     "diagnose": "fedlayers.diagnostics.diagnosis",
     "explain": "fedlayers.diagnostics.decide.explain",
+    "export": "fl_core.exported",
     "first_epoch": "fl_core.runner",
     "frame": "fl_core.runner",
     "layers_of": "fl_core.layers",
@@ -120,6 +127,7 @@ _HOMES = {
     "partition": "fl_core.data.partitions.registry",
     "plan_cost": "fedlayers.diagnostics.costs",
     "plots": "fedlayers.diagnostics.plots:",
+    "predict": "fl_core.exported",
     "pretty": "fedlayers.studies.compare",
     "probe_set": "fedlayers.diagnostics.representation.probe",
     "register": "fl_core.algorithms.base",

@@ -179,7 +179,19 @@ def _check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], **g
         if given[kind] is None:
             raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
     passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
-    needed = {key: name for key, name in code_of(stored).items() if not passed.get(key)}
+    check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
+
+
+def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
+    """Refuse to import code that only a file names, and the user has not named again.
+
+    Args:
+        needed: ``package.module:name`` by what it is in the file.
+        code: what the user has named.
+
+    Raises:
+        UsageError: names the file, what is missing, and how to say it.
+    """
     for key, name in needed.items():
         if name not in code:
             raise UsageError(

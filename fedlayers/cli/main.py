@@ -24,6 +24,8 @@ COMMANDS = {
     "diagnose": "layers",
     "select": "layers",
     "plot": "pictures",
+    "export": "exports",
+    "predict": "exports",
     "choose": "studies",
     "compare": "studies",
     "regret": "studies",

@@ -69,6 +69,7 @@ class FederatedData:
         digest: SHA-256 of the samples and of who holds which in which split.
         words: of texts, the vocabulary in the order of token ids, after the special ones; otherwise None.
         mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.
+        images: whether the samples were uint8 images before they were scaled to 0..1.
     """
 
     name: str
@@ -81,6 +82,7 @@ class FederatedData:
     words: tuple[str, ...] | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    images: bool = False
 
     @property
     def n_classes(self) -> int:
@@ -131,7 +133,16 @@ def gather(source: Source, partition: Partition) -> FederatedData:
     digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
     scale = (source.mean, source.std) if source.is_image else ((), ())
     return FederatedData(
-        source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words, *scale
+        source.name,
+        source.shape,
+        source.classes,
+        clients,
+        partition,
+        whole.digest,
+        digest,
+        source.words,
+        *scale,
+        images=source.is_image,
     )
 
 

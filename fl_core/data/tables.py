@@ -31,11 +31,8 @@ def read_csv(
         UsageError: a missing column, a ragged line, a cell that is not a finite number, or a word among the labels'
             numbers, by line and column.
     """
-    rows = csv_rows(path)
-    _, header = next(rows)
-    for name in header:
-        if header.count(name) > 1:
-            raise UsageError(f"{path}: column {name!r} is there more than once")
+    lines, columns = csv_columns(path)
+    header = list(columns)
     check_known(f"column of {path} (label_column)", label_column, header)
     if client_column != CLIENT_COLUMN:
         check_known(f"column of {path} (client_column)", client_column, header)
@@ -45,18 +42,10 @@ def read_csv(
         raise UsageError(f"{path}: column {label_column!r} cannot be both the client and the label")
     if text_column in (client_column, label_column):
         raise UsageError(f"{path}: column {text_column!r} cannot be both the text and the client or label")
-    lines: list[int] = []
-    table: list[list[str]] = []
-    for line, cells in rows:
-        lines.append(line)
-        table.append(cells)
-    if not table:
-        raise UsageError(f"{path}: a header and no rows")
 
     def place(row: int) -> str:
         return f"line {lines[row]}"
 
-    columns = dict(zip(header, zip(*table, strict=True), strict=True))
     if text_column in columns:
         return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
     owner = None
@@ -78,6 +67,27 @@ def read_csv(
         [arrays.features(cells[:, None], f"{path}, column {name!r}", place) for name, cells in numbers.items()], axis=1
     )
     return Source(name=str(path), x=x, y=y, classes=classes, owner=owner, owner_names=owner_names)
+
+
+def csv_columns(path: Path) -> tuple[list[int], dict[str, tuple[str, ...]]]:
+    """The cells of a .csv file by column, and the number of each row's line.
+
+    Raises:
+        UsageError: a ragged line, a column that is there twice, or no row.
+    """
+    rows = csv_rows(path)
+    _, header = next(rows)
+    for name in header:
+        if header.count(name) > 1:
+            raise UsageError(f"{path}: column {name!r} is there more than once")
+    lines: list[int] = []
+    table: list[list[str]] = []
+    for line, cells in rows:
+        lines.append(line)
+        table.append(cells)
+    if not table:
+        raise UsageError(f"{path}: a header and no rows")
+    return lines, dict(zip(header, zip(*table, strict=True), strict=True))
 
 
 def names_clients(path: Path, client: str) -> bool:
@@ -102,6 +112,33 @@ def read_jsonl(
     Raises:
         UsageError: not such a file, or a key that is missing, by line.
     """
+    lines, entries = _entries(path)
+    keys = {"text_column": text_column, "label_column": label_column}
+    if client_column != CLIENT_COLUMN or client_column in entries[0]:
+        keys["client_column"] = client_column
+    if len(set(keys.values())) < len(keys):
+        raise UsageError(f"{path}: text, label and client must be different columns, not {', '.join(keys.values())}")
+    kinds = {text_column: str, label_column: object, client_column: str | int}
+    columns = {key: _cells(path, lines, entries, key, flag, kinds[key]) for flag, key in keys.items()}
+
+    def place(row: int) -> str:
+        return f"line {lines[row]}"
+
+    return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
+
+
+def jsonl_texts(path: Path, text_column: str = TEXT_COLUMN) -> tuple[list[int], list[str]]:
+    """The texts of a .jsonl file, whatever else its objects have, and the number of each one's line.
+
+    Raises:
+        UsageError: not such a file, or no text, by line.
+    """
+    lines, entries = _entries(path)
+    return lines, _cells(path, lines, entries, text_column, "text_column", str)
+
+
+def _entries(path: Path) -> tuple[list[int], list[dict[str, Any]]]:
+    """The objects of a .jsonl file, and the number of each one's line."""
     lines: list[int] = []
     entries: list[dict[str, Any]] = []
     try:
@@ -120,22 +157,16 @@ def read_jsonl(
         raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
     if not entries:
         raise UsageError(f"{path} is empty")
-    keys = {"text_column": text_column, "label_column": label_column}
-    if client_column != CLIENT_COLUMN or client_column in entries[0]:
-        keys["client_column"] = client_column
-    if len(set(keys.values())) < len(keys):
-        raise UsageError(f"{path}: text, label and client must be different columns, not {', '.join(keys.values())}")
+    return lines, entries
+
+
+def _cells(path: Path, lines: list[int], entries: list[dict[str, Any]], key: str, flag: str, kind: Any) -> list[str]:
+    """What the objects of a .jsonl file have under a key, as text."""
     for number, entry in zip(lines, entries, strict=True):
-        for flag, key in keys.items():
-            check_known(f"column of {path}, line {number} ({flag})", key, entry)
-            if key != label_column and not isinstance(entry[key], str if key == text_column else str | int):
-                raise UsageError(f"{path}, line {number}, column {key!r}: {entry[key]!r} is not text")
-    columns = {key: [str(entry[key]) for entry in entries] for key in keys.values()}
-
-    def place(row: int) -> str:
-        return f"line {lines[row]}"
-
-    return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
+        check_known(f"column of {path}, line {number} ({flag})", key, entry)
+        if not isinstance(entry[key], kind):
+            raise UsageError(f"{path}, line {number}, column {key!r}: {entry[key]!r} is not text")
+    return [str(entry[key]) for entry in entries]
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
