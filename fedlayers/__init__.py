@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from fedlayers.studies.regret import Regret as Regret
     from fedlayers.studies.regret import regret as regret
     from fedlayers.studies.study import study as study
+    from fedlayers.studies.tune import Tuning as Tuning
+    from fedlayers.studies.tune import tune as tune
+    from fedlayers.studies.tuned import Tuned as Tuned
     from fl_core import __version__ as __version__
     from fl_core.algorithms.base import Algorithm as Algorithm
     from fl_core.algorithms.base import Message as Message
@@ -102,6 +105,8 @@ _HOMES = {
     "RunError": "fl_core.errors",
     "State": "fl_core.algorithms.base",
     "Subject": "fedlayers.diagnostics.subject",
+    "Tuned": "fedlayers.studies.tuned",
+    "Tuning": "fedlayers.studies.tune",
     "Update": "fl_core.algorithms.base",
     "UsageError": "fl_core.errors",
     "__version__": "fl_core",
@@ -139,6 +144,7 @@ _HOMES = {
     "select": "fedlayers.diagnostics.decide.select",
     "set_mode": "fedlayers.diagnostics.capture",
     "study": "fedlayers.studies.study",
+    "tune": "fedlayers.studies.tune",
 }
 __all__ = [*_HOMES]
 __getattr__, __dir__ = attach(__name__, _HOMES)

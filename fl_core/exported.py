@@ -41,7 +41,8 @@ class Exported:
     Attributes:
         path: the file of weights; the JSON file's name is this one's with ``.json`` after it.
         about: what that says: ``model`` (callable, options, seed, and the algorithm that extended it), ``inputs`` (how
-            raw samples are prepared), ``classes``, ``layers``, ``plan``, ``run`` (id, round, client, digests), ``file``.
+            raw samples are prepared), ``classes``, ``layers``, ``plan``, ``run`` (id, round, client, digests), and
+            ``file``.
     """
 
     path: Path

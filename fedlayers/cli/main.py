@@ -28,6 +28,7 @@ COMMANDS = {
     "predict": "exports",
     "choose": "studies",
     "compare": "studies",
+    "tune": "studies",
     "regret": "studies",
     "list": "listings",
 }

@@ -14,6 +14,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from fedlayers.runs import of_diagnostics
+from fedlayers.studies.tuned import Tuned
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
@@ -197,10 +198,14 @@ def jobs_of(
     out: Path | str | None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
+    settings: Mapping[str, dict[str, Any]] | None = None,
 ) -> list[Job]:
     """The runs of a comparison, checked also against those already below ``out``; writes nothing.
 
     Without ``out`` the runs are checked for themselves.
+
+    Args:
+        settings: keys of the configuration that are an algorithm's own, by algorithm.
 
     Warns:
         UserWarning: a plan was measured on samples that some seeds test on.
@@ -222,6 +227,7 @@ def jobs_of(
         data = None  # the same for all algorithms of a seed
         for name in algorithms:
             run_config = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
+            run_config = replace(run_config, **(settings or {}).get(name, {}))
             its_plan = plans.get(name) if name in obey else None
             run_config = run_config if name in obey else replace(run_config, plan=None)
             jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
@@ -244,6 +250,7 @@ def compare(
     instruments: Instruments | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
+    tuned: Tuned | Path | str | None = None,
     best: bool = False,
     command: str = "",
     progress: bool = True,
@@ -263,6 +270,7 @@ def compare(
         instruments: what measures and decides in mid-run; the diagnostics' by default.
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
+        tuned: what :func:`~fedlayers.studies.tune.tune` has chosen for each algorithm, or the path of its file.
         best: score clients at their best round on validation (:func:`headline`); the runs are the same.
 
     Raises:
@@ -270,7 +278,11 @@ def compare(
         RunError: a run failed; the same call goes on from there.
     """
     out, instruments = Path(out), instruments or of_diagnostics()
-    jobs = jobs_of(config, algorithms, seeds, out, options, plan)
+    settings: Mapping[str, dict[str, Any]] = {}
+    if tuned is not None:
+        tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
+        settings, options = tuned.applied(config, algorithms, seeds, options)
+    jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
     data_of: dict[int, FederatedData] = {}  # the data of one seed at a time
     frames = []
     for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):

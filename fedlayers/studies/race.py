@@ -108,7 +108,8 @@ def run_entry(entry: Entry, until: int | None) -> str:
                     until=until,
                 )
             elif _done(entry.path) < (until or int(resolved(entry.config).rounds or 1)):
-                runner.resume(entry.path, instruments=instruments(), progress=False, until=until)
+                code = runner.code_of(entry.config.to_json()).values()  # what this very race names
+                runner.resume(entry.path, instruments=instruments(), code=code, progress=False, until=until)
         except NonFiniteError as error:
             return str(error)
     return ""
@@ -166,7 +167,7 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     lines = []
     for entry in entries:
         if (entry.arm.name, entry.config.seed) not in failed:
-            for line in _validation(store.Run(entry.path).rows()[1], until):
+            for line in validation(store.Run(entry.path).rows()[1], until):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
     rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", "macro_f1", "loss"])
     if rounds.empty:
@@ -184,9 +185,11 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     return Standing(rounds, pd.DataFrame(judged), failed)
 
 
-def _validation(frame: pd.DataFrame, until: int) -> list[dict[str, float]]:
+def validation(
+    frame: pd.DataFrame, until: int, metrics: Sequence[str] = ("macro_f1", "loss")
+) -> list[dict[str, float]]:
     """Validation scores of each evaluated round after the start, for the model that a client would use."""
-    scored = frame[(frame["split"] == "validation") & frame["metric"].isin(["macro_f1", "loss"])]
+    scored = frame[(frame["split"] == "validation") & frame["metric"].isin(metrics)]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0) & (scored["round"] <= until)]
     lines = []
     for index, part in scored.groupby("round"):
