@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from fl_core.exported import predict as predict
     from fl_core.layers import Layer as Layer
     from fl_core.layers import layers_of as layers_of
+    from fl_core.loggers.base import LoggedRun as LoggedRun
+    from fl_core.loggers.base import Logger as Logger
+    from fl_core.loggers.base import logger as logger
     from fl_core.models.registry import model as model
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.records.store import Run as Run
@@ -88,6 +91,8 @@ _HOMES = {
     "FederatedData": "fl_core.data.federated",
     "Layer": "fl_core.layers",
     "LayerPlan": "fl_core.plan",
+    "LoggedRun": "fl_core.loggers.base",
+    "Logger": "fl_core.loggers.base",
     "METRICS": "fedlayers.diagnostics.metrics.base",
     "Measurement": "fedlayers.diagnostics.subject",
     "Message": "fl_core.algorithms.base",
@@ -125,6 +130,7 @@ _HOMES = {
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
     "load_models": "fl_core.runner",
+    "logger": "fl_core.loggers.base",
     "measure": "fedlayers.diagnostics.measure:",
     "metric": "fedlayers.diagnostics.metrics.base",
     "model": "fl_core.models.registry",

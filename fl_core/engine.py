@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -19,6 +19,7 @@ from fl_core.errors import NonFiniteError
 from fl_core.execution.client_runner import ClientRunner, FinetuneJob, Job, Result, ScoreJob, TrainJob
 from fl_core.execution.executors import Executor
 from fl_core.execution.spilling import ClientStates, SpillingTrees
+from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
@@ -41,6 +42,7 @@ class Engine:
         client_runner: of this process; ``executor`` may run clients in others.
         decision: how the run comes to a plan, if it begins without one that it needs.
         columns: further ones of every row.
+        loggers: that get every round's rows once they are complete.
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class Engine:
         *,
         columns: Mapping[str, Any] | None = None,
         writer: Writer | None = None,
+        loggers: Sequence[Logger] = (),
     ) -> None:
         self.algorithm, self.data, self.initial = algorithm, data, initial
         self.client_runner, self.executor, self.schedule = client_runner, executor, schedule
         self.decision, self.writer = decision or Decision(), writer
+        self.loggers, self._unlogged = loggers, list[Row]()
         self.columns = {"algorithm": algorithm.name, "seed": self.problem.seed, **(columns or {})}
         self.names = [client.name for client in data.clients]
         self.server = algorithm.server_state(tree.clone(initial))
@@ -118,6 +122,7 @@ class Engine:
             self._finetune(recorded=False)
             self._evaluate_all()
             self._flush()
+            self._log()
             self._note_time()
         label = f"{self.algorithm.name} seed {self.problem.seed}"
         bar = tqdm(
@@ -162,6 +167,7 @@ class Engine:
         if evaluates:
             self._evaluate_all()
         self._flush()
+        self._log()
         if self.writer and saves:
             with self.clock.on("save"):
                 checkpoint = Checkpoint(self.done, self.server, self.clients, self.kept)
@@ -339,6 +345,8 @@ class Engine:
             columns |= {"client": self.names[client], "n_train": self.problem.n_train[client]}
         columns |= {"round": done, "status": "ok" if math.isfinite(value) else "not finite"}
         self.rows.append(row(metric, value, unit=UNITS.get(metric, ""), **self.columns, **columns))
+        if self.loggers:
+            self._unlogged.append(self.rows[-1])
         if len(self.rows) >= BUFFER:
             self._flush()
 
@@ -347,6 +355,11 @@ class Engine:
             with self.clock.on("save"):
                 self.writer.add_rows(self.rows)
             self.rows = []
+
+    def _log(self) -> None:
+        for logger in self.loggers:
+            logger.log(self._unlogged)
+        self._unlogged = []
 
     def _note_time(self) -> None:
         record = {"round": self.done, "steps": self._steps, **self.clock.take()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from fl_core.engine import Engine, Schedule
 from fl_core.errors import UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, executor
+from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
 from fl_core.registry import is_outside
@@ -43,6 +44,7 @@ def run(
     command: str = "",
     progress: bool = True,
     until: int | None = None,
+    log: Collection[str | Logger] = (),
 ) -> Engine:
     """Run to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
@@ -50,6 +52,7 @@ def run(
         data, loaded, model, plan: as of :func:`fl_core.task.assemble`.
         command: what was typed, for the record.
         until: stop after this round, with a checkpoint there; :func:`resume` goes on, and the end has the same bits.
+        log: where else its rows go, live: loggers, or their names (:mod:`fl_core.loggers`).
 
     Warns:
         UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
@@ -65,10 +68,11 @@ def run(
     _check_device(task.config.device)
     if out is not None:
         writing.check_free(Path(out))
+    loggers = loggers_of(log)
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
     if out is None:
-        return _execute(task, instruments, None, progress, until)
+        return _execute(task, instruments, None, progress, until, loggers=loggers)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
@@ -82,7 +86,7 @@ def run(
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
-        return _execute(task, instruments, writer, progress, until)
+        return _execute(task, instruments, writer, progress, until, loggers=loggers)
 
 
 def _check_storable(stored: Mapping[str, Any]) -> None:
@@ -103,6 +107,7 @@ def resume(
     model_code: str | Collection[str] | None = None,
     progress: bool = True,
     until: int | None = None,
+    log: Collection[str | Logger] = (),
 ) -> Engine:
     """Continue a run from its last complete checkpoint; the end is bit for bit that of an undisturbed run.
 
@@ -113,7 +118,7 @@ def resume(
         code: the ``package.module:name`` of everything in the run that is your own code (its model, algorithm, dataset
             or rule), said again: a run directory from elsewhere must not choose what is imported and called here.
         model_code: the same, by a former name.
-        until: as of :func:`run`.
+        until, log: as of :func:`run`.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.
@@ -133,9 +138,10 @@ def resume(
         if not writer.run.rounds:  # later the decision has been made
             decision_of(task, instruments).check(task.algorithm(task.plan))
         _check_device(task.config.device)
+        loggers = loggers_of(log)
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
-            return _execute(task, instruments, writer, progress, until)
+            return _execute(task, instruments, writer, progress, until, loggers=loggers)
         done = writer.rewind()
         _check_same_start(task, writer.path, weights=done == 0)
         changed = environment.changes(writer.run.environment)
@@ -145,7 +151,7 @@ def resume(
                 "undisturbed run's",
                 stacklevel=2,
             )
-        return _execute(task, instruments, writer, progress, until, resume_from=done)
+        return _execute(task, instruments, writer, progress, until, resume_from=done, loggers=loggers)
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
@@ -240,6 +246,7 @@ def _execute(
     progress: bool,
     until: int | None,
     resume_from: int = 0,
+    loggers: Sequence[Logger] = (),
 ) -> Engine:
     config = task.config
     client_runner = client_runner_of(task, instruments.observers)
@@ -265,10 +272,14 @@ def _execute(
             decision_of(task, instruments),
             columns={"run": writer.path.name if writer else ""},
             writer=writer,
+            loggers=loggers,
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
-        engine.run(progress)
+        path, name = (None, "") if writer is None else (writer.path, writer.run.id)
+        logged = LoggedRun(path, name, config.to_json(), engine.done)
+        with opened(loggers, logged, lambda: engine.done == engine.schedule.rounds):
+            engine.run(progress)
     return engine
 
 
