@@ -87,7 +87,8 @@ class Inputs:
         """
         for key in values:
             check_known("key of a model's inputs", key, [field.name for field in fields(cls)])
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**found)
 
     # --- new samples -----------------------------------------------------------------------------------------------
 

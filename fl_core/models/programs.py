@@ -49,7 +49,6 @@ def onnx(model: nn.Module, example: Tensor) -> bytes:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise UsageError(f"ONNX needs the packages {' and '.join(NEEDED)}: pip install 'fedlayers[onnx]'")
-    file = io.BytesIO()
     with _explained("ONNX", model):
         program = torch.onnx.export(
             model,
@@ -61,8 +60,7 @@ def onnx(model: nn.Module, example: Tensor) -> bytes:
             verbose=False,
         )
         assert program is not None
-        program.save(file)
-    return file.getvalue()
+        return program.model_proto.SerializeToString()
 
 
 @contextmanager
