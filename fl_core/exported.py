@@ -21,8 +21,9 @@ from fl_core.algorithms.base import Algorithm, find
 from fl_core.algorithms.options import configurations
 from fl_core.data import FederatedData, tables
 from fl_core.data.inputs import Inputs
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import programs
+from fl_core.models.external import LOADING
 from fl_core.records import blobs, store
 from fl_core.records.files import Folder, check_version, sha, signed
 from fl_core.task import Task, drop_statistics
@@ -232,12 +233,20 @@ def predict(
     Raises:
         UsageError: no exported model there, its code not named again, or samples that are not like those of training.
         CorruptError: a file of the model is damaged.
+        NonFiniteError: the model's output is NaN or infinite, for which there is no class.
     """
     exported = read(path)
     built = exported.model(model=model, code=code)
     samples = exported.inputs.samples(new)
     with tree.one_thread():
-        return Predictions(samples.names, exported.classes, evaluate.predict(built, samples.x))
+        logits = evaluate.predict(built, samples.x)
+    bad = torch.flatten((~torch.isfinite(logits).all(dim=1)).nonzero()).tolist()
+    if bad:
+        first = samples.names[bad[0]]
+        raise NonFiniteError(
+            f"{len(bad)} of {len(logits)} samples have logits that are NaN or infinite, the first is {first}"
+        )
+    return Predictions(samples.names, exported.classes, logits)
 
 
 # --- what the JSON file says -----------------------------------------------------------------------------------
@@ -250,9 +259,6 @@ def _described(
     checkpoint = found.checkpoint(round, lazy=True)
     below = find(config.algorithm).under(config.options)
     extends = below.build.__func__ is not Algorithm.build.__func__  # type: ignore[attr-defined]
-    options = dict(config.model_options)
-    if str(config.model).startswith("timm:"):
-        options.pop("pretrained", None)  # the trained weights take their place
     plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
     columns = ("client_column", "label_column", "text_column")
     named = {column: getattr(config, column) for column in columns}
@@ -260,7 +266,7 @@ def _described(
         "model": {
             "callable": "" if "model" in found.config["own"] else config.model,
             "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
-            "options": options,
+            "options": _fresh(str(config.model), config.model_options),
             "seed": config.seed,
             "bn": config.bn,
             "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
@@ -309,7 +315,9 @@ def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: 
     elif not said["callable"]:
         raise UsageError(f"{path} was trained with a model of your own, {said['class']}: pass it again, model=...")
     else:
-        made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"])
+        made = models.build(
+            said["callable"], shape, n_classes, seed=seed, options=_fresh(said["callable"], said["options"])
+        )
     if said["bn"] == "drop":
         drop_statistics(made)
     if said["extended_by"] is not None:
@@ -319,6 +327,11 @@ def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: 
         if said["bn"] == "drop":
             drop_statistics(made)
     return made
+
+
+def _fresh(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options without those by which a library would load other weights, which these here replace."""
+    return {key: value for key, value in options.items() if not (name.startswith("timm:") and key in LOADING)}
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

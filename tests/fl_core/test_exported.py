@@ -17,7 +17,7 @@ import fedlayers as fl
 from fl_core import exported, runner
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data.inputs import Inputs
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.records.files import Folder, signed
 from fl_core.training import evaluate
 from tests.conftest import TOY, kind_for, network
@@ -338,6 +338,20 @@ def test_a_colour_image_for_a_gray_model_is_refused(tmp_path: Path) -> None:
 def test_words_that_training_did_not_know_are_the_unknown() -> None:
     ids = INPUTS["texts"].samples(["Good GOOD unheard"]).x
     assert ids[0, :5].tolist() == [2, 3, 3, 1, 0]
+
+
+def test_samples_without_a_finite_answer_are_told(model: Path) -> None:
+    x = X.copy()
+    x[3] = 3e38
+    with pytest.raises(NonFiniteError, match="1 of 5 samples have logits that are NaN or infinite, the first is 3"):
+        fl.predict(model, x)
+
+
+def test_a_pretrained_model_is_rebuilt_without_other_weights(tmp_path: Path) -> None:
+    """What the run started from need not be there any more, and no file that the JSON names is opened."""
+    options = {"pretrained": "gone.pth", "checkpoint_path": "gone.pth", "width": 3}
+    assert exported._fresh("timm:resnet18", options) == {"width": 3}
+    assert exported._fresh("mine:resnet", options) == options
 
 
 def test_damaged_and_foreign_files_are_refused(model: Path) -> None:
