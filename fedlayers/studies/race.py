@@ -167,7 +167,7 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     lines = []
     for entry in entries:
         if (entry.arm.name, entry.config.seed) not in failed:
-            for line in validation(store.Run(entry.path).rows()[1], until):
+            for line in validation_scores(store.Run(entry.path).rows()[1], until):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
     rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", "macro_f1", "loss"])
     if rounds.empty:
@@ -185,7 +185,7 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     return Standing(rounds, pd.DataFrame(judged), failed)
 
 
-def validation(
+def validation_scores(
     frame: pd.DataFrame, until: int, metrics: Sequence[str] = ("macro_f1", "loss")
 ) -> list[dict[str, float]]:
     """Validation scores of each evaluated round after the start, for the model that a client would use."""

@@ -13,7 +13,7 @@ import pandas as pd
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choose import foreseen
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.race import WINDOW, Entry, run_entries, validation
+from fedlayers.studies.race import WINDOW, Entry, run_entries, validation_scores
 from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
@@ -253,6 +253,6 @@ def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], 
 
 def _judged(entry: Entry, score: str) -> float:
     """A run's score on validation samples: the mean over its last evaluated rounds."""
-    rounds = validation(store.Run(entry.path).rows()[1], int(resolved(entry.config).rounds or 1), (score,))
+    rounds = validation_scores(store.Run(entry.path).rows()[1], int(resolved(entry.config).rounds or 1), (score,))
     latest = [line.get(score, float("nan")) for line in rounds[-WINDOW:]]
     return sum(latest) / len(latest) if latest else float("nan")
