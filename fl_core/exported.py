@@ -87,13 +87,26 @@ class Predictions:
 
     Attributes:
         samples: where each is from: a line of a file, a row of an array (from 0), or an image's path in its folder.
-        classes: names of the C classes.
-        logits: the model's output, float32 [n, C].
+        classes: names of the C classes; none: the model predicts a number.
+        outputs: the model's, float32 [n, C]; [n, 1] where it predicts a number, or one logit for the second of two
+            classes.
     """
 
     samples: tuple[str, ...]
     classes: tuple[str, ...]
-    logits: Tensor
+    outputs: Tensor
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """A logit for each class, float32 [n, C]: the outputs, or 0 and the single output for the second of two.
+
+        Raises:
+            UsageError: the model predicts a number.
+        """
+        if not self.classes:
+            raise UsageError("the model predicts a number: it has outputs, and no classes")
+        single = self.outputs.shape[1] == 1 and len(self.classes) == 2
+        return torch.cat([torch.zeros_like(self.outputs), self.outputs], dim=1) if single else self.outputs
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -109,12 +122,15 @@ class Predictions:
         """A line a sample: ``sample``, ``predicted``, and a column for each class named ``SCORE CLASS``.
 
         Args:
-            scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``.
+            scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``; a predicted number has none.
 
         Raises:
             UsageError: other scores.
         """
-        values = SCORES[check_known("kind of scores", scores, SCORES)](self)
+        check_known("kind of scores", scores, SCORES)
+        if not self.classes:
+            return pd.DataFrame({"sample": self.samples, "predicted": self.outputs[:, 0].numpy()})
+        values = SCORES[scores](self)
         lines = pd.DataFrame({"sample": self.samples, "predicted": self.labels})
         if values is None:
             return lines
@@ -239,14 +255,14 @@ def predict(
     built = exported.model(model=model, code=code)
     samples = exported.inputs.samples(new)
     with tree.one_thread():
-        logits = evaluate.predict(built, samples.x)
-    bad = torch.flatten((~torch.isfinite(logits).all(dim=1)).nonzero()).tolist()
+        outputs = evaluate.predict(built, samples.x)
+    bad = torch.flatten((~torch.isfinite(outputs).all(dim=1)).nonzero()).tolist()
     if bad:
         first = samples.names[bad[0]]
         raise NonFiniteError(
-            f"{len(bad)} of {len(logits)} samples have logits that are NaN or infinite, the first is {first}"
+            f"{len(bad)} of {len(outputs)} samples have outputs that are NaN or infinite, the first is {first}"
         )
-    return Predictions(samples.names, exported.classes, logits)
+    return Predictions(samples.names, exported.classes, outputs)
 
 
 # --- what the JSON file says -----------------------------------------------------------------------------------
@@ -262,6 +278,7 @@ def _described(
     plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
     return {
         "model": {
+            "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
             "callable": "" if "model" in found.config["own"] else config.model,
             "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
             "options": _fresh(str(config.model), config.model_options),
@@ -291,13 +308,13 @@ def _described(
 
 def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: Collection[str]) -> nn.Module:
     """The model that the JSON file names, with fresh weights."""
-    said, inputs, n_classes = about["model"], Inputs.from_json(about["inputs"]), len(about["classes"])
+    said, inputs = about["model"], Inputs.from_json(about["inputs"])
     extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
     named = {**extended, "model": said["callable"]}
     runner.check_code(
         path, {key: name for key, name in runner.code_of(named).items() if model is None or key != "model"}, code
     )
-    shape, seed = inputs.model_shape, said["seed"]
+    shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
     if model is not None:
         made = copy.deepcopy(model)
     elif not said["callable"]:

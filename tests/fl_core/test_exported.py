@@ -227,6 +227,17 @@ def test_predictions_are_a_table(model: Path) -> None:
     assert list(said.frame("none")) == ["sample", "predicted"]
 
 
+def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
+    outputs = torch.tensor([[2.0], [-1.0], [0.0]])
+    of_two = exported.Predictions(("0", "1", "2"), ("no", "yes"), outputs)
+    assert of_two.labels == ("yes", "no", "no")
+    assert torch.allclose(of_two.probabilities[:, 1], torch.sigmoid(outputs[:, 0].double()))
+    number = exported.Predictions(("0", "1", "2"), (), outputs)
+    assert number.frame().to_dict("list") == {"sample": ["0", "1", "2"], "predicted": [2.0, -1.0, 0.0]}
+    with pytest.raises(UsageError, match="the model predicts a number"):
+        _ = number.labels
+
+
 def test_torch_export_is_the_same_function_for_any_number_of_samples_without_pickle(run, model, tmp_path) -> None:
     made = fl.export(run, tmp_path / "va.pt2", client="va", format="torch_export")
     with zipfile.ZipFile(made.path) as archive:
@@ -374,7 +385,7 @@ def test_words_that_training_did_not_know_are_the_unknown() -> None:
 def test_samples_without_a_finite_answer_are_told(model: Path) -> None:
     x = X.copy()
     x[3] = 3e38
-    with pytest.raises(NonFiniteError, match="1 of 5 samples have logits that are NaN or infinite, the first is 3"):
+    with pytest.raises(NonFiniteError, match="1 of 5 samples have outputs that are NaN or infinite, the first is 3"):
         fl.predict(model, x)
 
 
