@@ -10,3 +10,7 @@ STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
 FORMATS = ("auto", "contiguous", "channels_last")
 """How images lie in memory."""
+SCALES = ("none", "standard", "minmax", "robust")
+"""How columns of numbers are scaled: not, to mean 0 and deviation 1, to 0..1, or by median and quartiles."""
+IMPUTES = ("none", "mean", "median", "most_frequent")
+"""What missing numbers are filled with: nothing (they are refused), or that of the training samples' column."""

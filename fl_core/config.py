@@ -11,7 +11,8 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from fl_core import choices, data
-from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
+from fl_core.data import columns as tables
+from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
 from fl_core.registry import is_outside
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from fl_core.training.local import Training
 
 AUTO = "auto"
-READING = ("samples", "client_column", "label_column", "text_column")
+READING = ("samples", *tables.READING)
 DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance")
 """Keys that say what of a dataset is read, and how that is dealt to clients."""
 
@@ -126,11 +127,23 @@ class RunConfig:
     download: bool = False
     """Let torchvision fetch missing files."""
     client_column: str = CLIENT_COLUMN
-    """Of your own .csv or .jsonl file."""
+    """Of your own .csv, .parquet or .jsonl file."""
     label_column: str = LABEL_COLUMN
-    """Of your own .csv or .jsonl file."""
+    """Of your own .csv, .parquet or .jsonl file."""
     text_column: str = TEXT_COLUMN
-    """Of your own texts, .csv or .jsonl."""
+    """Of your own texts, .csv, .parquet or .jsonl."""
+    columns: list[str] | None = None
+    """Feature columns of your own table that are read; default all."""
+    drop: list[str] | None = None
+    """Feature columns of your own table that are not read."""
+    separator: str = SEPARATOR
+    """Of your own .csv file: one character, or tab."""
+    encoding: str = ENCODING
+    """Of your own .csv or .jsonl file, such as latin-1."""
+    scale: str = choices.SCALES[0]
+    """Scale a table's columns, as fitted on the training samples of all clients: none, standard, minmax or robust."""
+    impute: str = choices.IMPUTES[0]
+    """Fill a table's missing numbers with the training samples' mean, median or most_frequent; none refuses them."""
 
     @property
     def training(self) -> Training:
@@ -143,6 +156,15 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """The configuration as a dictionary that JSON can hold."""
         return asdict(self)
+
+    @property
+    def reading(self) -> Reading:
+        """How the configuration's own data are read.
+
+        Raises:
+            UsageError: names the key and what it may be.
+        """
+        return Reading.of({name: getattr(self, name) for name in tables.READING})
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -163,6 +185,7 @@ def check(config: RunConfig) -> None:
         UsageError: names the key and what it may be.
     """
     _check_types(config)
+    _ = config.reading  # checks its keys
     for what, value, known in (
         ("value of bn", config.bn, choices.BN),
         ("way of grouping layers", config.by, choices.WAYS),
@@ -198,11 +221,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
     else:
         recipe = data.recipe(
-            config.dataset,
-            client_column=config.client_column,
-            text_column=config.text_column,
-            data_root=config.data_root,
-            download=config.download,
+            config.dataset, data_root=config.data_root, download=config.download, **vars(config.reading)
         )
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}

@@ -19,7 +19,7 @@ import fl_core
 from fl_core import models, runner, tree
 from fl_core.algorithms.base import Algorithm, find
 from fl_core.algorithms.options import configurations
-from fl_core.data import FederatedData, tables
+from fl_core.data import FederatedData
 from fl_core.data.inputs import Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import programs
@@ -276,8 +276,6 @@ def _described(
     below = find(config.algorithm).under(config.options)
     extends = below.build.__func__ is not Algorithm.build.__func__  # type: ignore[attr-defined]
     plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
-    columns = ("client_column", "label_column", "text_column")
-    named = {column: getattr(config, column) for column in columns}
     return {
         "model": {
             "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
@@ -288,7 +286,7 @@ def _described(
             "bn": config.bn,
             "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
         },
-        "inputs": Inputs.of(data, _feature_columns(task), **named).to_json(),
+        "inputs": Inputs.of(data, config.reading).to_json(),
         "classes": list(data.classes),
         "layers": [asdict(layer) for layer in task.layers],
         "plan": plan,
@@ -306,16 +304,6 @@ def _described(
         },
         "version": fl_core.__version__,
     }
-
-
-def _feature_columns(task: Task) -> tuple[str, ...]:
-    """Names of the features of a run on a .csv table; empty for other data."""
-    path, config = Path(task.config.dataset), task.config
-    if path.suffix.lower() != ".csv" or task.data.words is not None or not path.is_file():
-        return ()
-    return tuple(
-        name for name in next(tables.csv_rows(path))[1] if name not in (config.client_column, config.label_column)
-    )
 
 
 def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: Collection[str]) -> nn.Module:

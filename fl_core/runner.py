@@ -76,6 +76,8 @@ def run(
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
+    if task.data.preprocessing is not None:
+        stored["preprocessing"] = task.data.preprocessing.to_json()
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
@@ -156,7 +158,7 @@ def resume(
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration of a run and the plan given to it, from its ``config.json``."""
-    beside: tuple[str, ...] = ("shape", "classes", "words", "given", "in_force", "command", "own")
+    beside: tuple[str, ...] = ("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own")
     if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in stored.items() if name not in beside}

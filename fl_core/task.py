@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from fl_core.execution.workspace import memory_format
 from fl_core.layers import Layer, layers_of
 from fl_core.models import weights
 from fl_core.models.blocks import paths_of_blocks
+from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
 from fl_core.training import losses
 from fl_core.training.losses import Loss
@@ -52,13 +54,22 @@ class Task:
         """Warnings on clients with a single class or less than a batch, a fresh head, and a plan that is odd."""
         in_force = self.algorithm(self.plan).plan
         found = [*self.said, *(() if in_force is None else in_force.notes())]
-        for client in self.data.clients:
-            n, batch = len(client.train), int(self.config.batch or 1)
-            if len(client.train.y.unique()) < 2:
-                found.append(f"client {client.name!r} has training samples of one class only")
-            if n < batch:
-                found.append(f"client {client.name!r} has {n} training samples, less than a batch of {batch}")
-        return found
+        batch = int(self.config.batch or 1)
+        sizes = {client.name: len(client.train) for client in self.data.clients}
+        single = [client.name for client in self.data.clients if len(client.train.y.unique()) < 2]
+        found += self._of_clients(single, lambda name: "training samples of one class only")
+        few = [name for name, n in sizes.items() if n < batch]
+        less = f"training samples, less than a batch of {batch}"
+        return found + self._of_clients(
+            few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}"
+        )
+
+    def _of_clients(self, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
+        """A note on each of some clients, or one on all of them where they are many."""
+        if len(names) <= MANY:
+            return [f"client {name!r} has {what(name)}" for name in names]
+        together = together or what(names[0])
+        return [f"{len(names)} of {len(self.data.clients)} clients have {together}: {listing(in_order(names), 3)}"]
 
     def header(self, command: str) -> dict[str, Any]:
         """The first line of every rows file of this task."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from fl_core.errors import listing
+from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
 
 from ..metrics.base import known
@@ -90,7 +91,7 @@ def _table(plan: LayerPlan) -> str:
 
 def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     """Which clients choose which layer, one line per layer in the plan's order."""
-    groups = {name: [who for who, choice in choices.items() if choice == name] for name in plan.names}
+    groups = {name: in_order(who for who, choice in choices.items() if choice == name) for name in plan.names}
     width = max(len(name) for name, who in groups.items() if who)
     count = {name: f"{len(who)} of {len(choices)} {unit}: " if unit else "" for name, who in groups.items()}
     return "\n".join(f"  {name.ljust(width)}  {count[name]}{listing(who)}" for name, who in groups.items() if who)
@@ -98,9 +99,9 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
 
 def _clients(plan: LayerPlan) -> str:
     """A table of layers by clients; for many clients the lowest, the median and the highest."""
-    columns = dict(plan.why.clients)
+    columns = {name: plan.why.clients[name] for name in in_order(plan.why.clients)}
     complete = [k for k in range(len(plan.names)) if all(values[k] is not None for values in columns.values())]
-    if len(columns) > 8:
+    if len(columns) > MANY:
         ranked = [sorted(float(values[k] or 0) for values in columns.values()) for k in range(len(plan.names))]
         places = {"lowest": 0, "median": len(columns) // 2, "highest": len(columns) - 1}
         columns = {name: tuple(values[place] for values in ranked) for name, place in places.items()}

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fl_core.errors import UsageError, check_known
+from fl_core.ordering import in_order
 
 from ..representation.embedding import COLUMNS, centroids
 from .drawing import COLOURS, MARKERS, MOST, canvas, missing, panels, with_notes
@@ -74,7 +75,7 @@ def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, st
             raise UsageError("no samples to draw")
     together = pd.concat([frame[["client", "class"]] for frame in frames])
     classes = sorted(together["class"].unique(), key=lambda name: (len(str(name)) if str(name).isdigit() else 99, name))
-    clients = list(together["client"].unique())
+    clients = in_order(together["client"].unique())
     colours = [to_rgb(colour) for colour in COLOURS[: len(classes)]]
     if len(classes) > len(COLOURS):
         colours = [to_rgb(mpl.colormaps["turbo"](k / (len(classes) - 1))) for k in range(len(classes))]
@@ -156,7 +157,7 @@ def mismatch(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     for kind in kinds:
         check_known("metric", kind, frame["metric"].unique())
     rows = frame[frame["metric"].isin(list(kinds))]
-    names = list(rows["client"].unique())
+    names = in_order(rows["client"].unique())
     notes = ["× " + note for note in missing(rows, "metric")]
     with canvas(ax, float(np.clip(4.2 + 0.3 * len(names), 5, 10)), 3.0) as axes:
         for k, (kind, label) in enumerate(kinds.items()):

@@ -27,6 +27,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.ordering import in_order
 
 from .drawing import (
     COLOURS,
@@ -246,7 +247,7 @@ def allocation(
     rows = _of(frame, "held")
     check_single(rows, ["client", "layer", "round"])
     now, at = _at(rows, round)
-    layers, clients = list(rows["layer"].unique()), list(now["client"].unique())
+    layers, clients = list(rows["layer"].unique()), in_order(now["client"].unique())
     matrix = now.pivot(index="client", columns="layer", values="value").reindex(index=clients, columns=layers)
     shares = _over_rounds(rows)
     fewest = rows.groupby(["round", "layer"], dropna=False)["value"].sum().min()
@@ -309,5 +310,5 @@ def _at(rows: pd.DataFrame, round: int | None) -> tuple[pd.DataFrame, str]:
 
 
 def _names(rows: pd.DataFrame) -> list[str]:
-    """Names of receivers and senders, in the order of their first appearance."""
-    return list(dict.fromkeys([*rows["client"], *rows["client_b"]]))
+    """Names of receivers and senders."""
+    return in_order(dict.fromkeys([*rows["client"], *rows["client_b"]]))

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.ordering import in_order
 
 from ..metrics.base import METRICS, known
 from ..null import NULLS, nulls_in
@@ -90,7 +91,7 @@ def metric(
         rows, lost = _normalised(rows, normalise)
         notes += [f"no value above 0 to divide by: {listing(lost)}"] if lost else []
         unit = f"each client / its {'first layer' if normalise == 'first' else 'smallest'}"
-    names = [name for name in rows["client"].unique() if name]
+    names = in_order(name for name in rows["client"].unique() if name)
     values, errors = (
         rows.pivot(index="layer", columns="client", values=column).reindex(layers) for column in ("value", "stderr")
     )
@@ -198,7 +199,7 @@ def cka_matrices(
     rows = of_variant(of_metric(frame, metric), variant, known(metric).variants)
     check_single(rows, ["client", "client_b", "layer"])
     pairs = both_ways(rows)
-    layers, names = list(pairs["layer"].unique()), list(pairs["client"].unique())
+    layers, names = list(pairs["layer"].unique()), in_order(pairs["client"].unique())
     if not names:
         raise UsageError(f"no pairs of clients among the rows of {metric}: {listing(rows['status'].unique())}")
     with panels(axes, len(layers)) as drawn:

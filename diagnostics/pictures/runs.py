@@ -13,6 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgb
 
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.ordering import in_order
 from fl_core.training.evaluate import SCORES
 
 from .drawing import (
@@ -42,6 +43,8 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
     Raises:
         UsageError: no clients or classes, or counts that are missing or below 0.
     """
+    if all(isinstance(name, str) for name in counts.index) and counts.index.is_unique:
+        counts = counts.loc[in_order(counts.index)]
     table = counts.to_numpy(dtype=np.float64)
     if not table.size or not (np.isfinite(table) & (table >= 0)).all():
         raise UsageError("counts of samples must be at least 0, for at least one client and one class")
@@ -163,7 +166,7 @@ def clients(
     """
     rows, notes = _scores(frame, metric, model, split)
     rows = rows[rows["round"] == rows.groupby(["algorithm", "seed"])["round"].transform("max")]
-    names, everyone = list(rows["algorithm"].unique()), list(rows["client"].unique())
+    names, everyone = list(rows["algorithm"].unique()), in_order(rows["client"].unique())
     means = weighted_mean(rows, ["algorithm", "seed"]).groupby("algorithm").mean(skipna=False).reindex(names)
     scores = rows.groupby(["algorithm", "client"], sort=False)["value"].mean(skipna=False).unstack("client")
     scores, y = scores.reindex(index=names, columns=everyone), np.arange(len(names))

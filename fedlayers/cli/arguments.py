@@ -24,7 +24,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
         "samples_per_client", "dominance", "samples", "client_column", "label_column",
-        "text_column",
+        "text_column", "columns", "drop", "separator", "encoding", "scale", "impute",
     ),
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
@@ -120,7 +120,7 @@ def flags(without: Collection[str] = ()) -> Any:
 
 def _flag(name: str, field_type: Any) -> Any:
     switchable = field_type == bool | None  # the dataset's default may be yes, so that no must be sayable
-    metavar = "{True,False}" if switchable else None
+    metavar = "{True,False}" if switchable else "NAME [NAME ...]" if field_type == list[str] | None else None
     field_type = Annotated[field_type, option(documented()[name], metavar)]
     return Annotated[field_type, FlagConversionOff] if switchable else field_type
 

@@ -16,7 +16,8 @@ from fedlayers.cli import arguments
 from fedlayers.cli.arguments import SetLoss, SetMetric, SetModel, configured, option
 from fedlayers.cli.base import Command, ModelCode
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.ordering import in_order
 
 if TYPE_CHECKING:
     from fedlayers.diagnostics.metrics.base import Metric
@@ -95,6 +96,7 @@ class Diagnose(Command):
             config = dataclasses.replace(config, dataset=self.dataset, model=self.model)
             catalogue.check_names(config)
 
+        from fedlayers.cli import tables
         from fedlayers.diagnostics import measure
         from fedlayers.diagnostics.diagnosis import chosen_metrics
         from fedlayers.diagnostics.metrics.base import DEFAULT
@@ -126,13 +128,17 @@ class Diagnose(Command):
         arguments.note_replaced(self.out)
         report.write(self.out)
         print(report)
+        after = "the first local training" if self.dir is None else f"round {int(report.frame['round'].max())}"
+        print(f"{(self.dir and self.model) or 'local'} models after {after}")
         for name, metric in chosen.items():
             for variant in measure.shown_variants(report, name):
-                table = report.values(name, variant).to_string(float_format="{:.4g}".format)
-                about = [", ".join(filter(None, [name, variant])), *[f"({metric.direction})"] * bool(metric.direction)]
-                print(f"\n{' '.join(about)}\n{table}")
+                about = ", ".join(filter(None, [name, variant])) + (
+                    f" ({metric.direction})" if metric.direction else ""
+                )
+                about = ", ".join(filter(None, [about, tables.splits(report, name, variant)]))
+                print(f"\n{about}\n{tables.measured(report, name, variant)}")
         if report.header["absent"]:
-            print(f"\nwithout a model in this round: {', '.join(report.header['absent'])}")
+            print(f"\nwithout a model in this round: {listing(in_order(report.header['absent']))}")
         if nulls:
             print(f"\nalso measured, for select to compare: {'; '.join(NULLS[name].title for name in nulls)}")
         print(f"\nrows: {self.out}")

@@ -31,6 +31,8 @@ class List(Command):
 
     def main(self, line: str) -> None:
         print(LISTINGS[check_known("listing", self.what, LISTINGS)]())
+        if self.what == "datasets":
+            print(f"\n{own_data()}")
 
 
 def algorithms() -> str:
@@ -78,6 +80,23 @@ def datasets() -> str:
         if name not in recipes:  # another package's, which is not imported to be listed
             lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
     return _table(lines)
+
+
+def own_data() -> str:
+    """What data of a user's own get where nothing else is said, in words."""
+    from fl_core.data.recipes import SHARES, general
+    from fl_core.tokens import TokenShape
+
+    table, image, text = (general(shape, False) for shape in ((1,), (3, 32, 32), TokenShape((1,), 3)))
+    shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
+    words = (
+        f"Your own data, by path or code: {shares} % of each client's samples for training, validation and test; "
+        f"{table.rounds} rounds, batch {table.batch}, lr {table.lr:g}, "
+        f"{_with(table.optimizer, table.optimizer_options)}, {table.loss}; {table.model} for tables, {image.model} for "
+        f"images, {text.model} with batch {text.batch} for texts; the clients that the data name, or else "
+        f"{table.clients} by {table.partition} with alpha {table.alpha:g}; numbers as they are (--scale, --impute)."
+    )
+    return textwrap.fill(words, _width(110))
 
 
 def models() -> str:

@@ -116,20 +116,29 @@ def command_class(name: str) -> type[Command]:
 
 
 def parsed(words: Sequence[str]) -> Command:
-    """The command with its flags parsed; help, and flags that do not parse, end the program.
+    """The command with its flags parsed; help ends the program.
 
     Raises:
-        UsageError: an unknown command.
+        UsageError: an unknown command, or flags that do not parse.
     """
     command = command_class(words[0])
     import inspect
+    import io
+    from contextlib import redirect_stderr
 
     import tyro
 
     from fedlayers.cli.arguments import MARKERS
+    from fedlayers.cli.refusals import one_line
 
-    text = inspect.getdoc(command)
-    return tyro.cli(command, prog=f"fedlayers {words[0]}", description=text, args=words[1:], config=MARKERS)
+    text, said = inspect.getdoc(command), io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(command, prog=f"fedlayers {words[0]}", description=text, args=words[1:], config=MARKERS)
+    except SystemExit as ended:
+        if ended.code == 2:
+            raise UsageError(one_line(said.getvalue(), words[0])) from None
+        raise
 
 
 class _Notes:

@@ -98,12 +98,11 @@ class Verify(Command):
 
 def finished(engine: Any, out: Path) -> None:
     """Print what a run came to."""
+    from fedlayers.cli import tables
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
-    _, frame = StoredRun(out).rows()
-    last = frame[(frame["round"] == engine.done) & (frame["split"] == "test")]
-    print(last.pivot_table(index=["model", "client"], columns="metric", values="value").round(4).to_string())
+    print(tables.scores(StoredRun(out).rows()[1], engine.done))
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
     times = out / "timing.jsonl"

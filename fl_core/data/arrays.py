@@ -7,11 +7,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, check_known, listing
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
+Cells = Sequence[str] | NDArray[np.float64]
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
+"""What a cell without a value holds, in small letters."""
+
+
+class MissingError(UsageError):
+    """A feature has no value, and nothing fills it."""
 
 
 def row_of_array(row: int) -> str:
@@ -19,10 +26,13 @@ def row_of_array(row: int) -> str:
     return f"row {row} (rows count from 0)"
 
 
-def features(x: Array, where: str, place: Place = row_of_array) -> Array:
+def features(x: Array, where: str, place: Place = row_of_array, missing: bool = False) -> Array:
     """Check features: images as uint8 [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite float32 [n, ...].
 
     A uint8 array with more than two dimensions is a stack of images; numbers of other types are taken as they are.
+
+    Args:
+        missing: NaN in a table [n, d] stays, for it will be filled.
 
     Raises:
         UsageError: no sample, no feature, not numeric, not finite (also after rounding to float32), or no such image.
@@ -43,10 +53,14 @@ def features(x: Array, where: str, place: Place = row_of_array) -> Array:
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(x, dtype=np.float32)
     finite = np.isfinite(out)
+    if missing and x.ndim == 2:
+        finite |= np.isnan(x)
     if not finite.all():
         row, *cell = np.unravel_index(int(np.argmin(finite)), finite.shape)
         at = f", position {[int(i) for i in cell]}"
-        raise UsageError(f"{where}, {place(int(row))}{at}: {x[(row, *cell)]} is not a finite float32")
+        filled = x.ndim == 2 and np.isnan(x[(row, *cell)])
+        way = "; impute (--impute mean, median or most_frequent) fills what is missing" if filled else ""
+        raise UsageError(f"{where}, {place(int(row))}{at}: {x[(row, *cell)]} is not a finite float32{way}")
     return out
 
 
@@ -56,10 +70,16 @@ def labels(
     """Check labels: class indices 0..C-1 and the names of the C classes.
 
     Without ``names`` the distinct labels, in ascending order, are the classes, and a label's text is its class's name.
+    Labels may be text, see :func:`written_labels`; each is one of ``names``, if these are given.
 
     Raises:
         UsageError: a label that is no whole number or has no name; fewer than two classes; a class without samples.
     """
+    if y.dtype.kind == "U":
+        _check_flat(y, where)
+        if names is None:
+            return written_labels(y.tolist(), where, place)
+        y = _codes(y.tolist(), names, where, place)
     values = whole_numbers(y, where, place)
     if names is None:
         distinct, values = np.unique(values, return_inverse=True)
@@ -72,6 +92,17 @@ def labels(
     if len(names) < 2:
         raise UsageError(f"{where}: only one class, {names[0]!r}; there is nothing to tell apart")
     return values.astype(np.int64), tuple(names)
+
+
+def words_or_numbers(y: Array, where: str) -> Array:
+    """Labels [n] as they are if they are text, else as whole numbers; objects that are all text are text.
+
+    Raises:
+        UsageError: neither.
+    """
+    if y.dtype.kind == "O" and all(isinstance(value, str) for value in y.flat):
+        y = y.astype(np.str_)
+    return y if y.dtype.kind == "U" else whole_numbers(y, where)
 
 
 def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
@@ -88,8 +119,17 @@ def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Inte
     if "" in words:
         raise UsageError(f"{where}, {place(words.index(''))}: the cell is empty")
     names = sorted(set(words))
-    code = {name: k for k, name in enumerate(names)}
-    return labels(np.array([code[word] for word in words]), where, names, place)
+    return labels(_codes(words, names, where, place), where, names, place)
+
+
+def _codes(words: Sequence[str], names: Sequence[str], where: str, place: Place) -> Integers:
+    """The place of each word among the names of the classes."""
+    code = {name.strip(): k for k, name in enumerate(names)}
+    known = [word.strip() in code for word in words]
+    if not all(known):
+        row = known.index(False)
+        check_known(f"class of {where}, {place(row)}:", words[row], names)
+    return np.array([code[word.strip()] for word in words], dtype=np.int64)
 
 
 def _is_number(cell: str) -> bool:
@@ -177,28 +217,39 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Int
     return values.astype(np.int64)
 
 
-def is_number(cell: str) -> bool:
-    """Whether a text reads as a number or is empty."""
-    try:
-        float(cell or 0)
-    except ValueError:
-        return False
-    return True
+def holds_numbers(cells: Cells) -> bool:
+    """Whether a column has a cell that reads as a number, or one that is empty."""
+    return isinstance(cells, np.ndarray) or any(not cell or _is_number(cell) for cell in cells)
 
 
-def numbers(cells: Sequence[str], where: str, place: Place = row_of_array) -> Array:
-    """Convert text to float64 [n].
+def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool = False) -> NDArray[np.float64]:
+    """Convert text to float64 [n]; numbers stay as they are.
+
+    Args:
+        missing: cells without a value (:data:`MISSING`) become NaN.
 
     Raises:
+        MissingError: names the first cell without a value, unless these may be.
         UsageError: names the first cell that is no number.
     """
+    if isinstance(cells, np.ndarray):
+        lacking = np.flatnonzero(np.isnan(cells))
+        if lacking.size and not missing:
+            raise MissingError(f"{where}, {place(int(lacking[0]))}: the value is missing")
+        return cells
     values = np.empty(len(cells))
     for row, cell in enumerate(cells):
+        if cell.strip().lower() in MISSING:
+            if not missing:
+                what = f"{cell!r} is no value" if cell.strip() else "the cell is empty"
+                raise MissingError(f"{where}, {place(row)}: {what}")
+            values[row] = np.nan
+            continue
         try:
             values[row] = float(cell)
         except ValueError as error:
-            what = f"{cell!r} is not a number" if cell.strip() else "the cell is empty"
-            raise UsageError(f"{where}, {place(row)}: {what}") from error
+            comma = " (a decimal point is needed, not a comma)" if _is_number(cell.replace(",", ".", 1)) else ""
+            raise UsageError(f"{where}, {place(row)}: {cell!r} is not a number{comma}") from error
     return values
 
 

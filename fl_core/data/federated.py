@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_core.data.partitions import SPLITS, Partition
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import check_known
 
@@ -70,6 +71,7 @@ class FederatedData:
         words: of texts, the vocabulary in the order of token ids, after the special ones; otherwise None.
         mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.
         images: whether the samples were uint8 images before they were scaled to 0..1.
+        preprocessing: of a table with a header, or one that was scaled or filled, what its numbers went through.
     """
 
     name: str
@@ -83,6 +85,7 @@ class FederatedData:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     images: bool = False
+    preprocessing: Preprocessing | None = None
 
     @property
     def n_classes(self) -> int:
@@ -119,7 +122,9 @@ class FederatedData:
 
 
 def gather(source: Source, partition: Partition) -> FederatedData:
-    """Build a federation's tensors from a source and a partition; texts use the vocabulary of all training samples.
+    """Build a federation's tensors from a source and a partition.
+
+    Texts use the vocabulary of all clients' training samples together, and a table's scaling is fitted on them.
 
     Raises:
         UsageError: the partition was made for another source.
@@ -133,16 +138,9 @@ def gather(source: Source, partition: Partition) -> FederatedData:
     digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
     scale = (source.mean, source.std) if source.is_image else ((), ())
     return FederatedData(
-        source.name,
-        source.shape,
-        source.classes,
-        clients,
-        partition,
-        whole.digest,
-        digest,
-        source.words,
-        *scale,
+        *(source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words, *scale),
         images=source.is_image,
+        preprocessing=source.preprocessing,
     )
 
 

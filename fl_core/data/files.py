@@ -1,4 +1,4 @@
-"""The user's own data by path: an .npz file, a .csv table, texts, or a folder of images."""
+"""The user's own data by path: an .npz file, a .csv or .parquet table, texts, or a folder of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 from fl_core.data import arrays, tables, text
 from fl_core.data.arrays import Array
-from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN, check_columns
+from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.tokens import SPECIAL, TokenShape
@@ -29,40 +29,43 @@ _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _Listing = dict[str, dict[str, list[Path]]]
 
 
-def read(
-    path: Path,
-    *,
-    client_column: str = CLIENT_COLUMN,
-    label_column: str = LABEL_COLUMN,
-    text_column: str = TEXT_COLUMN,
-) -> Source:
+def read(path: Path, reading: Reading = PLAIN) -> Source:
     """Read a dataset from a path, and check all of it before returning.
 
     * ``.npz``, never unpickled: ``x_train y_train x_test y_test``; or ``x y`` with, optionally, one of ``client``,
       ``domain``, ``center`` (natural clients: text, or whole numbers with names in e.g. ``client_names``) and
-      ``is_train`` (false = official test set). Either may have ``classes``, the names of labels 0..C-1. Image
-      arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3] and are scaled to 0..1; floats are taken as they are,
-      channels first; tables are [n, d].
+      ``is_train`` (false = official test set). Labels are whole numbers or words; either form may have ``classes``,
+      the names of labels 0..C-1. Image arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3] and are scaled to
+      0..1; floats are taken as they are, channels first; tables are [n, d].
     * a folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files, names sorted, other files passed
       over. All images must have one size; they are gray when every one is, otherwise RGB, scaled to 0..1.
     * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, all others
       numbers. Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these
       texts as token ids, and what is beside text, label and client is passed over.
+    * ``.parquet``, the same; an index without a name is passed over.
     * ``.jsonl``, texts: an object a line with the keys text, label and, optionally, client.
 
     Raises:
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
     if path.is_dir() or path.suffix.lower() == ".npz":
-        check_columns(str(path), client_column, label_column, text_column)
-        return read_folder(path) if path.is_dir() else read_npz(path)
-    read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_csv
-    return read_table(path, client_column=client_column, label_column=label_column, text_column=text_column)
+        check_plain(str(path), reading)
+        return read_folder(path) if path.is_dir() else read_npz(path, missing=reading.missing)
+    read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_table
+    return read_table(path, reading)
 
 
-def glance(
-    path: Path, *, client_column: str = CLIENT_COLUMN, text_column: str = TEXT_COLUMN
-) -> tuple[tuple[int, ...], bool]:
+def check_plain(what: str, reading: Reading) -> None:
+    """Refuse names of columns, a separator or an encoding for data that are no table with a header.
+
+    Raises:
+        UsageError: names the keys.
+    """
+    reading.check_unasked(f"{what} has no columns to name, which are for .csv, .parquet and .jsonl files", *CHOSEN)
+    reading.check_unasked(f"{what} is no text file", *WRITTEN)
+
+
+def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]:
     """Shape of a sample and whether natural clients are named, read from names and headers alone.
 
     The number of token ids of a text is not known from there.
@@ -84,16 +87,14 @@ def glance(
         shape, dtype = _npy_header(path, key)
         return (_image_shape(shape[1:]) if dtype == np.uint8 and len(shape) > 2 else shape[1:]), owner
     if _check_kind(path) == ".jsonl":
-        return _tokens(), tables.names_clients(path, client_column)
-    header = next(tables.csv_rows(path))[1]
-    named = client_column in header
-    if text_column in header:
-        return _tokens(), named
-    return (len(header) - 1 - named,), named
+        return _tokens(), tables.names_clients(path, reading)
+    header = tables.header_of(path, reading)
+    features = tables.feature_columns(path, header, reading)
+    return _tokens() if features is None else (len(features),), reading.client_column in header
 
 
-def read_npz(path: Path) -> Source:
-    """Read a dataset from an .npz file (see :func:`read`).
+def read_npz(path: Path, missing: bool = False) -> Source:
+    """Read a dataset from an .npz file (see :func:`read`); with ``missing``, a table's features may be NaN.
 
     Raises:
         UsageError: not an .npz file, arrays that are missing, unknown, of unequal length, or of bad content.
@@ -115,7 +116,7 @@ def read_npz(path: Path) -> Source:
             )
     if split:
         _refuse(path, data, ("x", "y", "is_train", *OWNER_KEYS), "x_train")
-        return _split_npz(path, data)
+        return _split_npz(path, data, missing)
     _refuse(path, data, _SPLIT_FORM, "x")
     keys = [key for key in OWNER_KEYS if key in data]
     if len(keys) > 1:
@@ -126,7 +127,7 @@ def read_npz(path: Path) -> Source:
     for key in OWNER_KEYS:
         if f"{key}_names" in data and key not in data:
             raise UsageError(f"{path}: array '{key}_names' without an array {key!r}")
-    x = arrays.features(data["x"], f"{path}, array 'x'")
+    x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
     y, classes = arrays.labels(data["y"], f"{path}, array 'y'", _names(path, data, "classes"))
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
@@ -138,8 +139,8 @@ def read_npz(path: Path) -> Source:
     return Source(str(path), x, y, classes, owner, owner_names, is_train)
 
 
-def _split_npz(path: Path, data: dict[str, Array]) -> Source:
-    sides = [arrays.features(data[key], f"{path}, array {key!r}") for key in ("x_train", "x_test")]
+def _split_npz(path: Path, data: dict[str, Array], missing: bool) -> Source:
+    sides = [arrays.features(data[key], f"{path}, array {key!r}", missing=missing) for key in ("x_train", "x_test")]
     for key in ("train", "test"):
         _check_length(path, data, f"y_{key}", f"x_{key}")
     if sides[0].shape[1:] != sides[1].shape[1:] or sides[0].dtype != sides[1].dtype:
@@ -148,8 +149,7 @@ def _split_npz(path: Path, data: dict[str, Array]) -> Source:
             f"but x_test is {data['x_test'].dtype} {list(sides[1].shape)}"
         )
     names = _names(path, data, "classes")
-    train = arrays.whole_numbers(data["y_train"], f"{path}, array 'y_train'")
-    test = arrays.whole_numbers(data["y_test"], f"{path}, array 'y_test'")
+    train, test = (arrays.words_or_numbers(data[key], f"{path}, array {key!r}") for key in ("y_train", "y_test"))
     n_train = len(train)
 
     def place(row: int) -> str:
@@ -322,8 +322,9 @@ def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) 
 
 def _check_kind(path: Path) -> str:
     kind = path.suffix.lower()
-    if kind not in (".csv", ".jsonl"):
-        raise UsageError(f"cannot read {path}: a dataset is an .npz, .csv or .jsonl file, or a folder of images")
+    if kind not in (".csv", tables.PARQUET, ".jsonl"):
+        kinds = "an .npz, .csv, .parquet or .jsonl file, or a folder of images"
+        raise UsageError(f"cannot read {path}: a dataset is {kinds}")
     return kind
 
 

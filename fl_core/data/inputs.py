@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from fl_core.data import arrays, files, tables, text
 from fl_core.data.arrays import Array
-from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
+from fl_core.data.columns import PLAIN, Reading
 from fl_core.data.federated import FederatedData
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.tokens import SPECIAL, TokenShape
@@ -45,8 +47,9 @@ class Inputs:
         images: whether raw samples are uint8 images [n, H, W] or [n, H, W, C], which are scaled to 0..1.
         mean, std: one number a channel, with which images are normalised after that; empty = they are not.
         words: of texts, what the token ids after the special ones stand for; None = the samples are no texts.
-        columns: names of a table's features in the order of the model's inputs; empty = they are not known.
-        client_column, label_column, text_column: what the columns of a table that are no features are called.
+        preprocessing: of a table, its columns in the order of the model's inputs, and the fitted numbers by which it is
+            filled and scaled; None = it has none of these.
+        reading: how tables and texts are written, and what their columns are called.
     """
 
     shape: tuple[int, ...]
@@ -54,20 +57,18 @@ class Inputs:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     words: tuple[str, ...] | None = None
-    columns: tuple[str, ...] = ()
-    client_column: str = CLIENT_COLUMN
-    label_column: str = LABEL_COLUMN
-    text_column: str = TEXT_COLUMN
+    preprocessing: Preprocessing | None = None
+    reading: Reading = PLAIN
 
     @classmethod
-    def of(cls, data: FederatedData, columns: Sequence[str] = (), **named: str) -> Inputs:
-        """What models that were trained on this federation take.
+    def of(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
+        """What models that were trained on this federation take."""
+        return cls(tuple(data.shape), data.images, data.mean, data.std, data.words, data.preprocessing, reading)
 
-        Args:
-            columns: names of a table's features, where they are known.
-            named: ``client_column``, ``label_column`` and ``text_column``.
-        """
-        return cls(tuple(data.shape), data.images, data.mean, data.std, data.words, tuple(columns), **named)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of a table's features in the order of the model's inputs; empty = they are not known."""
+        return () if self.preprocessing is None else self.preprocessing.columns
 
     @property
     def model_shape(self) -> tuple[int, ...]:
@@ -76,7 +77,8 @@ class Inputs:
 
     def to_json(self) -> dict[str, Any]:
         """It as a dictionary of plain numbers and text."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return made
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
@@ -88,7 +90,9 @@ class Inputs:
         for key in values:
             check_known("key of a model's inputs", key, [field.name for field in fields(cls)])
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return cls(**found)
+        if found.get("preprocessing") is not None:
+            found["preprocessing"] = Preprocessing.from_json(found["preprocessing"])
+        return cls(**{**found, "reading": Reading.of(found.get("reading", {}))})
 
     # --- new samples -----------------------------------------------------------------------------------------------
 
@@ -108,74 +112,67 @@ class Inputs:
         if self.words is not None:
             if not isinstance(new, Sequence) or not all(isinstance(each, str) for each in new):
                 raise UsageError("the model takes texts: give a list of them, or the path of a .csv or .jsonl file")
-            return self._texts(new, "texts", arrays.row_of_array, map(str, range(len(new))))
+            return self._texts(new, "texts", arrays.row_of_array)
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
-        return self._arrays(arrays.features(x, "new samples"), "new samples", map(str, range(len(x))))
+        return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
 
     def _read(self, path: Path) -> Samples:
         if not path.exists():
             raise UsageError(f"there is no file or folder of new samples at {path}")
         kind = "folder" if path.is_dir() else path.suffix.lower()
-        known = (".csv", ".jsonl") if self.words is not None else (".npz", "folder") if self.images else (".npz",)
-        if self.words is None and len(self.shape) == 1:
-            known = (".csv", *known)
+        known = (".jsonl",) if self.words is not None else (".npz", "folder") if self.images else (".npz",)
+        if self.words is not None or len(self.shape) == 1:
+            known = (".csv", tables.PARQUET, *known)
         if kind not in known:
             raise UsageError(f"{path}: the model takes {self._described()}, from {' or '.join(known)}")
         if kind == "folder":
             return self._folder(path)
         if kind == ".npz":
-            x = arrays.features(files.array_of(path, "x"), f"{path}, array 'x'")
-            return self._arrays(x, f"{path}, array 'x'", map(str, range(len(x))))
-        if kind == ".jsonl":
-            return self._lines(path, *tables.jsonl_texts(path, self.text_column))
-        lines, columns = tables.csv_columns(path)
+            x = arrays.features(files.array_of(path, "x"), f"{path}, array 'x'", missing=True)
+            return self._arrays(x, f"{path}, array 'x'", arrays.row_of_array)
         if self.words is not None:
-            check_known(f"column of {path} (text_column)", self.text_column, columns)
-            return self._lines(path, lines, columns[self.text_column])
-        return self._table(path, lines, columns)
+            read = tables.read_jsonl_texts if kind == ".jsonl" else tables.read_texts
+            texts, place = read(path, self.reading)
+            return self._texts(texts, f"{path}, column {self.reading.text_column!r}", place)
+        return self._table(path)
 
-    def _lines(self, path: Path, lines: Sequence[int], texts: Sequence[str]) -> Samples:
-        where = f"{path}, column {self.text_column!r}"
-        return self._texts(texts, where, lambda row: f"line {lines[row]}", map(str, lines))
-
-    def _table(self, path: Path, lines: Sequence[int], columns: Mapping[str, Sequence[str]]) -> Samples:
-        def place(row: int) -> str:
-            return f"line {lines[row]}"
-
-        beside = (self.client_column, self.label_column)
-        wanted = self.columns or tuple(name for name in columns if name not in beside)
-        for name in wanted:
-            check_known(f"feature column of {path}", name, columns)
-        if len(wanted) != self.shape[0]:
-            raise UsageError(f"{path} has {len(wanted)} columns of features, and the model takes {self.shape[0]}")
-        cells = [arrays.numbers(columns[name], f"{path}, column {name!r}", place)[:, None] for name in wanted]
-        x = np.concatenate(
-            [
-                arrays.features(cell, f"{path}, column {name!r}", place)
-                for name, cell in zip(wanted, cells, strict=True)
-            ],
-            axis=1,
-        )
-        return self._arrays(x, str(path), map(str, lines))
+    def _table(self, path: Path) -> Samples:
+        beside = (self.reading.client_column, self.reading.label_column)
+        names = self.columns or [name for name in tables.header_of(path, self.reading) if name not in beside]
+        if len(names) != self.shape[0]:
+            raise UsageError(f"{path} has {len(names)} columns of features, and the model takes {self.shape[0]}")
+        columns, place = tables.named_columns(path, names, (), self.reading)
+        return self._arrays(tables.features(path, columns, place, missing=True), str(path), place)
 
     def _folder(self, path: Path) -> Samples:
         found = files.images_below(path)
         if not found:
             raise UsageError(f"{path}: no images ({', '.join(files.IMAGES)})")
         x = files.pixels(found, gray=self.shape[0] == 1)
-        return self._arrays(x, str(path), (file.relative_to(path).as_posix() for file in found))
+        return self._arrays(x, str(path), lambda row: found[row].relative_to(path).as_posix())
 
-    def _texts(self, texts: Sequence[str], where: str, place: arrays.Place, names: Any) -> Samples:
+    def _texts(self, texts: Sequence[str], where: str, place: arrays.Place) -> Samples:
         text.check(texts, where, place)
         codes, words = text.encode(texts, self.shape[0])
-        source = self._source(codes, words).spelled(self.words or ())
-        return Samples(tuple(names), source.tensor(np.arange(len(source))))
+        return self._samples(self._source(codes, words).spelled(self.words or ()), place)
 
-    def _arrays(self, x: Array, where: str, names: Any) -> Samples:
+    def _arrays(self, x: Array, where: str, place: arrays.Place) -> Samples:
         source = self._source(x)
         if source.is_image != self.images or source.shape != self.shape:
             shape = f"{x.dtype} of shape {list(x.shape)}"
             raise UsageError(f"{where}: {shape}, and the model takes {self._described()}")
+        if x.ndim == 2:
+            made = self.preprocessing or Preprocessing()
+            for row, column in np.argwhere(np.isnan(x)).tolist() if not made.fill else ():
+                named = repr(self.columns[column]) if self.columns else column
+                raise UsageError(f"{where}, {place(row)}, column {named}: the value is missing, and nothing fills it")
+            source = self._source(made.transform(x))
+        return self._samples(source, place)
+
+    @staticmethod
+    def _samples(source: Source, place: arrays.Place) -> Samples:
+        rows = range(len(source))
+        names = map(str, rows) if place is arrays.row_of_array else (place(row).removeprefix("line ") for row in rows)
         return Samples(tuple(names), source.tensor(np.arange(len(source))))
 
     def _source(self, x: Array, words: tuple[str, ...] | None = None) -> Source:

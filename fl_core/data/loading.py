@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_core.calling import parameters_of
 from fl_core.data import files
-from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN, check_columns
+from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.making import options_of
@@ -35,10 +35,8 @@ def load(
     samples: int | None = None,
     seed: int = 0,
     splits: Sequence[float] | None = None,
-    client_column: str = CLIENT_COLUMN,
-    label_column: str = LABEL_COLUMN,
-    text_column: str = TEXT_COLUMN,
     indices: Partition | None = None,
+    **reading: Any,
 ) -> FederatedData:
     """A dataset partitioned over clients, each with train, validation and test samples.
 
@@ -54,8 +52,8 @@ def load(
 
     Args:
         dataset: a name (see :func:`datasets`); the place of your own function, ``package.module:function`` (see
-            :func:`dataset`), which is imported and called; or the path of an .npz, .csv or .jsonl file or a folder of
-            images (see :func:`fl_core.data.files.read`).
+            :func:`dataset`), which is imported and called; or the path of an .npz, .csv, .parquet or .jsonl file or a
+            folder of images (see :func:`fl_core.data.files.read`).
         data_root: folder of the named datasets' files; None = the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
         clients: number of clients; natural clients all take part.
@@ -65,22 +63,21 @@ def load(
         samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`).
         seed: of the partition.
         splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
-        client_column, label_column, text_column: columns of a .csv or .jsonl file.
         indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
+        reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``drop`` and ``scale``.
 
     Raises:
         UsageError: an unknown dataset, missing or bad files, or a partition that does not fit.
         RunError: a download failed.
     """
-    columns = (client_column, label_column, text_column)
+    how = Reading.of(reading)
     if _is_named(dataset):
-        check_columns(str(dataset), *columns)
+        files.check_plain(str(dataset), how)
         source, defaults = _opened(str(dataset), data_root, download)
     else:
-        source = files.read(
-            _path(dataset), client_column=client_column, label_column=label_column, text_column=text_column
-        )
+        source = files.read(_path(dataset), how)
         defaults = general(source.shape, source.owner is not None)
+    source = source.asked(how.scale, how.impute)
     if samples is None:  # a file may hold fewer samples than the published pool
         samples = min(defaults.samples or len(source), len(source))
     source = source.first(samples)
@@ -106,21 +103,21 @@ def load(
 def recipe(
     dataset: Location,
     *,
-    client_column: str = CLIENT_COLUMN,
-    text_column: str = TEXT_COLUMN,
     data_root: Location | None = None,
     download: bool = False,
+    **reading: Any,
 ) -> Recipe:
     """A dataset's default settings; for a path general ones, made from names and headers alone.
 
     Your own function is called for it, if nothing above it says its recipe; so it has ``data_root`` and ``download``.
+    ``reading`` is as in :func:`load`.
 
     Raises:
         UsageError: neither a name, nor the place of a function, nor an existing path of a known kind.
     """
     if _is_named(dataset):
         return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download)[1]
-    return general(*files.glance(_path(dataset), client_column=client_column, text_column=text_column))
+    return general(*files.glance(_path(dataset), Reading.of(reading)))
 
 
 def open_named(name: str, *, data_root: Location | None = None, download: bool = False) -> Source:

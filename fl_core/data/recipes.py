@@ -7,6 +7,9 @@ from typing import Any
 
 from fl_core.tokens import TokenShape
 
+SHARES = (0.64, 0.16, 0.20)
+"""Of each client's samples: for training, validation and test."""
+
 
 @dataclass(frozen=True)
 class Recipe:

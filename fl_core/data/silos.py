@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_core.data import arrays
 from fl_core.data.arrays import Array
+from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
 from fl_core.data.sources import Source
@@ -24,6 +25,8 @@ def of_silos(
     name: str = "own",
     seed: int = 0,
     splits: Sequence[float] | None = None,
+    scale: str = "none",
+    impute: str = "none",
 ) -> FederatedData:
     """Make a federation of silos' tensors or arrays, one client per silo in the given order: ``data`` for a run.
 
@@ -38,20 +41,27 @@ def of_silos(
     Args:
         silos: {client: (x, y)}, checked as an .npz file's arrays are (:func:`fl_core.data.files.read`): x are images,
             uint8 [n, H, W] or [n, H, W, C], which are scaled to 0..1, or numbers [n, ...], taken as they are; y are
-            whole numbers [n].
+            whole numbers or words [n].
         classes: names of labels 0..C-1; default: the distinct labels of all silos together, in ascending order.
         name: of the data, in records.
         seed, splits: how each silo's samples are divided; see :func:`fl_core.data.partitions.make`.
+        scale, impute: how a table's columns are scaled and their missing numbers, NaN, filled, as fitted on the
+            training samples of all silos; see :data:`fl_core.choices.SCALES` and the next.
 
     Raises:
         UsageError: names the silo and the first bad row, or what the silos do not have in common.
     """
-    source = source_of_silos(silos, classes=classes, name=name)
+    how = Reading(scale=scale, impute=impute)
+    source = source_of_silos(silos, classes=classes, name=name, missing=how.missing).asked(scale, impute)
     return gather(source, make(source, "natural", seed=seed, splits=splits))
 
 
 def source_of_silos(
-    silos: Mapping[str, tuple[Any, Any]], *, classes: Sequence[str] | None = None, name: str = "own"
+    silos: Mapping[str, tuple[Any, Any]],
+    *,
+    classes: Sequence[str] | None = None,
+    name: str = "own",
+    missing: bool = False,
 ) -> Source:
     """The samples of all silos one after another, with each silo as a natural client (see :func:`of_silos`)."""
     if not silos:
@@ -63,7 +73,7 @@ def source_of_silos(
     for silo, pair in silos.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UsageError(f"silo {silo!r}: give a pair (x, y), not {type(pair).__name__}")
-        x, y = _checked(*pair, f"silo {silo!r}")
+        x, y = _checked(*pair, f"silo {silo!r}", missing)
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
@@ -85,10 +95,10 @@ def source_of_pair(x: Any, y: Any, *, name: str = "own") -> Source:
     return Source(name, x, y, class_names)
 
 
-def _checked(x: Any, y: Any, where: str) -> tuple[Array, Array]:
-    """Check one silo's features and whole-numbered labels, which must have equal lengths."""
+def _checked(x: Any, y: Any, where: str, missing: bool = False) -> tuple[Array, Array]:
+    """Check one silo's features and labels, whole numbers or words, which must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
-    x, y = arrays.features(x, f"{where}, x"), arrays.whole_numbers(y, f"{where}, y")
+    x, y = arrays.features(x, f"{where}, x", missing=missing), arrays.words_or_numbers(y, f"{where}, y")
     if len(x) != len(y):
         raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
     return x, y

@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_core.data import preprocessing
 from fl_core.data.arrays import Array, Integers
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
 
@@ -35,6 +37,9 @@ class Source:
         mean, std: one number a channel, applied to images scaled to 0..1; empty = not normalised.
         words: of texts, what the codes from ``len(SPECIAL)`` on stand for; None = the samples are no texts.
         shuffled: whether the order in the file carries no meaning, so that the first samples are a fair pool.
+        columns: names of a table's features, where it has a header.
+        scale, impute: what :meth:`fitted` is to do with a table's numbers; missing ones are NaN until then.
+        preprocessing: what it has done; None = nothing.
     """
 
     name: str
@@ -48,6 +53,10 @@ class Source:
     std: tuple[float, ...] = ()
     words: tuple[str, ...] | None = None
     shuffled: bool = False
+    columns: tuple[str, ...] = ()
+    scale: str = "none"
+    impute: str = "none"
+    preprocessing: Preprocessing | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -67,10 +76,28 @@ class Source:
         height, width, *channels = self.x.shape[1:]
         return (channels[0] if channels else 1, height, width)
 
+    @property
+    def prepares(self) -> bool:
+        """Whether a table's numbers are to be filled or scaled."""
+        return (self.scale, self.impute) != ("none", "none")
+
+    def asked(self, scale: str, impute: str) -> Source:
+        """The source with how its numbers are to be scaled and filled; nothing is fitted yet.
+
+        Raises:
+            UsageError: it is no table of numbers, and something is asked for.
+        """
+        asked = replace(self, scale=scale, impute=impute)
+        if asked.prepares and (self.words is not None or self.x.ndim != 2):
+            what = "texts" if self.words is not None else f"samples of shape {list(self.shape)}"
+            raise UsageError(f"{self.name} holds {what}: scale and impute are for tables of numbers; leave them out")
+        return asked
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 over all arrays and names: equal digests mean the same samples in the same order."""
         names = (self.classes, self.owner_names, self.mean, self.std, *(() if self.words is None else (self.words,)))
+        names += (self.scale, self.impute) if self.prepares else ()
         sha = hashlib.sha256(repr(names).encode())
         for array in (self.x, self.y, self.owner, self.is_train):
             if array is None:
@@ -95,14 +122,18 @@ class Source:
         return x
 
     def fitted(self, train: Integers) -> Source:
-        """The source with texts encoded over the vocabulary of the samples ``train``; other data stay as they are.
+        """The source with what its training samples ``train`` decide: a table filled and scaled, texts encoded.
 
-        The vocabulary is the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
+        A table is preprocessed by :func:`fl_core.data.preprocessing.fitted`, if that is asked for. Texts are encoded
+        over a vocabulary, the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
         by falling frequency and, where that is equal, in alphabetical order. (Words met once have no row of their own
         to learn from, and teach the row of the unknown.)
         """
+        if self.prepares:
+            made = preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
+            return replace(self, x=made.transform(self.x), preprocessing=made)
         if self.words is None:
-            return self
+            return replace(self, preprocessing=Preprocessing(self.columns)) if self.columns else self
         first = len(SPECIAL)
         counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
         order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so that the stable order is theirs

@@ -1,29 +1,28 @@
-"""Tables with named columns: .csv files of numbers or texts, and .jsonl files of texts."""
+"""Tables with named columns: .csv and .parquet files of numbers or texts, and .jsonl files of texts."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fl_core.data import arrays, text
-from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN, TEXT_COLUMN
+from fl_core.data import arrays, parquet, text
+from fl_core.data.arrays import Array, Cells
+from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, ROLES, WRITTEN, Reading, repeated
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 
+PARQUET = ".parquet"
+SEPARATORS = (";", "\t", "|", ",")
 
-def read_csv(
-    path: Path,
-    *,
-    client_column: str = CLIENT_COLUMN,
-    label_column: str = LABEL_COLUMN,
-    text_column: str = TEXT_COLUMN,
-) -> Source:
-    """Read a dataset from a .csv table (see :func:`fl_core.data.files.read`).
+
+def read_table(path: Path, reading: Reading = PLAIN) -> Source:
+    """Read a dataset from a .csv or .parquet table (see :func:`fl_core.data.files.read`).
 
     Features [n, d] in the order of their columns, or texts; classes are whole numbers or words.
 
@@ -31,88 +30,188 @@ def read_csv(
         UsageError: a missing column, a ragged line, a cell that is not a finite number, or a word among the labels'
             numbers, by line and column.
     """
-    lines, columns = csv_columns(path)
-    header = list(columns)
-    check_known(f"column of {path} (label_column)", label_column, header)
-    if client_column != CLIENT_COLUMN:
-        check_known(f"column of {path} (client_column)", client_column, header)
-    if text_column != TEXT_COLUMN:
-        check_known(f"column of {path} (text_column)", text_column, header)
-    if client_column == label_column:
-        raise UsageError(f"{path}: column {label_column!r} cannot be both the client and the label")
-    if text_column in (client_column, label_column):
-        raise UsageError(f"{path}: column {text_column!r} cannot be both the text and the client or label")
-
-    def place(row: int) -> str:
-        return f"line {lines[row]}"
-
-    if text_column in columns:
-        return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
+    header = header_of(path, reading)
+    names = feature_columns(path, header, reading)
+    client, label, text_column = (getattr(reading, role) for role in ROLES)
+    check_known(f"column of {path} (label_column)", label, header)
+    beside = [name for name in (client, label, *[text_column] * (names is None)) if name in header]
+    columns, place = _columns(path, header, [*beside, *(names or ())], beside, reading)
+    texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
+    if names is None:
+        return text.source(path, texts, place, client=client, label=label, text=text_column)
     owner = None
     owner_names: tuple[str, ...] = ()
-    if client_column in columns:
-        where = f"{path}, column {client_column!r}"
-        owner, owner_names = arrays.owners(np.array(columns.pop(client_column), dtype=str), where, place=place)
-    y, classes = arrays.written_labels(columns.pop(label_column), f"{path}, column {label_column!r}", place)
-    words = [name for name, column in columns.items() if not any(map(arrays.is_number, column))]
+    if client in texts:
+        where = f"{path}, column {client!r}"
+        owner, owner_names = arrays.owners(np.array(texts[client], dtype=str), where, place=place)
+    y, classes = arrays.written_labels(texts[label], f"{path}, column {label!r}", place)
+    words = [name for name in names if not arrays.holds_numbers(columns[name])]
     if words and owner is None:
         raise UsageError(
             f"{path}: no number in {'column' if len(words) == 1 else 'columns'} {listing(words)}: features are "
-            "numbers, so encode words or leave them out; what names the clients, client_column (--client-column) says"
+            "numbers, so encode words or leave them out (--drop); what names the clients, client_column "
+            "(--client-column) says"
         )
-    numbers = {name: arrays.numbers(cells, f"{path}, column {name!r}", place) for name, cells in columns.items()}
-    if not numbers:
-        raise UsageError(f"{path}: no column of features beside {listing(header)}")
-    x = np.concatenate(
-        [arrays.features(cells[:, None], f"{path}, column {name!r}", place) for name, cells in numbers.items()], axis=1
-    )
-    return Source(name=str(path), x=x, y=y, classes=classes, owner=owner, owner_names=owner_names)
+    x = features(path, {name: columns[name] for name in names}, place, reading.missing)
+    return Source(str(path), x, y, classes, owner, owner_names, columns=tuple(names))
 
 
-def csv_columns(path: Path) -> tuple[list[int], dict[str, tuple[str, ...]]]:
-    """The cells of a .csv file by column, and the number of each row's line.
+def read_features(path: Path, names: Sequence[str], reading: Reading = PLAIN) -> Array:
+    """The named columns of a .csv or .parquet table, float32 [n, d] in the order of their names; missing ones are NaN.
 
     Raises:
-        UsageError: a ragged line, a column that is there twice, or no row.
+        UsageError: a column that is not there, or a cell that is neither empty nor a finite number.
     """
-    rows = csv_rows(path)
-    _, header = next(rows)
-    for name in header:
-        if header.count(name) > 1:
-            raise UsageError(f"{path}: column {name!r} is there more than once")
+    return features(path, *named_columns(path, names, (), reading), missing=True)
+
+
+def read_texts(path: Path, reading: Reading = PLAIN) -> tuple[Sequence[str], arrays.Place]:
+    """The texts of a .csv or .parquet table, whatever else it has, and how messages name one.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    name = reading.text_column
+    columns, place = named_columns(path, (name,), (name,), reading)
+    return [str(cell) for cell in columns[name]], place
+
+
+def named_columns(
+    path: Path, names: Sequence[str], texts: Collection[str], reading: Reading
+) -> tuple[dict[str, Cells], arrays.Place]:
+    """Some columns of a .csv or .parquet table, those of ``texts`` as text, and how messages name a row.
+
+    Raises:
+        UsageError: one of them is not there, or twice.
+    """
+    header = header_of(path, reading)
+    for name in names:
+        check_known(f"column of {path}", name, header)
+    twice = repeated([name for name in header if name in names])
+    if twice is not None:
+        raise UsageError(f"{path}: column {twice!r} is there more than once")
+    return _columns(path, header, names, texts, reading)
+
+
+def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, missing: bool) -> Array:
+    """Columns as float32 [n, d].
+
+    Args:
+        missing: whether a cell may have no value, which is NaN then.
+
+    Raises:
+        UsageError: a cell that has none and must, or is no finite number.
+    """
+    x = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=np.float32)
+    for k, (name, cells) in enumerate(columns.items()):
+        where = f"{path}, column {name!r}"
+        try:
+            values = arrays.numbers(cells, where, place, missing)
+        except arrays.MissingError as error:
+            raise UsageError(
+                f"{error}; --impute mean, median or most_frequent fills what is missing, --drop {name} leaves the "
+                "column out"
+            ) from error
+        x[:, k] = arrays.features(values[:, None], where, place, missing)[:, 0]
+    return x
+
+
+def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list[str] | None:
+    """The names of a table's feature columns, in the order of the header; None = its samples are texts.
+
+    Raises:
+        UsageError: a column that is named and not there, is there twice, or cannot be two things at once.
+    """
+    twice = repeated(header)
+    if twice is not None:
+        raise UsageError(f"{path}: column {twice!r} is there more than once")
+    client, label, text_column = (getattr(reading, role) for role in ROLES)
+    for role, name in zip(ROLES, (client, label, text_column), strict=True):
+        if name != getattr(Reading, role):
+            check_known(f"column of {path} ({role})", name, header)
+    if client == label:
+        raise UsageError(f"{path}: column {label!r} cannot be both the client and the label")
+    if text_column in (client, label):
+        raise UsageError(f"{path}: column {text_column!r} cannot be both the text and the client or label")
+    if text_column in header:
+        reading.check_unasked(f"{path} holds texts", "columns", "drop")
+        return None
+    found = [name for name in header if name not in (client, label)]
+    for key in ("columns", "drop"):
+        for name in sorted(set(getattr(reading, key) or ()) - set(found)):
+            if name in (client, label):
+                role = "client" if name == client else "label"
+                raise UsageError(f"{path}: column {name!r} is the {role} and no feature ({key})")
+            check_known(f"column of {path} ({key})", name, found)
+    kept = set(found if reading.columns is None else reading.columns) - set(reading.drop or ())
+    found = [name for name in found if name in kept]
+    if not found:
+        raise UsageError(f"{path}: no column of features beside {listing(header)}")
+    return found
+
+
+def header_of(path: Path, reading: Reading) -> list[str]:
+    """The names of a table's columns; of a .csv file its first line alone is read.
+
+    Raises:
+        UsageError: no such file, or a line that the separator does not part.
+    """
+    if path.suffix.lower() == PARQUET:
+        reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
+        return parquet.header(path)
+    header = next(csv_rows(path, reading))[1]
+    counts = {other: header[0].count(other) for other in SEPARATORS if len(header) == 1}
+    other = max(counts, key=lambda each: counts[each], default="")
+    if counts.get(other):
+        named = "tab" if other == "\t" else f"'{other}'"
+        raise UsageError(
+            f"{path}: its first line is one cell, {header[0]!r}, which reads as {counts[other] + 1} columns with "
+            f"another separator: --separator {named}"
+        )
+    return header
+
+
+def _columns(
+    path: Path, header: Sequence[str], names: Sequence[str], texts: Collection[str], reading: Reading
+) -> tuple[dict[str, Cells], arrays.Place]:
+    """The cells of some columns, and how messages name a row; those of ``texts`` are text in any file."""
+    if path.suffix.lower() == PARQUET:
+        return parquet.columns(path, names, texts), arrays.row_of_array
+    rows = csv_rows(path, reading)
+    next(rows)
+    chosen = [header.index(name) for name in names] if len(names) < len(header) else None
     lines: list[int] = []
     table: list[list[str]] = []
     for line, cells in rows:
         lines.append(line)
-        table.append(cells)
+        table.append(cells if chosen is None else [cells[k] for k in chosen])
     if not table:
         raise UsageError(f"{path}: a header and no rows")
-    return lines, dict(zip(header, zip(*table, strict=True), strict=True))
+    columns = zip(*table, strict=True)
+    return dict(zip(header if chosen is None else names, columns, strict=True)), lambda row: f"line {lines[row]}"
 
 
-def names_clients(path: Path, client: str) -> bool:
+def names_clients(path: Path, reading: Reading) -> bool:
     """Whether the first line of a .jsonl file has the client's key; reads nothing else."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with path.open(encoding=reading.python_encoding) as file:
             first = json.loads(next((line for line in file if line.strip()), "{}"))
+    except UnicodeError as error:
+        raise _undecodable(path, reading, error) from error
     except ValueError as error:
         raise UsageError(f"{path} is not a readable .jsonl file: {error}") from error
-    return isinstance(first, dict) and client in first
+    return isinstance(first, dict) and reading.client_column in first
 
 
-def read_jsonl(
-    path: Path,
-    *,
-    client_column: str = CLIENT_COLUMN,
-    label_column: str = LABEL_COLUMN,
-    text_column: str = TEXT_COLUMN,
-) -> Source:
+def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     """Read texts from a file of one JSON object per line (see :func:`fl_core.data.files.read`).
 
     Raises:
         UsageError: not such a file, or a key that is missing, by line.
     """
-    lines, entries = _entries(path)
+    client_column, label_column, text_column = (getattr(reading, role) for role in ROLES)
+    reading.check_unasked(f"{path} holds texts in lines of its own", "columns", "drop", "separator")
+    lines, entries = _entries(path, reading)
     keys = {"text_column": text_column, "label_column": label_column}
     if client_column != CLIENT_COLUMN or client_column in entries[0]:
         keys["client_column"] = client_column
@@ -127,22 +226,23 @@ def read_jsonl(
     return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
 
 
-def jsonl_texts(path: Path, text_column: str = TEXT_COLUMN) -> tuple[list[int], list[str]]:
-    """The texts of a .jsonl file, whatever else its objects have, and the number of each one's line.
+def read_jsonl_texts(path: Path, reading: Reading = PLAIN) -> tuple[list[str], arrays.Place]:
+    """The texts of a .jsonl file, whatever else its objects have, and how messages name one.
 
     Raises:
         UsageError: not such a file, or no text, by line.
     """
-    lines, entries = _entries(path)
-    return lines, _cells(path, lines, entries, text_column, "text_column", str)
+    lines, entries = _entries(path, reading)
+    texts = _cells(path, lines, entries, reading.text_column, "text_column", str)
+    return texts, lambda row: f"line {lines[row]}"
 
 
-def _entries(path: Path) -> tuple[list[int], list[dict[str, Any]]]:
+def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, Any]]]:
     """The objects of a .jsonl file, and the number of each one's line."""
     lines: list[int] = []
     entries: list[dict[str, Any]] = []
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with path.open(encoding=reading.python_encoding) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -151,8 +251,8 @@ def _entries(path: Path) -> tuple[list[int], list[dict[str, Any]]]:
                     raise UsageError(f"{path}, line {number}: {type(entry).__name__}, not an object of keys and values")
                 lines.append(number)
                 entries.append(entry)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a readable .jsonl file: {error}") from error
+    except UnicodeError as error:
+        raise _undecodable(path, reading, error) from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
     if not entries:
@@ -169,20 +269,52 @@ def _cells(path: Path, lines: list[int], entries: list[dict[str, Any]], key: str
     return [str(entry[key]) for entry in entries]
 
 
-def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of every line of a .csv file that is not blank, header first."""
     width = 0
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+        with path.open(newline="", encoding=reading.python_encoding) as file:
+            reader = csv.reader(file, delimiter=reading.delimiter)
             for cells in reader:
                 if not cells:
                     continue
+                if not width:
+                    _check_encoding(path, reading)
                 if width and len(cells) != width:
                     raise UsageError(f"{path}, line {reader.line_num}: {len(cells)} cells, but the header has {width}")
                 width = width or len(cells)
                 yield reader.line_num, cells
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeError as error:
+        raise _undecodable(path, reading, error) from error
+    except csv.Error as error:
         raise UsageError(f"{path} is not a readable .csv file: {error}") from error
     if not width:
         raise UsageError(f"{path} is empty")
+
+
+# --- encodings -------------------------------------------------------------------------------------------------
+
+
+def _check_encoding(path: Path, reading: Reading) -> None:
+    """Refuse a file whose first bytes can only be UTF-16, but which the asked encoding reads as well."""
+    likely = _likely_encoding(path)
+    if likely != "latin-1" and not codecs.lookup(reading.encoding).name.startswith(("utf-16", "utf-32")):
+        raise _undecodable(path, reading, None)
+
+
+def _undecodable(path: Path, reading: Reading, error: UnicodeError | None) -> UsageError:
+    """What to say of a file that another encoding would read: which one it may be."""
+    likely = _likely_encoding(path)
+    at = f" (byte {error.start})" if isinstance(error, UnicodeDecodeError) else ""
+    guess = "utf-8" if likely == "latin-1" and reading.encoding != ENCODING else likely
+    return UsageError(f"{path} is not a readable {path.suffix} file in {reading.encoding}{at}: try --encoding {guess}")
+
+
+def _likely_encoding(path: Path) -> str:
+    with path.open("rb") as file:
+        first = file.read(4)
+    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    if b"\0" in first:
+        return "utf-16-be" if first[:1] == b"\0" else "utf-16-le"
+    return "latin-1"

@@ -55,6 +55,12 @@ def test_datasets_show_the_defaults_one_line_each():
         assert ("alpha=…" in line) == isinstance(recipe.loss_options.get("alpha"), list)
 
 
+def test_what_own_data_get_is_said():
+    text, recipe = " ".join(listings.own_data().split()), data.general((4,), False)
+    for told in ("64/16/20 %", f"batch {recipe.batch}", f"{recipe.rounds} rounds", f"{recipe.clients} by dirichlet"):
+        assert told in text
+
+
 def test_alpha_is_shown_only_where_it_is_used():
     for name, alpha in zip(data.datasets(), column(listings.datasets(), "alpha"), strict=True):
         assert bool(alpha) == (data.recipe(name).partition == "dirichlet")

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -17,6 +18,7 @@ import fedlayers as fl
 from fl_core import exported, runner
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data.inputs import Inputs
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.records.files import Folder, signed
 from fl_core.training import evaluate
@@ -43,6 +45,24 @@ def table(folder: Path, rows: np.ndarray | None) -> Path:
             writer.writerow(["weight", "note", "dose", "age"])
             writer.writerows([c, "x", b, a] for a, b, c in draw[rows])
     return path
+
+
+def prepared_table(folder: Path, rows: np.ndarray | None) -> Path:
+    """The same with another separator, and with every third age missing."""
+    path = table(folder, rows)
+    head, *lines = (line.split(",") for line in path.read_text().splitlines())
+    for row, cells in zip(range(N) if rows is None else rows, lines, strict=True):
+        cells[head.index("age")] = cells[head.index("age")] if row % 3 else "NA"
+    path.write_text("\n".join(";".join(cells) for cells in (head, *lines)))
+    return path
+
+
+def parquet(folder: Path, rows: np.ndarray | None) -> Path:
+    draw = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 2)), columns=["age", "dose"])
+    draw.loc[draw.index % 4 == 0, "dose"] = np.nan
+    draw = draw.assign(label=Y, client=np.arange(N) % 2) if rows is None else draw.iloc[rows][["dose", "age"]]
+    draw.to_parquet(folder / "table.parquet", index=False)
+    return folder / "table.parquet"
 
 
 def array(x: np.ndarray):
@@ -90,6 +110,12 @@ def texts(suffix: str):
 DRAWN = np.random.default_rng(1)
 KINDS = {
     "table": (table, {"client_column": "ward", "label_column": "outcome"}),
+    "prepared table": (
+        prepared_table,
+        {"client_column": "ward", "label_column": "outcome", "separator": ";", "drop": ["weight"]}
+        | {"scale": "standard", "impute": "median"},
+    ),
+    "parquet": (parquet, {"scale": "robust", "impute": "mean"}),
     "numbers": (array(DRAWN.normal(size=(N, 4))), {}),
     "floats": (array(DRAWN.normal(size=(N, 2, 5)).astype(np.float32)), {}),
     "pixels": (array(DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)), {}),
@@ -102,6 +128,8 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_predicted_from_new_files_is_what_the_run_predicts(tmp_path: Path, kind: str) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
     write, keys = KINDS[kind]
     for name in ("own", "new"):
         (tmp_path / name).mkdir()
@@ -288,7 +316,10 @@ HEAD = ",".join("abcdefghij")
     ("new", "message"),
     [
         (lambda at: at / "nothing.csv", "no file or folder of new samples at .*nothing.csv"),
-        (lambda at: write(at / "a.txt", ""), r"a.txt: the model takes rows of 10 numbers, from .csv or .npz"),
+        (
+            lambda at: write(at / "a.txt", ""),
+            r"a.txt: the model takes rows of 10 numbers, from .csv or .parquet or .npz",
+        ),
         (lambda at: write(at / "a.csv", f"{HEAD[:-2]}\n{ROW[:-2]}\n"), "has 9 columns of features, .* takes 10"),
         (lambda at: write(at / "a.csv", f"{HEAD}\n"), "a header and no rows"),
         (lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "column 'j', line 3: 'x' is not a number"),
@@ -308,7 +339,7 @@ INPUTS = {
     "gray": Inputs((1, 8, 8), images=True),
     "floats": Inputs((1, 8, 8)),
     "texts": Inputs((64,), words=("good",)),
-    "named": Inputs((2,), columns=("age", "dose")),
+    "named": Inputs((2,), preprocessing=Preprocessing(("age", "dose"))),
 }
 
 
@@ -325,13 +356,13 @@ INPUTS = {
         (
             "texts",
             lambda at: write(at / "a.csv", "txt\nfine\n"),
-            r"column of .*a.csv \(text_column\) 'text': did you mean",
+            r"column of .*a.csv 'text': did you mean",
         ),
         ("texts", lambda at: write(at / "a.jsonl", '{"text": 3}\n'), "line 1, column 'text': 3 is not text"),
         (
             "named",
             lambda at: write(at / "a.csv", "age,dosis\n1,2\n"),
-            "feature column of .* 'dose': did you mean 'dosis'",
+            "column of .* 'dose': did you mean 'dosis'",
         ),
     ],
 )

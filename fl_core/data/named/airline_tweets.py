@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fl_core.data import tables
+from fl_core.data.columns import Reading
 from fl_core.data.registry import Location, dataset
 from fl_core.data.root import find_file
 from fl_core.data.sources import Source
@@ -25,7 +26,7 @@ from fl_core.errors import UsageError, listing
 def airline_tweets(data_root: Location | None) -> Source:
     """14,640 tweets to six airlines, which are the clients: negative, neutral or positive."""
     path = find_file("airline_tweets", data_root, "airline_tweets.jsonl")
-    tweets = tables.read_jsonl(path, client_column="airline")
+    tweets = tables.read_jsonl(path, Reading(client_column="airline"))
     if tweets.classes != ("0", "1", "2"):
         raise UsageError(f"{path}: labels are {listing(tweets.classes)}; expected 0, 1 and 2")
     return replace(tweets, classes=("negative", "neutral", "positive"))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fl_core import seeds
 from fl_core.data.arrays import Integers
+from fl_core.data.recipes import SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 
@@ -80,7 +81,7 @@ class Partitioning:
     """
 
     name: ClassVar[str] = ""
-    shares: ClassVar[tuple[float, float, float]] = (0.64, 0.16, 0.20)
+    shares: ClassVar[tuple[float, float, float]] = SHARES
     natural: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     overlaps: ClassVar[bool] = False

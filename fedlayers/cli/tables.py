@@ -1,0 +1,82 @@
+"""The tables that commands print: a line or column for each client, and beyond eight the lowest, median and highest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fl_core.ordering import MANY, in_order
+from fl_core.training.evaluate import SCORES
+
+if TYPE_CHECKING:
+    from fedlayers.diagnostics.report import Report
+
+RANKED_BY = "macro_f1"
+
+
+def scores(frame: pd.DataFrame, round: int) -> str:
+    """The test scores after a round: for each model a line for each client and one for all, their weighted mean.
+
+    Of more than eight clients three are shown: the lowest, the median and the highest by macro-F1, or else by the first
+    score that there is. Their mean is weighted by training samples.
+
+    Args:
+        frame: the rows of a run.
+    """
+    last = frame[(frame["round"] == round) & (frame["split"] == "test")]
+    title = f"test split, round {round}"
+    if last.empty:
+        return f"{title}: no scores"
+    weights = last.groupby("client")["n_train"].first().astype(float)
+    parts = {}
+    for model, rows in last.groupby("model"):
+        table = rows.pivot_table(index="client", columns="metric", values="value")
+        table = table.reindex(in_order(table.index))
+        by = next((name for name in (RANKED_BY, *SCORES, *table.columns) if name in table.columns), "")
+        weight = weights[table.index] / weights[table.index].sum()
+        everyone = (table.mul(weight, axis=0)).sum(skipna=False)
+        if len(table) > MANY:
+            title += "" if "lowest" in title else f"; lowest, median and highest of the clients by {by}"
+            table = table.loc[_ranked(table[by])].rename(_labels(table[by]))
+        if len(table) > 1:
+            table.loc[f"all {len(weight)}"] = everyone
+        parts[model] = table
+    shown = pd.concat(parts, names=["model", "client"])
+    mean = "; all: their mean, weighted by training samples" if any(len(part) > 1 for part in parts.values()) else ""
+    return f"{title}{mean}\n{shown.round(4).to_string()}"
+
+
+def measured(report: Report, metric: str, variant: str) -> str:
+    """The values of a metric: layers by clients; of more than eight clients each layer's lowest, median and highest."""
+    table = report.values(metric, variant)
+    table = table[in_order(table.columns)]
+    if table.shape[1] > MANY:
+        ranks = {layer: [str(name) for name in _ranked(values)] for layer, values in table.iterrows()}
+        columns = {
+            "lowest": table.min(axis=1), "at": [names[0] for names in ranks.values()],
+            "median": table.median(axis=1),
+            "highest": table.max(axis=1), "at ": [names[-1] for names in ranks.values()],
+            "mean": table.mean(axis=1),
+        }  # fmt: skip
+        table = pd.DataFrame(columns, index=table.index)
+    return str(table.to_string(float_format="{:.4g}".format))
+
+
+def splits(report: Report, metric: str, variant: str) -> str:
+    """The samples on which a metric was measured, such as ``train split``; empty for weights alone."""
+    rows = report.frame[(report.frame["metric"] == metric) & (report.frame["variant"] == variant)]
+    names = [name for name in rows["split"].unique() if name]
+    return f"{' and '.join(names)} split" if names else ""
+
+
+def _ranked(values: pd.Series) -> list[str]:
+    """Names of the lowest, the median and the highest; what has no value counts as lowest."""
+    order = list(values.sort_values(kind="stable", na_position="first").index)
+    return [order[0], order[len(order) // 2], order[-1]]
+
+
+def _labels(values: pd.Series) -> dict[str, str]:
+    return {
+        name: f"{rank}: {name}" for rank, name in zip(("lowest", "median", "highest"), _ranked(values), strict=True)
+    }

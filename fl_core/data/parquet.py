@@ -1,0 +1,69 @@
+"""Reads .parquet files, with pyarrow, which is imported only for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_core.data.arrays import Cells
+from fl_core.errors import UsageError
+
+_UNNAMED = re.compile(r"__index_level_[0-9]+__")  # what pandas stores beside the columns
+
+
+def header(path: Path) -> list[str]:
+    """The names of a file's columns, read without its rows; an index without a name is none.
+
+    Raises:
+        UsageError: pyarrow is not installed, or the file is no Parquet.
+    """
+    names = [str(name) for name in _opened(path).schema_arrow.names]
+    return [name for name in names if not _UNNAMED.fullmatch(name)]
+
+
+def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[str, Cells]:
+    """Some columns by name: numbers as float64 [n] with NaN where there is none, everything else as text.
+
+    Args:
+        texts: those that are text whatever they hold, such as whole numbers that name clients.
+
+    Raises:
+        UsageError: a column of lists or structures, no rows, or rows that cannot be read.
+    """
+    import pyarrow
+
+    try:
+        table = _opened(path).read(columns=list(names))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(f"{path} is not a readable .parquet file: {error}") from error
+    if not table.num_rows:
+        raise UsageError(f"{path}: columns and no rows")
+    return {name: _cells(table.column(name), name in texts, f"{path}, column {name!r}") for name in names}
+
+
+def _opened(path: Path) -> Any:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{path}: .parquet files are read with pyarrow: pip install 'fedlayers[parquet]'") from error
+    try:
+        return parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(f"{path} is not a readable .parquet file: {error}") from error
+
+
+def _cells(column: Any, text: bool, where: str) -> Cells:
+    from pyarrow import types
+
+    if types.is_nested(column.type):
+        raise UsageError(f"{where} holds {column.type}; a table has one number or text in each cell")
+    number = types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type)
+    values = column.to_pylist()
+    if number and not text:
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    return ["" if value is None or value != value else str(value) for value in values]

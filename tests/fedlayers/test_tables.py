@@ -1,0 +1,61 @@
+"""What commands print of many clients: three of them and all together, the split and the round named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedlayers as fl
+from fedlayers.cli import tables
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+
+
+def scored(n: int) -> pd.DataFrame:
+    """Rows of a run whose client k has macro-F1 k / 100, accuracy 1 - k / 100, and k + 1 training samples."""
+    found = []
+    for k in range(n):
+        for metric, value in (("macro_f1", k / 100), ("accuracy", 1 - k / 100)):
+            for round, split in ((3, "test"), (3, "validation"), (2, "test")):
+                where = {"client": f"client_{k}", "split": split, "round": round, "model": "global", "n_train": k + 1}
+                found.append(rows.row(metric, value if (round, split) == (3, "test") else 9.0, **where))
+    return rows.frame(found)
+
+
+@pytest.mark.parametrize("n", [1, 8, 9, 30])
+def test_scores_of_many_clients_are_condensed(n: int) -> None:
+    text = tables.scores(scored(n), 3)
+    assert text.startswith("test split, round 3")
+    assert "9.0" not in text
+    which = dict.fromkeys(range(n), "") if n <= 8 else {0: "lowest: ", n // 2: "median: ", n - 1: "highest: "}
+    wanted = {f"{rank}client_{k}": k / 100 for k, rank in which.items()}
+    if n > 1:
+        wanted[f"all {n}"] = np.average(np.arange(n) / 100, weights=np.arange(n) + 1)
+    lines = [line.removeprefix("global").rsplit(maxsplit=2) for line in text.splitlines()[3:]]
+    assert {name.strip(): float(f1) for name, _, f1 in lines} == pytest.approx(wanted, abs=1e-4)
+    assert all(float(accuracy) + float(f1) == pytest.approx(1, abs=2e-4) for _, accuracy, f1 in lines)
+
+
+def test_clients_are_printed_by_their_numbers() -> None:
+    frame = scored(8)
+    frame["client"] = frame["client"].str.replace("client_", "ward ").replace({"ward 1": "ward 10", "ward 0": "ward 1"})
+    text = tables.scores(frame.sort_values("client"), 3)
+    assert [line.split("ward ")[1].split()[0] for line in text.splitlines() if "ward" in line] == [*"1234567", "10"]
+
+
+@pytest.mark.parametrize("clients", [8, 9])
+def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
+    config = RunConfig(dataset="digits", clients=clients, samples=300, batch=8, model_options={"sizes": [8]})
+    report = fl.measure.of_task(runner.assemble(config), ["grad_variance"], progress=False)
+    values, text = report.values("grad_variance"), tables.measured(report, "grad_variance", "epoch")
+    header, first = text.splitlines()[0].split(), text.splitlines()[2].split()
+    of_first = values.iloc[0]
+    if clients <= 8:
+        assert header == ["client", *values.columns]
+        return
+    assert header == ["lowest", "at", "median", "highest", "at", "mean"]
+    wanted = [of_first.min(), of_first.idxmin(), of_first.median(), of_first.max(), of_first.idxmax(), of_first.mean()]
+    assert first[1:] == [value if isinstance(value, str) else f"{value:.4g}" for value in wanted]
+    assert tables.splits(report, "grad_variance", "epoch") == "train split"
+    assert not any("client_3" in note for note in runner.assemble(config).notes())

@@ -1,0 +1,301 @@
+"""Own tables as people have them: columns left out, other separators and encodings, words, holes, Parquet."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
+
+import fedlayers as fl
+from fl_core import data, runner
+from fl_core.config import RunConfig
+from fl_core.data import tables
+from fl_core.data.columns import Reading
+from fl_core.data.federated import FederatedData
+from fl_core.data.preprocessing import Preprocessing
+from fl_core.errors import UsageError
+from fl_core.records.store import Run
+
+SPLITS = ("train", "validation", "test")
+WORDS = ("ill", "well")
+
+
+def frame(n: int = 60, holes: bool = False) -> pd.DataFrame:
+    """Ages and doses of three wards whose scales differ, and a column that is the same everywhere."""
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({
+        "client": [f"ward_{k % 3}" for k in range(n)],
+        "age": draw.normal(50, 10, n).round(1),
+        "dose": draw.normal(0, 1e-3, n).round(5),
+        "one": 1.0,
+        "label": [WORDS[k % 2] for k in range(n)],
+    })  # fmt: skip
+    if holes:
+        table.loc[::7, "dose"] = np.nan
+    return table
+
+
+def written(path: Path, table: pd.DataFrame, **how: Any) -> Path:
+    table.to_csv(path, index=False, **how)
+    return path
+
+
+def samples(federated: FederatedData, *splits: str) -> np.ndarray:
+    """Samples of all clients, in the order of the source."""
+    indices = np.concatenate([federated.partition.indices[c.name][s] for c in federated.clients for s in splits])
+    x = np.concatenate([c.split(s).x.numpy() for c in federated.clients for s in splits])
+    return x[np.argsort(indices)]
+
+
+# --- which columns ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{"columns": ["one", "age"]}, {"drop": ["dose"]}])
+def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[str, Any]) -> None:
+    path = written(tmp_path / "t.csv", frame())
+    federated = data.load(path, **how)
+    assert samples(federated, *SPLITS)[:, 0] == pytest.approx(frame()["age"], abs=1e-5)
+    assert samples(federated, *SPLITS).shape == (60, 2)
+    assert federated.preprocessing is not None
+    assert federated.preprocessing.columns == ("age", "one")
+    assert data.recipe(path, **how) == data.recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"drop": ["doze"]}, r"\(drop\) 'doze': did you mean 'dose'"),
+        ({"columns": ["label"]}, "column 'label' is the label and no feature"),
+        ({"drop": ["client"]}, "column 'client' is the client"),
+        ({"columns": ["age"], "drop": ["one"]}, "give one of them"),
+        ({"columns": ["age", "age"]}, "names 'age' twice"),
+        ({"columns": "age"}, "must be names of columns"),
+        ({"drop": ["age", "dose", "one"]}, "no column of features"),
+        ({"separator": ""}, "separator must be one character"),
+        ({"encoding": "utf-7000"}, "unknown encoding 'utf-7000'"),
+        ({"scale": "standrad"}, "did you mean 'standard'"),
+        ({"impute": "mode"}, "unknown impute 'mode'"),
+        ({"coulmns": ["age"]}, "did you mean 'columns'"),
+    ],
+)
+def test_what_cannot_be_read_so_is_refused(tmp_path: Path, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        data.load(written(tmp_path / "t.csv", frame()), **how)
+
+
+@pytest.mark.parametrize("how", [{"columns": ["a"]}, {"drop": ["a"]}, {"separator": ";"}, {"encoding": "latin-1"}])
+def test_data_without_columns_refuse_to_choose_them(tmp_path: Path, how: dict[str, Any]) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
+    for named in ("digits", tmp_path / "a.npz"):
+        with pytest.raises(UsageError, match=f"leave out {next(iter(how))}"):
+            data.load(named, **how)
+
+
+def test_many_columns_are_checked_at_once(tmp_path: Path) -> None:
+    names = [f"g{k}" for k in range(40_000)]
+    lines = [",".join([*names, "label"]), *(",".join(["1"] * len(names) + [str(k % 2)]) for k in range(20))]
+    path = tmp_path / "wide.csv"
+    path.write_text("\n".join(lines))
+    began = time.perf_counter()
+    assert data.files.glance(path) == ((40_000,), False)
+    assert time.perf_counter() - began < 2  # each name against all others takes a minute
+    path.write_text(lines[0].replace("g39999", "g7") + "\n")
+    with pytest.raises(UsageError, match="'g7' is there more than once"):
+        data.files.glance(path)
+
+
+# --- how the file is written -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "fix"),
+    [
+        (";", {}, "--separator ';'"),
+        ("\t", {}, "--separator tab"),
+        ("|", {}, "--separator '|'"),
+        (",", {"separator": ";"}, "--separator ','"),
+    ],
+)
+def test_another_separator_is_named_with_the_fix(tmp_path: Path, text: str, how: dict[str, Any], fix: str) -> None:
+    path = written(tmp_path / "t.csv", frame(), sep=text)
+    for read in (data.load, data.recipe):
+        with pytest.raises(UsageError, match="reads as 5 columns with another separator") as refused:
+            read(path, **how)
+        assert fix in str(refused.value)
+    fixed = fix.split()[1].strip("'")
+    assert (samples(data.load(path, separator=fixed), *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le", "utf-16-be"])
+def test_another_encoding_is_named_with_the_fix(tmp_path: Path, encoding: str) -> None:
+    table = frame().replace({"ward_0": "Köln"})
+    path = written(tmp_path / "t.csv", table, encoding=encoding)
+    for read in (data.load, data.recipe) if encoding != "latin-1" else (data.load,):
+        with pytest.raises(UsageError, match=f"t.csv is not a readable .csv file in utf-8.*try --encoding {encoding}$"):
+            read(path)
+    assert [client.name for client in data.load(path, encoding=encoding).clients] == ["Köln", "ward_1", "ward_2"]
+    lines = "".join(json.dumps({"text": f"a{k} b", "label": k % 2, "client": "Köln"}) + "\n" for k in range(9))
+    (tmp_path / "t.jsonl").write_text(lines, encoding=encoding)
+    assert len(data.files.read(tmp_path / "t.jsonl", Reading(encoding=encoding))) == 9
+
+
+def test_a_byte_order_mark_of_utf_8_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", frame(), encoding="utf-8-sig")
+    assert len(data.load(path).clients) == 3
+
+
+# --- labels in words -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["one", "split", "silos"])
+@pytest.mark.parametrize("classes", [None, ("well", "so so", "ill")])
+def test_labels_of_arrays_can_be_words(tmp_path: Path, kind: str, classes: tuple[str, ...] | None) -> None:
+    x, y = np.arange(60.0)[:, None], np.array(["ill", "well", "so so"] * 20)
+    named = {} if classes is None else {"classes": np.array(classes)}
+    if kind == "silos":
+        federated = data.of_silos({"a": (x, y), "b": (x, pd.Series(y, dtype=object))}, classes=classes)
+    elif kind == "one":
+        np.savez(tmp_path / "a.npz", x=x, y=y, **named)
+        federated = data.load(tmp_path / "a.npz", partition="iid", clients=2)
+    else:
+        np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9], **named)
+        federated = data.load(tmp_path / "a.npz", partition="iid", clients=2)
+    assert federated.classes == (classes or ("ill", "so so", "well"))
+    words = np.array(federated.classes)
+    for split in (client.split(name) for client in federated.clients for name in SPLITS):
+        assert (words[split.y] == y[split.x[:, 0].long()]).all()
+
+
+# --- missing numbers, scaling ----------------------------------------------------------------------------------
+
+SCALERS = {"standard": StandardScaler, "minmax": MinMaxScaler, "robust": RobustScaler}
+
+
+@pytest.mark.parametrize("scale", ["none", *SCALERS])
+@pytest.mark.parametrize("impute", ["none", "mean", "median", "most_frequent"])
+def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
+    tmp_path: Path, scale: str, impute: str
+) -> None:
+    table = frame(holes=impute != "none")
+    path = written(tmp_path / "t.csv", table)
+    federated = data.load(path, scale=scale, impute=impute)
+    raw = table[["age", "dose", "one"]].to_numpy(np.float32).astype(float)
+    train = np.sort(np.concatenate([part["train"] for part in federated.partition.indices.values()]))
+    steps = [
+        *([SimpleImputer(strategy=impute)] if impute != "none" else []),
+        *[SCALERS[s]() for s in SCALERS if s == scale],
+    ]
+    expected = make_pipeline(*steps).fit(raw[train]).transform(raw) if steps else raw
+    assert samples(federated, *SPLITS) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+    made = federated.preprocessing
+    assert made is not None
+    again = Preprocessing.from_json(json.loads(json.dumps(made.to_json())))
+    assert again == made
+    assert (again.transform(tables.read_features(path, made.columns)) == samples(federated, *SPLITS)).all()
+
+
+def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:
+    table = frame()
+    federated = data.load(written(tmp_path / "t.csv", table))
+    outside = np.concatenate([part[s] for part in federated.partition.indices.values() for s in SPLITS[1:]])
+    table.loc[outside, "age"] += 1e4
+    plain, other = (data.load(written(tmp_path / "t.csv", each), scale="standard") for each in (frame(), table))
+    assert plain.preprocessing == other.preprocessing
+    assert (samples(plain, "train") == samples(other, "train")).all()
+    assert plain.digest != other.digest != federated.digest
+
+
+def test_tables_are_taken_as_they_are_unless_asked(tmp_path: Path) -> None:
+    federated = data.load(written(tmp_path / "t.csv", frame()))
+    assert (samples(federated, *SPLITS) == frame()[["age", "dose", "one"]].to_numpy(np.float32)).all()
+
+
+def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", frame(holes=True))
+    with pytest.raises(UsageError, match=r"column 'dose', line 2: the cell is empty; --impute .* --drop dose leaves"):
+        data.load(path)
+    assert data.load(path, drop=["dose"]).shape == (2,)
+    table = frame()
+    table["dose"] = np.nan
+    with pytest.raises(UsageError, match=r"no training sample has a value in column dose.*drop it"):
+        data.load(written(path, table), impute="mean")
+    x = np.where(np.arange(60) == 7, np.nan, 1.0)[:, None]
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 2)
+    with pytest.raises(UsageError, match=r"row 7 .*nan is not a finite float32; impute \(--impute"):
+        data.load(tmp_path / "a.npz")
+    assert (samples(data.load(tmp_path / "a.npz", impute="mean"), *SPLITS) == 1).all()
+    silos = {"a": (x, np.arange(60) % 2)}
+    assert (samples(data.of_silos(silos, impute="median"), *SPLITS) == 1).all()
+
+
+@pytest.mark.parametrize("how", [{"scale": "standard"}, {"impute": "mean"}])
+def test_images_and_texts_are_not_scaled(tmp_path: Path, how: dict[str, Any]) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(9)))
+    for name, holds in (("a.npz", r"samples of shape \[1, 4, 4\]"), ("t.csv", "texts")):
+        with pytest.raises(UsageError, match=f"holds {holds}: scale and impute"):
+            data.load(tmp_path / name, **how)
+
+
+def test_new_rows_must_have_the_columns_that_were_fitted() -> None:
+    made = Preprocessing(("age", "dose"))
+    with pytest.raises(UsageError, match="rows of 2 columns"):
+        made.transform(np.zeros((3, 4)))
+    with pytest.raises(UsageError, match=r"row 1 .*column 'dose': the value is missing"):
+        made.transform(np.array([[1, 2], [1, np.nan]]))
+    with pytest.raises(UsageError, match="key of a preprocessing 'fil': did you mean 'fill'"):
+        Preprocessing.from_json({"fil": [1.0]})
+
+
+def test_a_run_keeps_what_was_fitted_and_resumes(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", frame(holes=True))
+    config = RunConfig(dataset=str(path), rounds=2, batch=8, drop=["one"], scale="standard", impute="median")
+    runner.run(config, tmp_path / "run", progress=False, until=1)
+    stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
+    assert stored == data.load(path, drop=["one"], scale="standard", impute="median").preprocessing
+    assert stored.columns == ("age", "dose")
+    assert fl.resume(tmp_path / "run", progress=False).done == 2
+
+
+# --- Parquet ---------------------------------------------------------------------------------------------------
+
+
+def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    for read in (data.load, data.recipe):
+        with pytest.raises(UsageError, match=r"t.parquet: .parquet files are read with pyarrow: pip install 'fed"):
+            read(tmp_path / "t.parquet")
+
+
+def test_a_parquet_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
+    table = frame(holes=True).assign(whole=range(60), flag=[k % 3 == 0 for k in range(60)])
+    path = tmp_path / "t.parquet"
+    table.set_index("client").to_parquet(path, engine="pyarrow")
+    table.assign(flag=table["flag"].astype(int)).to_csv(tmp_path / "t.csv", index=False)
+    one, two = (data.load(p, impute="mean", scale="standard") for p in (path, tmp_path / "t.csv"))
+    assert (samples(one, *SPLITS) == samples(two, *SPLITS)).all()
+    assert one.classes == two.classes
+    assert [client.name for client in one.clients] == [client.name for client in two.clients]
+    assert data.recipe(path) == data.recipe(tmp_path / "t.csv")
+    with pytest.raises(UsageError, match=r"column 'dose', row 0 .*: the value is missing; --impute"):
+        data.load(path)
+    with pytest.raises(UsageError, match="says itself how it is written; leave out separator"):
+        data.load(path, separator=";")
+    table.assign(dose=[[1.0]] * 60).to_parquet(path, engine="pyarrow")
+    with pytest.raises(UsageError, match=r"column 'dose' holds list<.*>; a table has one number or text"):
+        data.load(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"t.parquet is not a readable .parquet file"):
+        data.load(path)
