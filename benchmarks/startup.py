@@ -48,7 +48,7 @@ def startup(pairs: int = PAIRS) -> list[Measured]:
             return seconds
 
         frame = alternate({"asked": asked, "empty": lambda: usage(*EMPTY)[0]}, pairs)
-        targeted = what in ("fedlayers --help", "import fedlayers", "fedlayers verify")
+        targeted = what in ("fedlayers --help", "import fedlayers", "fedlayers verify", "an unknown algorithm")
         row = judged(
             "startup",
             what,

@@ -47,6 +47,7 @@ CROSS_DEVICE = RunConfig(
     batch=10,
     lr=0.005,
     optimizer="sgd",
+    keep_optimizer=False,
     loss="cross_entropy",
     workers=WORKERS,
 )
@@ -57,12 +58,14 @@ CROSS_SILO = RunConfig(
     lr=0.001,
     optimizer="adamw",
     weight_decay=0.01,
+    keep_optimizer=False,
     loss="cross_entropy",
     workers=SILO_WORKERS,
 )
 TINY = RunConfig(
-    dataset="random", model="heart_mlp", epochs=1, batch=32, lr=0.01, optimizer="sgd", loss="cross_entropy"
-)
+    dataset="random", model="heart_mlp", epochs=1, batch=32, lr=0.01, optimizer="sgd", keep_optimizer=False,
+    loss="cross_entropy",
+)  # fmt: skip
 
 
 def tuned() -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -23,6 +24,7 @@ from fl_core.training import losses
 from fl_core.training.losses import Loss
 
 from .capture import Data, batches, untouched
+from .checking import check_arrays, check_inputs, check_modules
 from .decide.budget import layer_bytes
 from .gradients import passes
 from .metrics.base import DEFAULT, METRICS, Metric
@@ -100,6 +102,7 @@ def diagnose(
     criterion = _loss(loss)
     subjects, n_models = _subjects(models, data, n_train, seed)
     with untouched(*{id(s.model): s.model for s in subjects}.values()):
+        check_inputs(subjects, seed, any(metric.reads == "losses" for metric in request.metrics))
         with torch_seeded(seed_of(seed, "diagnose", "example")):
             x, _ = next(batches(subjects[0].data, 2))
         every = layering or layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
@@ -265,11 +268,9 @@ def _loss(loss: Loss | str | None) -> Loss:
 
 def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Subject], int]:
     """The clients as subjects, and the number of models that were given."""
+    check_modules(models)
     model_names, own_models = _listed("models", models, isinstance(models, nn.Module))
     data_names, own_data = _listed("data", data, _is_one(data))
-    for model in own_models:
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"models must be torch modules; one of them is {type(model).__name__}")
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):
         raise UsageError(f"{m} models and {d} sets of data; give as many of each, or one of either")
@@ -282,6 +283,8 @@ def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Sub
         (own for own in (model_names, data_names) if own and len(own) == count), [f"client_{k}" for k in range(count)]
     )
     own_models, own_data = own_models * (count // m), own_data * (count // d)
+    for name, own in zip(names, own_data, strict=True):
+        check_arrays(own, f"client {name!r}")
     first = tree.live(own_models[0])
     for name, model in zip(names, own_models, strict=True):
         tree.check_same(first, tree.live(model), f"the model of client {names[0]!r}", f"that of client {name!r}")
@@ -304,7 +307,7 @@ def _listed(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
 def _is_one(data: Any) -> bool:
     """Whether this is one client's data: a pair of tensors or a loader, not a list or mapping of such."""
     if isinstance(data, (list, tuple)):
-        return len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+        return len(data) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
     return not isinstance(data, Mapping)
 
 

@@ -61,7 +61,28 @@ def check(kind: str, name: str) -> str:
     Raises:
         UsageError: unknown, with the nearest name.
     """
-    return name if is_outside(name) else check_known(kind, name, entries(kind))
+    registry = _registry(kind)
+    return name if is_outside(name) or name in registry else check_known(kind, name, registry.names())
+
+
+def check_value(kind: str, name: str) -> str:
+    """Return the name if a run's configuration may have it under that kind's key; else refuse it.
+
+    Beside members these are a model of a library, such as ``timm:resnet18``, the path of your own data, and of the
+    rules those alone that can decide during a run.
+
+    Raises:
+        UsageError: unknown, with the nearest name.
+    """
+    if kind == "rule":
+        return check_deciding(name)
+    if kind == "model":
+        return name if ":" in name else check_known("model", name, describe())
+    if kind == "dataset":
+        path = Path(name)
+        known = is_outside(name) or path.exists() or len(path.parts) > 1 or path.suffix
+        return name if known else check_known("dataset (and no such path)", name, sorted(entries("dataset")))
+    return check(kind, name)
 
 
 def check_names(config: RunConfig) -> None:
@@ -70,14 +91,10 @@ def check_names(config: RunConfig) -> None:
     Raises:
         UsageError: unknown, with the nearest name.
     """
-    check("algorithm", config.algorithm)
-    if config.model is not None and ":" not in config.model:
-        check_known("model", config.model, describe())
-    if config.partition is not None:
-        check("partition", config.partition)
-    dataset = Path(config.dataset)
-    if not (is_outside(config.dataset) or dataset.exists() or len(dataset.parts) > 1 or dataset.suffix):
-        check_known("dataset (and no such path)", config.dataset, sorted(entries("dataset")))
+    for kind in ("algorithm", "model", "partition", "dataset"):
+        name = getattr(config, kind)
+        if name is not None:
+            check_value(kind, name)
 
 
 def check_deciding(rule: str) -> str:

@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 
 from figures import (  # noqa: F401  (most of them register items)
     catalogue,
+    decision,
     everything,
     fedpft,
     fedra,

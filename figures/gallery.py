@@ -43,6 +43,8 @@ IMAGES = RunConfig(
     dataset="fashion_mnist", model="scheduling_cnn", clients=4, alpha=0.3, samples=2000, epochs=2, batch=32
 )
 TABLES = RunConfig(dataset="heart")
+TRAINED = replace(TABLES, keep_optimizer=False)
+"""Of the runs of several rounds: each begins with a new optimiser."""
 SCALES = RunConfig(
     dataset="fashion_mnist", model="timm:resnet18", clients=3, alpha=0.3, samples=600, epochs=2, batch=32
 )
@@ -146,14 +148,14 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
         bar.update()
         with tempfile.TemporaryDirectory() as scratch:
             bar.set_postfix_str("regret")
-            config = replace(TABLES, algorithm="fedper", rounds=REGRET_ROUNDS)
+            config = replace(TRAINED, algorithm="fedper", rounds=REGRET_ROUNDS)
             judged = regret(config, RULES, range(REGRET_SEEDS), Path(scratch) / "regret", progress=False)
             tables["cuts"], tables["decisions"] = judged.scores, judged.decisions
             bar.update()
             bar.set_postfix_str("comparison")
             instruments = measure.instruments()
             result = compare(
-                TABLES, ALGORITHMS, range(SEEDS), Path(scratch) / "compare", instruments=instruments, progress=False
+                TRAINED, ALGORITHMS, range(SEEDS), Path(scratch) / "compare", instruments=instruments, progress=False
             )
             tables["comparison"] = _scores(result)
             bar.update()
@@ -246,7 +248,7 @@ def entries(stored: Stored) -> list[Entry]:
         )
         for name in stored.metrics
     ]
-    tables, start = stored.tables, flags(TABLES)
+    tables, start = stored.tables, flags(TRAINED)
     pictures += [
         Entry(
             "cka_matrices",

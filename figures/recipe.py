@@ -27,7 +27,9 @@ from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 
 FAILED = "finished"
 """The metric of the row, without a value, that stands for a run whose training diverged."""
-PLAIN_SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+PLAIN_SGD: dict[str, Any] = {
+    "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "keep_optimizer": False,
+}  # fmt: skip
 """Local training as several papers have it."""
 
 

@@ -41,12 +41,17 @@ SMALL = 0.02
 
 
 def recipes() -> dict[str, RunConfig]:
-    """FedPer on each dataset, as small as in the comparison of PLayer-FL's methods; MNIST like Fashion-MNIST."""
+    """FedPer on each dataset, as small as in the comparison of PLayer-FL's methods; MNIST like Fashion-MNIST.
+
+    As there, clients keep their optimiser's state from round to round.
+    """
     sizes = {name: dict(case.quick) for name, case in CASES.items()}
     sizes = {"heart": sizes.pop("heart"), "mnist": sizes["fashion_mnist"], **sizes}
     sizes["heart"]["rounds"] = CASES["heart"].rounds
     return {
-        name: scored_at_end(RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", **size))
+        name: scored_at_end(
+            RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", keep_optimizer=True, **size)
+        )
         for name, size in sizes.items()
     }
 

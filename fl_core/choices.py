@@ -5,7 +5,11 @@ BN = ("global", "local", "drop")
 WAYS = ("block", "module")
 """What a layer is: a weighted module with its normalisation, or every module by itself."""
 OPTIMIZERS = ("sgd", "adam", "adamw")
+KEPT_OPTIMIZERS = ("adam", "adamw")
+"""Those whose state a client keeps from round to round by default: second moments need more steps than a round has."""
 LOSSES = ("cross_entropy", "focal", "player_focal")
+WEIGHTS = ("samples", "uniform")
+"""How much clients count where their replies are averaged: by their training samples, or all the same."""
 STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
 FORMATS = ("auto", "contiguous", "channels_last")

@@ -72,6 +72,12 @@ class RunConfig:
     """Size of the pool that is dealt."""
     participation: float = 1.0
     """Fraction of the clients that take part in a round; at least one does."""
+    weights: str = "samples"
+    """How clients count where they are averaged: by their training samples, or all the same (uniform)."""
+    client_dropout: float = 0.0
+    """Probability with which the reply of a client that takes part is lost."""
+    dropout_trace: str | None = None
+    """A .csv with the columns round and client: whose replies are lost, rounds from 1 on."""
     epochs: int | None = None
     """Local epochs a round."""
     batch: int | None = None
@@ -88,8 +94,8 @@ class RunConfig:
     """Of adam and adamw."""
     clip: float | None = None
     """Scale a step's gradient down to this norm where it is longer."""
-    keep_optimizer: bool = False
-    """Keep each client's optimiser state from round to round, in place of a new one."""
+    keep_optimizer: bool | None = None
+    """Keep each client's optimiser state from round to round, in place of a new one; default for adam and adamw."""
     loss: str | None = None
     """cross_entropy, focal or player_focal."""
     loss_options: dict[str, Any] | None = None
@@ -191,6 +197,7 @@ def check(config: RunConfig) -> None:
         ("way of grouping layers", config.by, choices.WAYS),
         ("optimizer", config.optimizer, choices.OPTIMIZERS),
         ("loss", config.loss, choices.LOSSES),
+        ("value of weights", config.weights, choices.WEIGHTS),
         ("value of stack", config.stack, choices.STACKS),
         ("memory format", config.memory_format, choices.FORMATS),
     ):
@@ -204,6 +211,8 @@ def check(config: RunConfig) -> None:
         raise UsageError(f"threshold must be above 0, not {config.threshold}")
     if not 0 < config.participation <= 1:
         raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
+    if not 0 <= config.client_dropout < 1:
+        raise UsageError(f"client_dropout must be at least 0 and below 1, not {config.client_dropout}")
 
 
 def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
@@ -248,6 +257,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         momentum=or_else(config.momentum, own.get("momentum", 0.0)),
         weight_decay=or_else(config.weight_decay, own.get("weight_decay", 0.0)),
         amsgrad=or_else(config.amsgrad, own.get("amsgrad", False)),
+        keep_optimizer=or_else(config.keep_optimizer, optimizer in choices.KEPT_OPTIMIZERS),
         loss=loss,
         loss_options={**own_loss, **(config.loss_options or {})},
         eval_every=or_else(config.eval_every, evaluation_interval(rounds, config.participation, epochs)),
@@ -255,6 +265,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         data_root=None if root is None else str(Path(root).absolute()),
         dataset=given.name if given is not None else _located(config.dataset),
         init=None if config.init is None else str(Path(config.init).absolute()),
+        dropout_trace=None if config.dropout_trace is None else str(Path(config.dropout_trace).absolute()),
     )
     _ = filled.training  # checks its numbers
     return filled

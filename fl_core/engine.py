@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -15,6 +15,7 @@ from fl_core.algorithms import contract
 from fl_core.algorithms.base import Algorithm, Observation, Problem, Round, State, Update
 from fl_core.data import FederatedData
 from fl_core.decision import Decision
+from fl_core.dropout import REPLY_LOST
 from fl_core.errors import NonFiniteError
 from fl_core.execution.client_runner import ClientRunner, FinetuneJob, Job, Result, ScoreJob, TrainJob
 from fl_core.execution.executors import Executor
@@ -150,10 +151,13 @@ class Engine:
         self.kept = {}
         work = Work(float)
         exchanges, saves = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
+        lost = self.schedule.dropout.lost(self.problem.seed, index, sampled)
+        work.update({(client, REPLY_LOST, cause): 1.0 for client, cause in lost.items()})
         for exchange in exchanges:
             rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
             kept = sampled[: self.schedule.local_models] if last and self.writer and saves else ()
-            self.exchange(rnd, work, self.schedule.splits(index + 1) if last else (), kept)
+            self.exchange(rnd, work, self.schedule.splits(index + 1) if last else (), kept, lost)
+            sampled = tuple(client for client in sampled if client not in lost)  # the round goes on without the others
             plan = self.decision.amid(self)
             if plan is not None:
                 self._adopt(plan)
@@ -175,21 +179,34 @@ class Engine:
                 self.clients.changed.clear()
         self._note_time()
 
-    def exchange(self, rnd: Round, work: Work, splits: tuple[str, ...] = (), keep_local: tuple[int, ...] = ()) -> None:
+    def exchange(
+        self,
+        rnd: Round,
+        work: Work,
+        splits: tuple[str, ...] = (),
+        keep_local: tuple[int, ...] = (),
+        lost: Collection[int] = (),
+    ) -> None:
         """Run one exchange: send to the sampled clients, train them, and aggregate their replies as they come.
+
+        Without any reply the server keeps its state.
 
         Args:
             work: what it costs is added here.
             splits: on which locally trained models are scored.
             keep_local: the clients whose locally trained models are kept.
+            lost: the clients whose replies do not arrive. Their training costs what it costs, and leaves no trace.
         """
         with self.clock.on("aggregate"):
-            replies = self._replies(rnd, work, splits, frozenset(keep_local))
-            self.algorithm.aggregate(self.server, replies, rnd)
+            replies = self._replies(rnd, work, splits, frozenset(keep_local), frozenset(lost))
+            if not set(rnd.sampled) <= set(lost):
+                self.algorithm.aggregate(self.server, replies, rnd)
             for _ in replies:  # whatever the algorithm did not ask for still reaches the clients' states
                 pass
 
-    def _replies(self, rnd: Round, work: Work, splits: tuple[str, ...], keep_local: frozenset[int]) -> Iterator[Update]:
+    def _replies(
+        self, rnd: Round, work: Work, splits: tuple[str, ...], keep_local: frozenset[int], lost: frozenset[int]
+    ) -> Iterator[Update]:
         """Yield the sampled clients' updates one by one, storing their states and recorded numbers on the way."""
 
         def jobs() -> Iterable[TrainJob]:
@@ -199,18 +216,24 @@ class Engine:
                     message = message.clone()
                     work[client, "bytes_down", ""] += message.bytes
                     job = TrainJob(client, rnd, message, self.clients[self.names[client]], splits, client in keep_local)
+                    if client in lost:  # what hooks write into the state is lost with the reply
+                        job = TrainJob(client, rnd, message, job.state.clone())
                 yield job
 
         for result in self._run("train", jobs()):
             client = result.client
+            phases, submodel = self.algorithm.phases(rnd, client), self.algorithm.submodel(rnd, client)
+            if client in lost:
+                result.work = {name: value for name, value in result.work.items() if "/loss" not in name}
+                self._count_work(work, phases, submodel, result)
+                continue
             self.clients[self.names[client]] = result.state
             work[client, "bytes_up", ""] += result.message.bytes
-            phases, submodel = self.algorithm.phases(rnd, client), self.algorithm.submodel(rnd, client)
             self._count_work(work, phases, submodel, result)
             if result.tree is not None:
                 self._keep("local", self.names[client], result.tree)
             self._record_scores(client, "local", result.scores, rnd.index + 1)
-            yield Update(client, self.problem.n_train[client], result.message)
+            yield Update(client, self.problem.weight(client), result.message)
 
     def _run(self, part: str, jobs: Iterable[Job]) -> Iterator[Result]:
         """Yield the executor's results, and charge the waiting time to a part of the run, moving data apart."""
@@ -255,8 +278,7 @@ class Engine:
 
     def _start(self, name: str) -> State:
         """The state of a client before its first round, under the present plan."""
-        state = self.algorithm.client_state(self.initial, self.index[name])
-        return State({kind: tree.clone(each) for kind, each in state.trees.items()}, state.meta)
+        return self.algorithm.client_state(self.initial, self.index[name]).clone()
 
     # --- evaluation ---
 

@@ -19,6 +19,7 @@ from fl_core.algorithms.base import Round
 from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.data import FederatedData, Partition
 from fl_core.decision import Decision, Instruments, first_models
+from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
@@ -66,6 +67,8 @@ def run(
     instruments = instruments or Instruments()
     decision_of(task, instruments).check(task.algorithm(task.plan))
     _check_device(task.config.device)
+    if task.config.dropout_trace is not None:
+        task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
     if out is not None:
         writing.check_free(Path(out))
     loggers = loggers_of(log)
@@ -83,6 +86,7 @@ def run(
     stored["in_force"] = None if in_force is None else in_force.to_json()
     stored |= {
         "command": command,
+        "lost_replies": task.lost_replies,
         "own": [kind for kind, given in (("data", data), ("model", model)) if given is not None],
     }
     _check_storable(stored)
@@ -136,6 +140,7 @@ def resume(
             partition = Partition.from_tree(writer.run.partition()) if data is None else None
             start = writer.run.start()
         task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=start)
+        task.lost_replies = stored.get("lost_replies", [])
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
             decision_of(task, instruments).check(task.algorithm(task.plan))
@@ -158,7 +163,9 @@ def resume(
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration of a run and the plan given to it, from its ``config.json``."""
-    beside: tuple[str, ...] = ("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own")
+    beside: tuple[str, ...] = (
+        *("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own", "lost_replies"),
+    )
     if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in stored.items() if name not in beside}
@@ -251,6 +258,7 @@ def _execute(
     loggers: Sequence[Logger] = (),
 ) -> Engine:
     config = task.config
+    place = {client.name: k for k, client in enumerate(task.data.clients)}
     client_runner = client_runner_of(task, instruments.observers)
     initial = tree.of(task.model)
     tree.check_unaliased(initial)
@@ -262,6 +270,7 @@ def _execute(
         config.local_scores,
         config.local_models,
         pause=until,
+        dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
     )
     with closing(executor(client_runner, config.workers, config.stack == "on")) as pool:
         engine = Engine(

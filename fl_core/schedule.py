@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fl_core import seeds
+from fl_core.dropout import Dropout
 
 
 @dataclass
@@ -15,6 +16,7 @@ class Schedule:
         local_scores: score what local training gave in every round, not only where all clients are evaluated.
         pause: the round after which the run stops for now, to be resumed; its checkpoint is written. None = at the end.
         local_models: how many of a round's trained models a checkpoint keeps, those of the first sampled clients.
+        dropout: whose replies are lost.
     """
 
     rounds: int
@@ -24,6 +26,7 @@ class Schedule:
     local_scores: bool = False
     local_models: int = 100
     pause: int | None = None
+    dropout: Dropout = field(default_factory=Dropout)
 
     @property
     def end(self) -> int:

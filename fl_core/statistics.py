@@ -82,8 +82,12 @@ def median_interval(values: Values, n_resamples: int = 1000, seed: int = 0) -> I
     return Interval(median, float(low), float(high))
 
 
-def mean_interval(values: Values) -> Interval:
+def mean_interval(values: Values, comparisons: int = 1) -> Interval:
     """The mean with Student's t interval, mean -+ t(0.975, n - 1) s / sqrt(n); one value has no interval (NaN).
+
+    Args:
+        comparisons: of how many intervals it is one that shall hold together with 95 % (Bonferroni): the quantile is
+            t(1 - 0.025 / comparisons, n - 1).
 
     Raises:
         UsageError: no values.
@@ -92,7 +96,8 @@ def mean_interval(values: Values) -> Interval:
     mean = float(x.mean()) if _whole(x) else math.nan
     if len(x) < 2 or not _whole(x):
         return Interval(mean, math.nan, math.nan)
-    half = float(stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    quantile = float(stats.t.ppf(1 - 0.025 / comparisons, len(x) - 1))
+    half = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
     return Interval(mean, mean - half, mean + half)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -44,6 +44,7 @@ class Task:
     plan: LayerPlan | None
     start: Tree | None = None  # the model's weights before anything is built into it, if they are not the seed's
     said: tuple[str, ...] = ()
+    lost_replies: list[tuple[int, str]] = field(default_factory=list)  # as the configuration's trace has them
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """The configured algorithm, under the plan that it adopts from the given one."""
@@ -79,6 +80,8 @@ class Task:
             "dataset": self.config.dataset,
             "model": self.config.model,
             "seed": self.config.seed,
+            "optimizer": self.config.optimizer,
+            "keep_optimizer": self.config.keep_optimizer,
             "layers": [asdict(layer) for layer in self.layers],
             "data": self.data.digest,
             "checkpoint": tree.digest(tree.of(self.model)),
@@ -168,6 +171,7 @@ def assemble(
         blocks=paths_of_blocks(model),
         mean=data.mean,
         std=data.std,
+        uniform=config.weights == "uniform",
     )
     config = replace(
         config,

@@ -27,6 +27,7 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData, Source, partitions
 from fl_core.data.federated import gather
 from fl_core.decision import Instruments
+from fl_core.dropout import Dropout
 from fl_core.engine import Engine, Schedule
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Executor, Serial
@@ -197,9 +198,10 @@ def play(
     plan: LayerPlan | None = None,
     executor: Executor | None = None,
     borrowed: Instruments | None = None,
+    trace: Iterable[tuple[int, int]] = (),
     **changes: Any,
 ) -> Played:
-    """Run to the end in this process (or in ``executor``), remembering every round."""
+    """Run to the end in this process (or in ``executor``), remembering every round; ``trace`` lists lost replies."""
     if "config_plan" in changes:
         changes["plan"] = changes.pop("config_plan")
     config = replace(config, **changes)
@@ -210,6 +212,7 @@ def play(
     client_runner = client_runner_of(task, borrowed)
     initial = tree.of(task.model)
     schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1, config.local_scores)
+    schedule.dropout = Dropout(config.client_dropout, frozenset(trace))
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder))
         engine = Engine(

@@ -76,11 +76,14 @@ class Page:
             elif any(lines):
                 self._parts.append(f"<p>{_inline(' '.join(lines))}</p>")
 
-    def figure(self, figure: Figure | Axes, caption: str, alt: str) -> None:
+    def figure(self, figure: Figure | Axes, caption: str, alt: str) -> bytes:
         """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.
 
         Args:
             alt: what the picture shows, for a reader who cannot see it.
+
+        Returns:
+            The picture as a PNG file.
 
         Raises:
             UsageError: axes that were taken off their figure.
@@ -97,6 +100,7 @@ class Page:
             f'<figure><img src="data:image/png;base64,{base64.b64encode(png).decode()}" width="{inches * 120:.0f}" '
             f'alt="{escape(alt)}"><figcaption><b>Figure {self._figures}.</b> {_inline(caption)}</figcaption></figure>'
         )
+        return png
 
     def table(self, table: pd.DataFrame, caption: str, formats: Mapping[str, str] | None = None) -> None:
         """Add a table with a number and a caption above; numbers are right-aligned, missing ones are a dash.

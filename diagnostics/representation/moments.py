@@ -16,6 +16,8 @@ from .probe import NoValue, Place, checked
 
 VARIANCE = 0.99
 """Of the variance that SVCCA keeps."""
+MARGIN = 2
+"""How far above the features' rounding a direction must lie to be one: a forward pass rounds more than once."""
 _COLUMNS = 4096  # features that are in float64 at a time
 _ROWS = 1 << 14  # rows that are in float64 at a time
 
@@ -28,7 +30,8 @@ class Measure:
     """A similarity or distance as a function of A^T X^T Y B, with maps A and B of either side.
 
     Attributes:
-        prepare: the map A [d, k] (or a number) of one side, from its X^T X [d, d], its rows and its features' eps.
+        prepare: the map A [d, k] (or a number) of one side, from its X^T X [d, d], its rows and how large the rounding
+            of its features is, relative to their spread (see :func:`_noise`).
         value: the number, from [k, l].
     """
 
@@ -36,21 +39,34 @@ class Measure:
     value: Callable[[Tensor], Tensor]
 
 
-def _unit_trace(own: Tensor, rows: int, eps: float) -> Tensor:
+def _noise(total: Tensor, offset: Tensor, eps: float) -> float:
+    """The rounding of features as large as they are, relative to their spread: eps ||X|| / ||X - mean||.
+
+    Args:
+        total, offset, eps: as of :func:`~.probe.checked`.
+    """
+    return eps * math.sqrt(1 + float(offset / total))
+
+
+def _unit_trace(own: Tensor, rows: int, noise: float) -> Tensor:
     return own.trace().rsqrt()
 
 
-def _unit_norm(own: Tensor, rows: int, eps: float) -> Tensor:
+def _unit_norm(own: Tensor, rows: int, noise: float) -> Tensor:
     return torch.linalg.matrix_norm(own).rsqrt()
 
 
-def _whitened(own: Tensor, rows: int, eps: float, *, variance: float | None = None) -> Tensor:
-    """The map to orthonormal columns, over all directions above rounding or the largest that hold the variance."""
+def _whitened(own: Tensor, rows: int, noise: float, *, variance: float | None = None) -> Tensor:
+    """The map to orthonormal columns, over all directions above rounding or the largest that hold the variance.
+
+    Independent errors of size s in an [n, d] matrix have no singular value above about s (sqrt n + sqrt d); beneath
+    :data:`MARGIN` times that a direction may be the features' rounding, beneath a second bound that of the products.
+    """
     values, vectors = torch.linalg.eigh(own)
     values, vectors = values.flip(0), vectors.flip(1)
-    size = max(rows, len(own))
-    floor = max((size * eps) ** 2, 4 * size * torch.finfo(values.dtype).eps)
-    rank = int((values > floor * values[0]).sum())
+    errors = (2 * MARGIN * noise) ** 2 / min(rows, len(own)) * own.trace()
+    products = 4 * max(rows, len(own)) * torch.finfo(values.dtype).eps * values[0]
+    rank = int((values > torch.maximum(errors, products)).sum())
     if variance is not None:
         share = values[:rank].cumsum(0) / values[:rank].sum()
         rank = min(rank, 1 + int((share < variance).sum()))
@@ -99,9 +115,9 @@ def procrustes_distance(x: Tensor, y: Tensor) -> float:
 def mean_cca(x: Tensor, y: Tensor) -> float:
     """Mean canonical correlation of x [n, d1] and y [n, d2], in [0, 1]; 1 = same up to an invertible linear map.
 
-    The mean over the min(rank x, rank y) correlations (Kornblith et al. 2019, Table 1). The rank leaves out
-    directions below max(n, d) eps of the largest singular value. Unrelated features of rank r have about
-    sqrt(r / n), not 0, and two ranks that add up to n or more force correlations of 1. NaN as
+    The mean over the min(rank x, rank y) correlations (Kornblith et al. 2019, Table 1). The rank, found in float64,
+    leaves out directions within what rounding the features, offset and all, can make. Unrelated features of rank r
+    have about sqrt(r / n), not 0, and two ranks that add up to n or more force correlations of 1. NaN as
     :func:`procrustes_distance`, and where one side spans all n - 1 directions, as it does with n - 1 features or
     more: then every correlation is 1.
 
@@ -149,7 +165,7 @@ class Kept:
     def __init__(self, sides: int, n: int) -> None:
         self._sides, self._n = sides, n
         self._parts: dict[int, dict[int, Tensor]] = {}
-        self._eps: dict[int, float] = {}
+        self._noise: dict[int, float] = {}
         self.bases: dict[int, Tensor] = {}
         self.faults: dict[int, str] = {}
 
@@ -178,18 +194,21 @@ class Kept:
         if not widths[0]:
             raise NoValue("no features")
         x = torch.cat(parts)
-        self._eps[side] = torch.finfo(x.dtype).eps
+        eps = torch.finfo(x.dtype).eps
         offset = x.mean(0, dtype=torch.float64).square().sum() * self._n
         if x.shape[1] <= self._n:
             x = x.double()
             x = x - x.mean(0)
-            return x / checked(x.square().sum(), offset, self._eps[side]).sqrt()
+            total = checked(x.square().sum(), offset, eps)
+            self._noise[side] = _noise(total, offset, eps)
+            return x / total.sqrt()
         gram = x.new_zeros(self._n, self._n, dtype=torch.float64)
         for columns in x.split(_COLUMNS, 1):
             part = columns.double()
             part = part - part.mean(0)
             gram.addmm_(part, part.T)
-        total = checked(gram.trace(), offset, self._eps[side])
+        total = checked(gram.trace(), offset, eps)
+        self._noise[side] = _noise(total, offset, eps)
         values, vectors = torch.linalg.eigh(gram / total)
         return vectors * values.clamp(min=0).sqrt()
 
@@ -200,7 +219,7 @@ class Kept:
         """Map every model's features as the measure needs; a model that it refuses joins the faults."""
         for side, x in list(self.bases.items()):
             try:
-                by = measure.prepare(x.T @ x, self._n, self._eps[side])
+                by = measure.prepare(x.T @ x, self._n, self._noise[side])
             except NoValue as reason:
                 self.faults[side] = str(reason)
                 del self.bases[side]
@@ -275,8 +294,8 @@ class Moments:
                 own = self._centred(side, side, rows)
                 offset = (self._references[side] + self._sums[side] / rows).square().sum() * rows
                 eps = self._eps[side]
-                checked(own.trace(), offset, eps)
-                self._maps[side] = measure.prepare(own, rows, eps)
+                total = checked(own.trace(), offset, eps)
+                self._maps[side] = measure.prepare(own, rows, _noise(total, offset, eps))
             except NoValue as reason:
                 self.faults[side] = str(reason)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from tyro.conf import DisallowNone, FlagConversionOff, FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
+from tyro.constructors import PrimitiveConstructorSpec
 
 from fedlayers import catalogue
 from fl_core.config import RunConfig, check
@@ -29,8 +30,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
-        "rounds", "participation", "epochs", "batch", "lr", "optimizer", "momentum", "weight_decay", "amsgrad",
-        "clip", "keep_optimizer", "loss",
+        "rounds", "participation", "client_dropout", "dropout_trace", "weights", "epochs", "batch", "lr", "optimizer",
+        "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",
@@ -119,10 +120,26 @@ def flags(without: Collection[str] = ()) -> Any:
 
 
 def _flag(name: str, field_type: Any) -> Any:
-    switchable = field_type == bool | None  # the dataset's default may be yes, so that no must be sayable
-    metavar = "{True,False}" if switchable else "NAME [NAME ...]" if field_type == list[str] | None else None
+    switchable = field_type == bool | None  # the default may be yes, so that no must be sayable
+    metavar = "NAME [NAME ...]" if field_type == list[str] | None else None
     field_type = Annotated[field_type, option(documented()[name], metavar)]
-    return Annotated[field_type, FlagConversionOff] if switchable else field_type
+    return Annotated[field_type, SWITCH, FlagConversionOff] if switchable else field_type
+
+
+def _switched(words: list[str]) -> bool:
+    if words not in ([], ["True"], ["False"]):
+        raise ValueError(f"it is True or False, not {' '.join(words)}")
+    return words != ["False"]
+
+
+SWITCH = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[{True,False}]",
+    instance_from_str=_switched,
+    is_instance=lambda value: value is None or isinstance(value, bool),
+    str_from_instance=lambda value: [] if value is None else [str(value)],
+)
+"""A flag that says yes by itself, and yes or no by the word after it."""
 
 
 def configured(

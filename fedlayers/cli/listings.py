@@ -14,6 +14,7 @@ from tyro.conf import Positional
 from fedlayers import catalogue
 from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command
+from fl_core.choices import KEPT_OPTIMIZERS
 from fl_core.errors import check_known
 from fl_core.models.registry import describe
 
@@ -61,7 +62,10 @@ def algorithms() -> str:
 
 
 def datasets() -> str:
-    """Name and defaults of every dataset; rounds are times local epochs where those are not 1."""
+    """Name and defaults of every dataset; rounds are times local epochs where those are not 1.
+
+    An optimiser that is ``kept`` has its state go on from round to round.
+    """
     from fl_core import data
 
     shown = ("model", "clients", "partition", "alpha", "samples", "rounds", "batch", "lr", "optimizer", "loss")
@@ -73,13 +77,14 @@ def datasets() -> str:
         values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
         values["samples"] = recipe.samples or "all"
         values["rounds"] = recipe.rounds if recipe.epochs == 1 else f"{recipe.rounds} x {recipe.epochs}"
-        values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
+        kept = [KEPT] * (recipe.optimizer in KEPT_OPTIMIZERS)
+        values["optimizer"] = " ".join([_with(recipe.optimizer, recipe.optimizer_options), *kept])
         values["loss"] = _with(recipe.loss, recipe.loss_options)
         lines.append({"name": name, **values})
     for name, entry in catalogue.entries("dataset").items():
         if name not in recipes:  # another package's, which is not imported to be listed
             lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
-    return _table(lines)
+    return f"{_table(lines)}\n\n{KEPT}: a client's optimiser state goes on from round to round (--keep-optimizer)."
 
 
 def own_data() -> str:
@@ -131,6 +136,7 @@ def loggers() -> str:
 
 
 WIDTH = 160
+KEPT = "kept"
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,

@@ -33,6 +33,12 @@ COMMANDS = {
     "list": "listings",
 }
 """The module of each command, which is a class of the command's name there."""
+KINDS = {f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")}
+CHECKED = {
+    **{name: {**KINDS, "--algorithms": "algorithm"} for name in ("run", "study", "choose", "compare", "regret")},
+    "diagnose": {"--dataset": "dataset", "--partition": "partition", "--metrics": "metric"},
+}
+"""Of each command the flags whose names are looked up before the parser is made, which takes longer."""
 ABOUT = "Measure which layers of a network to federate and which to keep local, and check the choice."
 
 
@@ -54,6 +60,7 @@ def _main(words: Sequence[str]) -> None:
         print(overview())
         sys.exit(0)
     try:
+        check_names(words)
         command = parsed(words)
     except UsageError as error:
         _leave(2, str(error))
@@ -113,6 +120,27 @@ def command_class(name: str) -> type[Command]:
 
     module = COMMANDS[check_known("command", name, COMMANDS)]
     return getattr(import_module(f"fedlayers.cli.{module}"), name.capitalize())
+
+
+def check_names(words: Sequence[str]) -> None:
+    """Refuse an unknown algorithm, dataset, partition, model, rule or metric before the parser of all flags is made.
+
+    Raises:
+        UsageError: unknown, with the nearest name.
+    """
+    from itertools import takewhile
+
+    given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    flags = CHECKED.get(words[0], {})
+    if flags.keys().isdisjoint(given) or not {"-h", "--help", "--debug"}.isdisjoint(words):  # the command answers these
+        return
+    from fedlayers import catalogue
+
+    for place, flag in enumerate(given, 1):
+        if flag in flags:
+            names = takewhile(lambda following: not following.startswith("-"), given[place:])
+            for name in list(names)[: None if flag.endswith("s") else 1]:
+                catalogue.check_value(flags[flag], name)
 
 
 def parsed(words: Sequence[str]) -> Command:

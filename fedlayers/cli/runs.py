@@ -11,6 +11,7 @@ from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command, ModelCode, RunDirectory
+from fedlayers.runs import CHOOSE
 from fl_core.config import RunConfig
 
 Log = Annotated[
@@ -23,9 +24,12 @@ Log = Annotated[
 class Run(Command):
     """Train one algorithm on one federation, into a run directory.
 
+    With --plan choose a race decides beforehand which layers are shared; it is kept beside the run, in DIR-race.
+
     Examples:
         fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl
         fedlayers run --dataset digits --algorithm fedper --plan auto --rounds 10
+        fedlayers run --dataset digits --algorithm fedper --plan choose
         fedlayers run --dataset digits --partition dirichlet --alpha 0.1 --clients 3
         fedlayers run --dataset mine.npz --model timm:resnet18 --out runs/mine
         fedlayers run --model my_models:network --algorithm fedprox --set mu=0.01
@@ -49,6 +53,8 @@ class Run(Command):
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
+        if not begun and self.config.plan == CHOOSE:
+            return "the same command goes on"
         again = shlex.join([str(self.out), *(["--log", *self.log] if self.log else [])])
         return f"fedlayers resume {again} goes on" if begun else super().interrupted()
 
@@ -99,12 +105,15 @@ class Verify(Command):
 def finished(engine: Any, out: Path) -> None:
     """Print what a run came to."""
     from fedlayers.cli import tables
+    from fl_core import runner
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
-    print(tables.scores(StoredRun(out).rows()[1], engine.done))
+    stored = StoredRun(out)
+    print(tables.scores(stored.rows()[1], engine.done))
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
+    print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.words}")
     times = out / "timing.jsonl"
     print(f"\n{timing.read(times).line()}" if times.is_file() else "")
     print(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")

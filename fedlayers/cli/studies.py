@@ -14,6 +14,13 @@ from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 
 Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
+Arms = Annotated[
+    tuple[str, ...],
+    option(
+        "What races: nothing, half, all_but_last, all, first_K, last_K, PLAN.json, an algorithm, or ALGORITHM:CUT.",
+        "ARM [ARM ...]",
+    ),
+]
 
 
 class ManyRuns(Command):
@@ -80,6 +87,7 @@ class Compare(SeveralAlgorithms):
     seeds: Seeds = 3
     tuned: Annotated[Path | None, option("What tune has chosen for each algorithm: its tuned.json.", "FILE")] = None
     best_val: Annotated[bool, option("Score each client at its evaluated round of lowest validation loss.")] = False
+    baselines: Annotated[bool, option("Add the majority class and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
@@ -97,8 +105,18 @@ class Compare(SeveralAlgorithms):
         plan = None
         if config.plan not in (None, AUTO):
             plan, config = LayerPlan.load(str(config.plan)), dataclasses.replace(config, plan=None)
-        asked: dict[str, Any] = {"options": options, "plan": plan, "tuned": self.tuned, "best": self.best_val}
-        comparison = compare(config, self.algorithms, seeds, self.out, **asked, command=line)
+        comparison = compare(
+            config,
+            self.algorithms,
+            seeds,
+            self.out,
+            options=options,
+            plan=plan,
+            tuned=self.tuned,
+            best=self.best_val,
+            baselines=self.baselines,
+            command=line,
+        )
         for name, figure in pictures.of_comparison(comparison).items():
             pictures.save(figure, self.out / f"{name}.png")
         print(comparison.text())
@@ -156,18 +174,16 @@ class Choose(OneAlgorithm):
 
     Examples:
         fedlayers choose --dataset heart --seeds 3 --out out/choose
+        fedlayers choose --dataset heart --then-personalise
         fedlayers choose --dataset digits --arms nothing half all_but_last all ditto --workers 2
     """
 
-    arms: Annotated[
-        tuple[str, ...],
-        option(
-            "nothing, half, all_but_last, all, first_K, last_K, PLAN.json, an algorithm, or ALGORITHM:CUT.",
-            "ARM [ARM ...]",
-        ),
-    ] = ("nothing", "half", "all_but_last")
+    arms: Arms = ("nothing", "half", "all_but_last")
     seeds: Seeds = 1
     share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1.")] = 0.6
+    then_personalise: Annotated[
+        bool, option("Also: one run of FedAvg, then a few epochs of each client alone, beside the winner.")
+    ] = False
     race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
@@ -179,11 +195,20 @@ class Choose(OneAlgorithm):
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
         arguments.check_folder(self.out)
+        if self.then_personalise and self.race_only:
+            raise UsageError("--then-personalise is held against the winner's end: leave --race-only out")
 
         from fedlayers.studies.choose import choose
 
         choice = choose(
-            config, self.out, arms=self.arms, seeds=seeds, share=self.share, complete=not self.race_only, tell=_say
+            config,
+            self.out,
+            arms=self.arms,
+            seeds=seeds,
+            share=self.share,
+            complete=not self.race_only,
+            personalise=self.then_personalise,
+            tell=_say,
         )
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 
@@ -234,31 +259,47 @@ class Regret(OneAlgorithm):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(SeveralAlgorithms):
-    """Measure, decide, federate and compare; write a report.
+    """Decide by a race, federate and compare; write a report.
 
-    Every client trains once and its layers are measured; a rule decides which layers to federate; the
-    algorithms are run over several seeds; report.html shows it all. After a stop the same command goes on.
+    A few candidates race in every seed, which also tells how sure the decision is; each seed's winner is
+    compared with the algorithms, on test samples; report.html leads with the outcome. With --rule one local
+    epoch is measured and the rule decides from that. After a stop the same command goes on.
 
     Examples:
         fedlayers study
         fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
+        fedlayers study --dataset heart --rule sensitivity_ratio --out out/ruled
     """
 
     algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
+    rule: Annotated[str | None, option("Decide by this rule from one local epoch, in place of a race.")] = None
+    arms: Arms = ("nothing", "half", "all_but_last")
     seeds: Seeds = 5
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan"))]
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     set: SetEach = ()
     set_model: SetModel = ()
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
+        if self.rule is not None:
+            catalogue.check_deciding(self.rule)
 
         from fedlayers.studies import pictures
         from fedlayers.studies.study import study
 
         pictures.to_files()
-        study(config, self.algorithms, seeds, self.out, options=options, command=line, say=print)
+        study(
+            config,
+            self.algorithms,
+            seeds,
+            self.out,
+            rule=self.rule,
+            arms=self.arms,
+            options=options,
+            command=line,
+            say=_say,
+        )

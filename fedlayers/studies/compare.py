@@ -14,6 +14,8 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from fedlayers.runs import of_diagnostics
+from fedlayers.studies.baselines import BASELINES as NAIVE
+from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.tuned import Tuned
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
@@ -45,16 +47,18 @@ class Comparison:
     Attributes:
         frame: the rows of all runs.
         best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
+        training: the local training in words.
         scores: one value a run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).
         table: one line an algorithm: for each metric mean and 95 % interval over seeds, then fairness, incentive and
-            mean rank (by macro-F1).
+            mean rank (by macro-F1); what no federation is needed for (:mod:`fedlayers.studies.baselines`) has no rank.
         clients: the mean over seeds for each algorithm, client and metric.
         friedman: test over seeds as blocks that the algorithms' macro-F1 differ.
     """
 
     frame: pd.DataFrame
     best: bool = False
+    training: str = ""
     scores: pd.DataFrame = field(init=False)
     table: pd.DataFrame = field(init=False)
     clients: pd.DataFrame = field(init=False)
@@ -73,7 +77,7 @@ class Comparison:
                 for key, part in final.groupby(keys, sort=False)
             ]
         )
-        blocks = self._blocks("macro_f1")
+        blocks = self._blocks("macro_f1").drop(index=list(NAIVE), errors="ignore")
         self.friedman = statistics.friedman(blocks)
         self.table = self._table(statistics.ranks(blocks, higher_is_better=True))
 
@@ -91,7 +95,7 @@ class Comparison:
                 line |= {metric: mean, f"{metric}_low": low, f"{metric}_high": high}
             line["fairness"] = statistics.fairness(self._of(str(name), "macro_f1"))
             line["incentive"] = self._incentive(str(name))
-            line["rank"] = ranks[name]
+            line["rank"] = ranks.get(name, np.nan)
             lines.append(line)
         return pd.DataFrame(lines)
 
@@ -122,8 +126,10 @@ class Comparison:
 
     @property
     def legend(self) -> str:
-        """The meaning of the table's columns."""
-        return LEGEND.format(moment=MOMENTS[self.best])
+        """The meaning of the table's columns, how clients trained, and what the baselines are."""
+        trained = [f"local training: {self.training}."] if self.training else []
+        naive = [f"{name}: {NAIVE[name].words}." for name in self.table["algorithm"] if name in NAIVE]
+        return "\n".join([LEGEND.format(moment=MOMENTS[self.best]), *trained, *naive])
 
     def text(self) -> str:
         """The table as text for a terminal, with the meaning of its columns."""
@@ -146,7 +152,7 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
         ]
     shown["fairness"] = [f"{v:.1e}" for v in table["fairness"]]
     shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
-    shown["rank"] = [f"{v:.1f}" for v in table["rank"]]
+    shown["rank"] = ["–" if np.isnan(v) else f"{v:.1f}" for v in table["rank"]]
     return shown
 
 
@@ -252,6 +258,8 @@ def compare(
     plan: Plans = None,
     tuned: Tuned | Path | str | None = None,
     best: bool = False,
+    baselines: bool = False,
+    beside: pd.DataFrame | None = None,
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
@@ -272,6 +280,8 @@ def compare(
         plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
         tuned: what :func:`~fedlayers.studies.tune.tune` has chosen for each algorithm, or the path of its file.
         best: score clients at their best round on validation (:func:`headline`); the runs are the same.
+        baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
+        beside: rows of other runs with these seeds, under a name of their own among the algorithms.
 
     Raises:
         UsageError: anything unknown or not fitting, before the first run.
@@ -284,7 +294,7 @@ def compare(
         settings, options = tuned.applied(config, algorithms, seeds, options)
     jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
     data_of: dict[int, FederatedData] = {}  # the data of one seed at a time
-    frames = []
+    frames = [] if beside is None else [beside]
     for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):
         if not (job.path / "config.json").exists():
             if job.config.seed not in data_of:
@@ -302,8 +312,11 @@ def compare(
             code = runner.code_of(job.config.to_json()).values()  # what this very call names
             runner.resume(job.path, instruments=instruments, model_code=code, progress=False)
         frames.append(store.Run(job.path).rows()[1])
-    result = Comparison(pd.concat(frames, ignore_index=True), best)
-    header = {**runner.assemble(jobs[0].config, plan=jobs[0].plan).header(command), "runs": len(jobs)}
+    for job in jobs[:: len(algorithms)] if baselines else ():
+        frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
+    task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
+    result = Comparison(pd.concat(frames, ignore_index=True), best, task.config.training.words)
+    header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
     write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
     return result

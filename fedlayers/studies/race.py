@@ -138,7 +138,7 @@ def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell:
             + f" failed: {reason}" * bool(reason)
         )
 
-    if workers <= 1:
+    if min(workers, len(entries)) <= 1:
         for done, entry in enumerate(entries, 1):
             note(entry, run_entry(entry, until), done)
         return failed
@@ -176,7 +176,7 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
     finite = rounds["loss"].replace(np.inf, np.nan)  # a loss beyond all bounds stands as the round's largest
     rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
     by_round = rounds.groupby(["seed", "round"])
-    rounds["score"] = by_round["macro_f1"].transform(_standardised) - by_round["loss"].transform(_standardised)
+    rounds["score"] = by_round["macro_f1"].transform(standardised) - by_round["loss"].transform(standardised)
     judged = []
     for entry in entries:
         name, seed = entry.arm.name, entry.config.seed
@@ -186,11 +186,19 @@ def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int],
 
 
 def validation_scores(
-    frame: pd.DataFrame, until: int, metrics: Sequence[str] = ("macro_f1", "loss")
+    frame: pd.DataFrame, until: int | None = None, metrics: Sequence[str] = ("macro_f1", "loss")
 ) -> list[dict[str, float]]:
-    """Validation scores of each evaluated round after the start, for the model that a client would use."""
+    """Validation scores of each evaluated round after the start, for the model that a client would use.
+
+    Args:
+        until: the last round that counts; None = all.
+
+    Returns:
+        For each round ``round`` and each of the metrics, means over the clients weighted by training samples.
+    """
     scored = frame[(frame["split"] == "validation") & frame["metric"].isin(metrics)]
-    scored = scored[(scored["model"] != "local") & (scored["round"] > 0) & (scored["round"] <= until)]
+    scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
+    scored = scored if until is None else scored[scored["round"] <= until]
     lines = []
     for index, part in scored.groupby("round"):
         part = part[part["model"] == ("personal" if (part["model"] == "personal").any() else "global")]
@@ -202,7 +210,7 @@ def validation_scores(
     return lines
 
 
-def _standardised(values: pd.Series) -> pd.Series:
+def standardised(values: pd.Series) -> pd.Series:
     """Scores standardised over the arms to mean 0 and deviation 1; 0 if they are all equal."""
     spread = values.std(ddof=0)
     return (values - values.mean()) / spread if spread > 1e-12 else values * 0.0

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.choose import foreseen
 from fedlayers.studies.compare import check_stored
+from fedlayers.studies.cost import foreseen
 from fedlayers.studies.race import WINDOW, Entry, run_entries, validation_scores
 from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
@@ -22,6 +22,7 @@ from fl_core.config import RunConfig, resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.records import store
 from fl_core.records.files import write_atomically
+from fl_core.task import Task
 from fl_core.training.evaluate import SCORES
 
 APART = 1000
@@ -152,10 +153,11 @@ def tune(
         if getattr(config, key) is not None:
             raise UsageError(f"{key} is searched, and set as well: leave one out")
     tried = [trial for name in algorithms for trial in _trials(name, searched, trials, config, seeds, options, out)]
-    task = _check(tried)
+    tasks = _check(tried)
     entries = [entry for trial in tried for entry in trial.entries]
-    rounds = int(task.config.rounds or 1)
-    tell(foreseen(task, entries, rounds, False, config.workers).text())
+    rounds = int(tasks[algorithms[0]].config.rounds or 1)
+    by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
+    tell(foreseen(by_arm, entries, rounds, 0, config.workers).text())
     for name in algorithms:
         count = sum(trial.algorithm == name for trial in tried)
         if count < trials:
@@ -211,26 +213,27 @@ def _trials(
     return found
 
 
-def _check(tried: Sequence[Trial]) -> runner.Task:
-    """Refuse settings that cannot be, and directories that hold other runs; returns the first run's task.
+def _check(tried: Sequence[Trial]) -> dict[str, Task]:
+    """Refuse settings that cannot be, and directories that hold other runs; returns each algorithm's first task.
 
     Warns:
         UserWarning: what the first run would note of its data.
     """
-    first: runner.Task | None = None
+    tasks: dict[str, Task] = {}
+    first: Task | None = None
     for trial in tried:
         for place, entry in enumerate(trial.entries):
             if place and not entry.path.exists():
                 continue  # as the one of the first seed
-            same_data = first is not None and entry.config.seed == first.config.seed
-            task = runner.assemble(entry.config, loaded=first.data if first is not None and same_data else None)
+            same_data = first.data if first is not None and entry.config.seed == first.config.seed else None
+            task = runner.assemble(entry.config, loaded=same_data)
             check_stored(entry.path, task)
+            tasks.setdefault(trial.algorithm, task)
             if first is None:
                 first = task
                 for note in task.notes():
                     warnings.warn(note, stacklevel=3)
-    assert first is not None
-    return first
+    return tasks
 
 
 def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], str]) -> pd.DataFrame:
@@ -253,6 +256,6 @@ def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], 
 
 def _judged(entry: Entry, score: str) -> float:
     """A run's score on validation samples: the mean over its last evaluated rounds."""
-    rounds = validation_scores(store.Run(entry.path).rows()[1], int(resolved(entry.config).rounds or 1), (score,))
+    rounds = validation_scores(store.Run(entry.path).rows()[1], metrics=(score,))
     latest = [line.get(score, float("nan")) for line in rounds[-WINDOW:]]
     return sum(latest) / len(latest) if latest else float("nan")

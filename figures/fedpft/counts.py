@@ -37,7 +37,7 @@ HOLDERS = {
 
 SIZED = RunConfig(
     dataset="tiny_imagenet32", partition="fedpft_dirichlet", alpha=0.1, clients=2, samples_per_client=100,
-    rounds=1, epochs=5, batch=100,
+    rounds=1, epochs=5, batch=100, keep_optimizer=False,
 )  # fmt: skip
 """Images and classes are CIFAR-100's in number and size, which give the networks theirs."""
 

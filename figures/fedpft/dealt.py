@@ -33,6 +33,7 @@ DEALT = RunConfig(
     clients=CLIENTS,
     samples_per_client=SAMPLES,
     rounds=1,
+    keep_optimizer=False,
 )
 
 

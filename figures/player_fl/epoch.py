@@ -250,15 +250,16 @@ def _apart_findings(apart: pd.DataFrame) -> list[Finding]:
 
 
 FIGURES = RunConfig(
-    dataset="heart", batch=128, lr=7.5e-3, optimizer="adamw", amsgrad=True, weight_decay=1e-2, loss="cross_entropy"
-)
+    dataset="heart", batch=128, lr=7.5e-3, optimizer="adamw", amsgrad=True, weight_decay=1e-2, loss="cross_entropy",
+    keep_optimizer=False,
+)  # fmt: skip
 items.register(Item(
     "player_fl.heart_sensitivity", "Federation sensitivity on Fed-Heart (PLayer-FL, Fig. 4)",
-    {PAPERS.run: FIGURES, OURS.run: RunConfig(dataset="heart")},
+    {PAPERS.run: FIGURES, OURS.run: RunConfig(dataset="heart", keep_optimizer=False)},
     seeds=30, budget="some seconds", measure=_measure_heart, draw=_draw_heart,
 ))  # fmt: skip
 items.register(Item(
     "player_fl.fmnist_layers", "Layers of a CNN on Fashion-MNIST after one epoch (PLayer-FL, Figs. 1-4)",
-    {"default": RunConfig(dataset="fashion_mnist")},
+    {"default": RunConfig(dataset="fashion_mnist", keep_optimizer=False)},
     seeds=3, budget="about 5 minutes of one core", measure=_measure_fmnist, draw=_draw_fmnist,
 ))  # fmt: skip

@@ -42,7 +42,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 def recipes(quick: bool) -> dict[str, RunConfig]:
     """Runs of the paper's networks by dataset; also of the transformer at the paper's width."""
-    made = {name: RunConfig(dataset=name, model=NETWORKS.get(name), rounds=1) for name in CASES}
+    made = {name: RunConfig(dataset=name, model=NETWORKS.get(name), rounds=1, keep_optimizer=False) for name in CASES}
     made["airline_tweets"] = replace(made["airline_tweets"], model_options={"width": 768})
     return {name: replace(each, **QUICK[name]) if quick else each for name, each in made.items()}
 

@@ -35,6 +35,7 @@ EVERY = 20  # rounds between the columns of the schedule's picture
 BASE = RunConfig(
     partition="iid", clients=CLIENTS, samples=CLIENTS * SAMPLES, model="scheduling_cnn",
     rounds=300, epochs=1, batch=10, lr=0.005, optimizer="sgd",
+    keep_optimizer=False,
 )  # fmt: skip
 
 

@@ -60,6 +60,11 @@ class Algorithm:
     receives, one client after the other, so that no more replies are in memory than it keeps. An algorithm whose
     :meth:`send` reads what :meth:`aggregate` writes takes ``list(updates)`` before it writes.
 
+    A reply may be lost (:mod:`fl_core.dropout`): ``updates`` then lacks clients that are among ``rnd.sampled``, a round
+    goes on with those that replied to its exchange before, and ``aggregate`` is not called where nobody replied. The
+    client's state is then the one before the round, as if it had not been sampled: what server and client keep of each
+    other (a variate, the layers that a client was told to keep) stays a pair.
+
     Hooks are pure: they change nothing but the :class:`State` that they are handed (``server`` in ``aggregate``,
     ``state`` in ``begin`` and ``reply``) and what they return. An algorithm object is copied to workers and built
     anew when a run goes on, so the engine freezes it; random draws come from :mod:`fl_core.seeds`.

@@ -30,6 +30,10 @@ class State:
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
 
+    def clone(self) -> State:
+        """A deep copy that shares no tensor with the original."""
+        return State({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
+
 
 @dataclass
 class Message:
@@ -113,6 +117,11 @@ class Problem:
     std: tuple[float, ...] = ()
     blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may do without, input to output
     thaws: tuple[tuple[str, int], ...] = ()  # tensors that train and travel only from a round on, by 0-based index
+    uniform: bool = False  # whether clients count all the same where they are averaged
+
+    def weight(self, client: int) -> int:
+        """How much a client counts in a weighted mean: its training samples, or 1."""
+        return 1 if self.uniform else self.n_train[client]
 
     @property
     def parameters(self) -> frozenset[str]:

@@ -24,7 +24,8 @@ class FedRoD(Algorithm):
     FedRoD (Chen and Chao 2022). With z the features, G the generic and P the personal head and c_k the client's
     training samples of class k, the objective is loss(G(z) + gamma log c, y) (balanced softmax) for extractor and
     generic head, plus loss(sg(G(z)) + P(sg(z)), y) for the personal head alone; sg stops gradients, so one sum of both
-    serves. The personal model predicts by G + P, the global one by G.
+    serves. The personal model predicts by G + P, the global one by G. P starts at zero, so that a client's first
+    prediction is the generic head's.
     """
 
     name = "fedrod"

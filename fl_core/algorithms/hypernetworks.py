@@ -246,7 +246,8 @@ class PFedLA(Mixing):
         with tree.one_thread(), torch.no_grad():
             if self.config.weights == "learned":
                 return self.alpha(self.network(server, client), client)
-            sizes = torch.tensor(self.problem.n_train, dtype=torch.float64)
+            clients = range(len(self.problem.n_train))
+            sizes = torch.tensor([self.problem.weight(each) for each in clients], dtype=torch.float64)
             fixed = _one_hot(client, len(sizes)) if self.config.weights == "self" else sizes / sizes.sum()
             return fixed.expand(len(self.units), -1)
 

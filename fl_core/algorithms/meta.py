@@ -31,6 +31,9 @@ class PerFedAvg(Algorithm):
     The personal model is the global one after ``adapt_steps`` steps of plain descent with rate alpha on the client's
     training samples; every client makes it anew whenever it is evaluated.
 
+    The paper averages clients all alike; here they count by their training samples, as everywhere, unless the run's
+    ``weights`` is ``uniform``.
+
     Raises:
         UsageError: an unknown variant, or beta or delta is 0.
     """
@@ -92,6 +95,8 @@ class PFedMe(Algorithm):
     where ``decay`` is 0.001; the paper has none. The server then keeps (1 - beta) w + beta mean(w_i).
 
     The personal model is theta, the global one w. With lam = 0 and no weight decay the global model stays at its start.
+    The paper averages clients all alike; here they count by their training samples, as everywhere, unless the run's
+    ``weights`` is ``uniform``.
 
     Raises:
         UsageError: inner_steps or personal_lr is 0: theta would be w, and nothing would ever move.

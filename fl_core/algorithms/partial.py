@@ -155,13 +155,32 @@ class FedBABU(FineTuned, Partial):
 
 
 @register
+class LocalHead(Partial):
+    """Every client trains its head alone, above a body that stays as the run starts with it.
+
+    With a run of FedAvg as its start (``init``) it is FedAvg, then fine-tuning of the last layers (Yu et al. 2020, who
+    also freeze the base). Where nothing is shared it is Local, bit for bit.
+    """
+
+    name = "local_head"
+    paper = "Yu et al. 2020 (frozen base)"
+    trains, travels, keeps, cost = "the head", "nothing", "its model", "0"
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return frozenset()
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("head", self.head, self.problem.epochs),) if self.head else ()
+
+
+@register
 class PLayerFL(FedPer):
     """FedPer whose plan is decided in the first round from the gradients of its own training (PLayer-FL, Alg. 1-3).
 
     The first round has two exchanges. In ``stats`` every client trains all layers from the common start and replies
     with its federation sensitivities over the first epoch only; the server combines them and decides. In ``upload``
     nothing is trained again: the clients upload the chosen layers, so the first aggregation is already partial. Given a
-    plan, it obeys that and is FedPer.
+    plan, it obeys that and is FedPer. Where no reply of the first round arrives, all this is done in the next.
     """
 
     name = "playerfl"
@@ -172,7 +191,7 @@ class PLayerFL(FedPer):
         return None  # decided in the first round
 
     def exchanges(self, index: int) -> tuple[str, ...]:
-        return ("stats", "upload") if index == 0 and self.decides else ("train",)
+        return ("stats", "upload") if self.decides else ("train",)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         everything = self.problem.tensors - self.problem.local_only

@@ -1,7 +1,7 @@
 """One model for all, with a correction of each client's gradient against drift.
 
 Every client keeps a *variate*, the server keeps their mean over all clients, sampled or not:
-s <- s + (1 / N) sum_{i sampled} (new variate_i - old variate_i). Clients count alike in the papers' means, whatever
+s <- s + (1 / N) sum_{i replied} (new variate_i - old variate_i). Clients count alike in the papers' means, whatever
 their number of samples, and so they do here; buffers are averaged in the same way.
 """
 
@@ -44,10 +44,10 @@ class Corrected(Algorithm):
         server.trees[VARIATE] = _zeros(tree.pick(initial, self.problem.parameters))
         return server
 
-    def take(self, server: State, changes: Tree, rnd: Round) -> None:
-        """Update the server's mean variate by the mean change of the clients that took part."""
+    def take(self, server: State, changes: Tree, replies: int) -> None:
+        """Update the server's mean variate by the mean change of the clients that replied."""
         mean = server.trees[VARIATE]
-        fraction = len(rnd.sampled) / len(self.problem.n_train)
+        fraction = replies / len(self.problem.n_train)
         moved = {name: mean[name] + (fraction * change.double()).to(change.dtype) for name, change in changes.items()}
         server.trees[VARIATE] = {**mean, **moved}
 
@@ -106,13 +106,14 @@ class Scaffold(Corrected):
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        models, changes = tree.Mean(), tree.Mean()
+        models, changes, replies = tree.Mean(), tree.Mean(), 0
         for update in updates:
+            replies += 1
             models.add(update.message.trees["model"], 1)
             changes.add(update.message.trees[VARIATE], 1)
         mean, model = models.result(), server.trees["model"]
         rate, moving = self.config.server_lr, self.problem.parameters
-        self.take(server, changes.result(), rnd)
+        self.take(server, changes.result(), replies)
         model.update({n: model[n] + rate * (new - model[n]) if n in moving else new for n, new in mean.items()})
 
 
@@ -155,12 +156,13 @@ class FedDyn(Corrected):
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        models, alpha = tree.Mean(), self.config.alpha
+        models, alpha, replies = tree.Mean(), self.config.alpha, 0
         for update in updates:
+            replies += 1
             models.add(update.message.trees["model"], 1)
         mean, model = models.result(), server.trees["model"]
         moving = mean.keys() & self.problem.parameters
-        self.take(server, {name: -alpha * (mean[name] - model[name]) for name in moving}, rnd)
+        self.take(server, {name: -alpha * (mean[name] - model[name]) for name in moving}, replies)
         dual = server.trees[VARIATE]
         model.update({n: new - dual[n] / alpha if n in moving else new for n, new in mean.items()})
 

@@ -8,6 +8,7 @@ from fl_core.lazy import attach
 
 if TYPE_CHECKING:
     from fl_core.data.federated import ClientData, FederatedData, Split, gather
+    from fl_core.data.leftover import unused
     from fl_core.data.loading import at_hand, load, open_named, recipe
     from fl_core.data.partitions import PARTITIONS, Partition, Partitioning, partition
     from fl_core.data.recipes import Recipe, general
@@ -37,6 +38,7 @@ _HOMES = {
     "partition": ".partitions",
     "recipe": ".loading",
     "register": ".registry",
+    "unused": ".leftover",
 }
 __all__ = [
     "DATASETS",
@@ -60,5 +62,6 @@ __all__ = [
     "partition",
     "recipe",
     "register",
+    "unused",
 ]
 __getattr__, __dir__ = attach(__name__, _HOMES)

@@ -156,7 +156,11 @@ class Source:
         )
 
     def first(self, samples: int) -> Source:
-        """The first ``samples`` samples in file order.
+        """The first ``samples`` samples in file order, as :meth:`first_indices` has them."""
+        return self if samples == len(self) else self.take(self.first_indices(samples))
+
+    def first_indices(self, samples: int) -> Integers:
+        """Which samples are the first ``samples`` in file order, ascending.
 
         The first of each group, and as many of a group as its share of all samples asks for; groups are the natural
         clients, the two sides of an official test set and, unless the file is ``shuffled``, the classes (a file
@@ -168,14 +172,14 @@ class Source:
         if not isinstance(samples, int) or not 1 <= samples <= len(self):
             raise UsageError(f"samples={samples!r}: {self.name} has {len(self)} samples; ask for 1 to {len(self)}")
         if samples == len(self):
-            return self
+            return np.arange(samples)
         keys = [key for key in (self.owner, self.is_train, None if self.shuffled else self.y) if key is not None]
         if not keys:
-            return self.take(np.arange(samples))
+            return np.arange(samples)
         _, group = np.unique(np.stack([key.astype(np.int64) for key in keys]), axis=1, return_inverse=True)
         group = group.reshape(-1)
         sizes = np.bincount(group)
         quota, rest = np.divmod(sizes * samples, len(self))
         quota[np.argsort(-rest, kind="stable")[: samples - quota.sum()]] += 1
         chosen = [np.flatnonzero(group == k)[:count] for k, count in enumerate(quota)]
-        return self.take(np.sort(np.concatenate(chosen)))
+        return np.sort(np.concatenate(chosen)).astype(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,7 @@ from fl_core.layers import Layer
 from fl_core.training import evaluate
 from fl_core.training.local import Context, Observer, Phase, Training, batch_slices, train
 from fl_core.training.losses import Loss
+from fl_core.training.watching import Watch
 from fl_core.tree import Tree, one_thread
 
 OPTIMIZER_TREE = "optimizer"
@@ -104,6 +106,7 @@ class ClientRunner:
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
+        self._watching = False  # whether a job is run again to find what was not finite first
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm and freeze it; later jobs use it."""
@@ -117,7 +120,32 @@ class ClientRunner:
         return self.algorithm
 
     def run(self, job: Job) -> Result:
-        """Run one job."""
+        """Run one job.
+
+        Raises:
+            NonFiniteError: it met NaN or infinity; names what was not finite first.
+        """
+        try:
+            return self._run(job)
+        except NonFiniteError as error:
+            raise self.cause(job, error) from None
+
+    def cause(self, job: Job, error: NonFiniteError) -> NonFiniteError:
+        """The error that names what was not finite first, found by running the job again and looking at every number.
+
+        Args:
+            error: what the job ended with; the answer where its second run ends well, as it may on a GPU.
+        """
+        self._watching = True
+        try:
+            self._run(job)
+        except NonFiniteError as exact:
+            return exact
+        finally:
+            self._watching = False
+        return error
+
+    def _run(self, job: Job) -> Result:
         with one_thread():
             parts, answer = self.parts(job), None
             while True:
@@ -140,8 +168,23 @@ class ClientRunner:
         """Train one phase; returns the trained tree and the optimiser's state."""
         observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
         split = self.data.clients[part.ctx.client].train
-        source, kept = part.source, part.optimizer
-        return train(self.workspace, self.loaded(), part.phase, source, split, self.training, part.ctx, observers, kept)
+        with self._watch(part.ctx.where(part.phase.name)) as watch:
+            return train(
+                self.workspace,
+                self.loaded(),
+                part.phase,
+                part.source,
+                split,
+                self.training,
+                part.ctx,
+                observers,
+                part.optimizer,
+                watch,
+            )
+
+    def _watch(self, where: str = "") -> Watch | nullcontext[None]:
+        """What looks at every number in a second run of a job, and nothing at all in its first."""
+        return Watch(self.workspace, self.layers, where) if self._watching else nullcontext()
 
     def _train(self, job: TrainJob) -> Parts:
         algorithm = self.loaded()
@@ -259,12 +302,14 @@ class ClientRunner:
             split: Split = getattr(self.data.clients[client], name)
             x, y = self.workspace.place(split.x), split.y.to(self.workspace.device)
             parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [slice(None)]
-            logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
+            with self._watch() as watch:
+                logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
             try:
                 scores[name] = evaluate.scores(logits, y, self.criterion)
             except NonFiniteError as error:
                 who = f"{self.loaded().name}, round {done}, client {self.data.clients[client].name!r}"
-                raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}") from error
+                first = "" if watch is None else f"; {watch.output or 'first not finite are the features'}"
+                raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}{first}") from error
         return scores
 
     def _observations(self, job: ScoreJob) -> list[Observation]:

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
-from fl_core.errors import check_known
+from fl_core.errors import NonFiniteError, check_known
 from fl_core.execution.client_runner import ClientRunner, Job, Part, Result
 from fl_core.execution.prefix import chain, hooked
+from fl_core.training import optimizer_state
 from fl_core.training.local import GATHERED, Phase, Training, batch_slices
 from fl_core.training.losses import Loss
+from fl_core.training.optimizer_state import MOMENTUM, Entries
 from fl_core.tree import Tree
 
 TOGETHER = 50
@@ -45,7 +47,8 @@ class Stacked:
     """Executor in this process that trains clients together where their phases allow it, else one by one.
 
     A phase allows it if its objective is the algorithms' common one, the mean loss of a batch, and nobody looks at its
-    steps or makes its own. The batches are those of the plain path, and so are the results up to rounding.
+    steps or makes its own. The batches are those of the plain path, and so are the results up to rounding, a kept
+    optimiser's state too.
     """
 
     moved = 0.0
@@ -74,7 +77,10 @@ class Stacked:
         """Do nothing: there are no processes."""
 
     def _outcomes(self, jobs: list[Job]) -> list[Result | Exception]:
-        """Advance all jobs to their next phase, train those phases, and repeat until every job has its result."""
+        """Advance all jobs to their next phase, train those phases, and repeat until every job has its result.
+
+        A job that met NaN or infinity has as its outcome the error that names what was not finite first.
+        """
         runs = dict(enumerate(self.client_runner.parts(job) for job in jobs))
         outcomes: dict[int, Result | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
@@ -95,6 +101,9 @@ class Stacked:
                         answers[k] = together[k] if k in together else self.client_runner.phase(part)
                     except Exception as error:  # as above
                         outcomes[k] = error
+        for k, outcome in outcomes.items():
+            if isinstance(outcome, NonFiniteError):
+                outcomes[k] = self.client_runner.cause(jobs[k], outcome)
         return [outcomes[k] for k in range(len(jobs))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
@@ -108,7 +117,7 @@ class Stacked:
         for members in groups.values():
             if len(members) > 1:
                 trained = self._train([parts[k] for k in members])
-                trained_phases |= {k: (each, {}) for k, each in zip(members, trained, strict=True) if each is not None}
+                trained_phases |= {k: each for k, each in zip(members, trained, strict=True) if each is not None}
         return trained_phases
 
     def _allows(self, part: Part) -> bool:
@@ -118,28 +127,26 @@ class Stacked:
         x = self.client_runner.data.clients[part.ctx.client].train.x
         flat = bool(self._operations) and (self._flat or x.ndim == 2)
         whole = part.ctx.submodel is None or part.ctx.submodel >= self.client_runner.workspace.live.keys()
-        return (
-            plain
-            and common
-            and flat
-            and whole
-            and len(x) > 0
-            and phase.epochs > 0
-            and not self.client_runner.training.keep_optimizer
-        )
+        return plain and common and flat and whole and len(x) > 0 and phase.epochs > 0
 
-    def _train(self, parts: list[Part]) -> list[Tree | None]:
-        """The trained trees; None for a client whose numbers are not finite, to be trained alone for its error."""
+    def _train(self, parts: list[Part]) -> list[tuple[Tree, Tree] | None]:
+        """The trained trees and the optimiser's states to keep.
+
+        None for a client whose numbers are not finite, to be trained alone for its error.
+        """
         workspace, training, phase = self.client_runner.workspace, self.client_runner.training, parts[0].phase
         for part in parts:
             tree.check_same(workspace.live, part.source, "the model", "the tree")
         with workspace.trains(phase.train) as names:
             if not names:
                 return [None] * len(parts)
-        batches = _Batches.of(self.client_runner, parts, phase.epochs, training.batch)
+        kept = [optimizer_state.entries_of(part.optimizer, part.phase) for part in parts]
+        batches = _Batches.of(self.client_runner, parts, phase.epochs, training.batch, [_age(each) for each in kept])
         values = {name: torch.stack([parts[k].source[name] for k in batches.order]) for name in workspace.live}
-        losses = _descend(self._operations, values, names, batches, training, phase, self.client_runner.criterion)
-        results: list[Tree | None] = [None] * len(parts)
+        state = _joined([kept[k] for k in batches.order], {name: values[name] for name in names})
+        criterion = self.client_runner.criterion
+        losses = _descend(self._operations, values, state, batches, training, phase, criterion)
+        results: list[tuple[Tree, Tree] | None] = [None] * len(parts)
         sound = _finite(losses, *(value for name, value in values.items() if name in phase.train))
         counts = (batches.weights > 0).sum((0, 2)).tolist()
         for at, k in enumerate(batches.order):
@@ -147,7 +154,11 @@ class Stacked:
                 steps, samples = batches.steps[at], counts[at]
                 work = {"steps": steps, "samples": samples, "loss": float(losses[at]) / samples}
                 parts[k].ctx.work.update({f"{phase.name}/{key}": value for key, value in work.items()})
-                results[k] = {name: value[at].clone() for name, value in values.items()}
+                trained, after = {name: value[at].clone() for name, value in values.items()}, Tree()
+                if training.keep_optimizer:
+                    own = {name: {key: value[at] for key, value in each.items()} for name, each in state.items()}
+                    after = optimizer_state.to_tree(own, parts[k].phase)
+                results[k] = trained, after
         return results
 
 
@@ -159,7 +170,10 @@ def _finite(*values: Tensor) -> list[bool]:
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches of all clients, those with the most steps first; short ones are padded with samples of weight 0."""
+    """The batches of all clients, those with the most steps first; short ones are padded with samples of weight 0.
+
+    Clients with equally many steps are in the order of their ``ages``, so that equal ones are neighbours.
+    """
 
     order: list[int]  # positions of the clients
     steps: list[int]  # of each, descending
@@ -169,10 +183,12 @@ class _Batches:
     weights: Tensor  # [steps, clients, b]: one over the size of the batch
 
     @classmethod
-    def of(cls, client_runner: ClientRunner, parts: list[Part], epochs: int, batch: int) -> _Batches:
+    def of(
+        cls, client_runner: ClientRunner, parts: list[Part], epochs: int, batch: int, ages: list[tuple[float, ...]]
+    ) -> _Batches:
         splits = [client_runner.data.clients[part.ctx.client].train for part in parts]
         per_epoch = [len(batch_slices(len(split), batch, whole=False)) for split in splits]
-        order = sorted(range(len(parts)), key=lambda k: -per_epoch[k])
+        order = sorted(range(len(parts)), key=lambda k: (-per_epoch[k], ages[k]))
         size = min(batch, max(len(split) for split in splits))
         x = torch.cat([splits[k].x.flatten(1) for k in order])
         indices = torch.zeros(epochs, max(per_epoch), len(parts), size, dtype=torch.int64)
@@ -215,29 +231,41 @@ def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
     return joined
 
 
+# --- the steps -------------------------------------------------------------------------------------------------
+
+
 def _descend(
     operations: list[tuple[str, str] | None],
     values: dict[str, Tensor],
-    names: list[str],
+    state: Entries,
     batches: _Batches,
     training: Training,
     phase: Phase,
     criterion: Loss,
 ) -> Tensor:
-    """Train the stacked weights ``values`` [clients, ...] in place; returns each client's loss summed over samples."""
+    """Train the stacked weights ``values`` [clients, ...] in place; returns each client's loss summed over samples.
+
+    Args:
+        state: the optimiser's, of the tensors that train, of all clients [clients, ...]; changed in place, and of all
+            clients in the end if ``training`` keeps it.
+    """
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
     longest = training.longest(phase)
-    state: dict[str, dict[str, Any]] = {}
     done = 0
     while done < batches.steps[0]:
         left = sum(steps > done for steps in batches.steps)
         end = batches.steps[left - 1]
         now = {name: value[:left].clone() for name, value in values.items()}
-        params = [now[name].requires_grad_() for name in names]
-        optimizer = training.build(params, *phase.rates)
-        for name, param in zip(names, params, strict=True):
-            if name in state:
-                optimizer.state[param].update({key: _first(value, left) for key, value in state[name].items()})
+        params = [now[name].requires_grad_() for name in state]
+        equal = [_equal(entries, left) for entries in state.values()]
+        parts = [
+            (param,) if len(counts) == 1 else param.detach().split(counts)
+            for param, counts in zip(params, equal, strict=True)
+        ]
+        apart = [each for each in zip(params, equal, parts, strict=True) if len(each[1]) > 1]
+        optimizer = training.build([part for each in parts for part in each], *phase.rates)
+        for each, entries in zip(parts, state.values(), strict=True):
+            _put(optimizer, each, entries)
         step_losses = []
         for x, y, weights in batches.between(done, end, left):
             losses = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten()).view_as(weights)
@@ -245,16 +273,74 @@ def _descend(
             step_losses.append(losses.detach())
             if longest is not None:
                 _clip_each(params, longest)
+            for param, counts, each in apart:
+                if param.grad is not None:
+                    for part, grad in zip(each, param.grad.split(counts), strict=True):
+                        part.grad = grad
             optimizer.step()
             for param in params:
                 param.grad = None
         losses = torch.stack(step_losses).double().masked_fill(batches.weights[done:end, :left] == 0, 0)
         totals[:left] += losses.sum((0, 2))
-        state = {name: dict(optimizer.state[param]) for name, param in zip(names, params, strict=True)}
-        for name, param in zip(names, params, strict=True):
+        for (name, entries), param, each in zip(state.items(), params, parts, strict=True):
             values[name][:left] = param.detach()
+            for key, value in _taken(optimizer, each).items():
+                if training.keep_optimizer and left < len(values[name]):
+                    entries[key][:left] = value
+                else:  # of clients that have ended nothing is asked any more
+                    entries[key] = value
         done = end
     return totals
+
+
+def _age(entries: Entries) -> tuple[float, ...]:
+    """A client's counts of steps, those of Adam's state, by tensor."""
+    return tuple(float(entries[name]["step"]) for name in sorted(entries) if "step" in entries[name])
+
+
+def _joined(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
+    """The clients' states [clients, ...] for stacked parameters [clients, ...]; who has none begins with zeros."""
+    joined: Entries = {name: {} for name in params}
+    for name in params:
+        first = {key: value for entries in clients for key, value in entries.get(name, {}).items()}
+        for key, example in first.items():
+            none = torch.zeros_like(example)
+            joined[name][key] = torch.stack([entries.get(name, {}).get(key, none) for entries in clients])
+    if any(MOMENTUM in entries for entries in joined.values()):  # as in optimizer_state.restore
+        for name, param in params.items():
+            joined[name].setdefault(MOMENTUM, torch.zeros_like(param))
+    return joined
+
+
+def _equal(entries: dict[str, Tensor], left: int) -> list[int]:
+    """Numbers of neighbours, among the first ``left`` clients, whose counts of steps are equal: one optimiser's each.
+
+    Adam corrects its means by the number of steps that a tensor has had, which is one number for all of it.
+    """
+    if "step" not in entries:
+        return [left]
+    return torch.unique_consecutive(entries["step"][:left], return_counts=True)[1].tolist()
+
+
+def _put(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...], entries: dict[str, Tensor]) -> None:
+    """Give an optimiser the states of the clients of each part; a count of steps is the same for all of a part."""
+    first = 0
+    for part in parts if entries else ():
+        rows = slice(first, first := first + len(part))
+        optimizer.state[part].update(
+            {key: value[rows][0].clone() if value.ndim == 1 else value[rows].clone() for key, value in entries.items()}
+        )
+
+
+def _taken(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The states that :func:`_put` would give back, of all parts joined."""
+    keys = [key for key, value in optimizer.state[parts[0]].items() if isinstance(value, Tensor)]
+    of_parts = {key: [_for_all(optimizer.state[part][key], len(part)) for part in parts] for key in keys}
+    return {key: values[0] if len(values) == 1 else torch.cat(values) for key, values in of_parts.items()}
+
+
+def _for_all(value: Tensor, count: int) -> Tensor:
+    return value.repeat(count) if value.ndim == 0 else value
 
 
 def _clip_each(params: list[Tensor], longest: float) -> None:
@@ -264,11 +350,6 @@ def _clip_each(params: list[Tensor], longest: float) -> None:
     scales = torch.where(norms.isfinite(), (longest / (norms + 1e-6)).clamp(max=1.0), 1.0)  # as one by one
     for grad in grads:
         grad.mul_(scales.view(-1, *[1] * (grad.ndim - 1)))
-
-
-def _first(value: Any, count: int) -> Any:
-    """The optimiser's state for the first ``count`` clients; a count of steps is the same for all."""
-    return value[:count].clone() if isinstance(value, Tensor) and value.ndim > 0 else value
 
 
 def _forward(operations: list[tuple[str, str] | None], values: dict[str, Tensor], x: Tensor) -> Tensor:

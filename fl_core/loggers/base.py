@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from fl_core import statistics
+from fl_core.dropout import REPLY_LOST
 from fl_core.errors import UsageError
 from fl_core.registry import Registry
 from fl_core.rows import Row
 
-SUMMED = ("bytes_down", "bytes_up", "flops", "steps")
-"""What a run costs: over clients its sum is of interest, of everything else the mean."""
+SUMMED = ("bytes_down", "bytes_up", "flops", "steps", REPLY_LOST)
+"""What a run costs, and the replies that it loses: over clients the sum is of interest, of everything else the mean."""
 
 
 @dataclass(frozen=True)

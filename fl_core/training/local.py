@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,8 +14,10 @@ from torch import Tensor
 from fl_core import seeds, tree
 from fl_core.choices import OPTIMIZERS
 from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.training import optimizer_state
 from fl_core.training.context import Context
 from fl_core.training.steps import Steps, check_clip, clipped
+from fl_core.training.watching import Watch, layer_of
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ class Training:
         weight_decay, amsgrad: as in PyTorch.
         clip: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
             down to it before anything is done with it. None = never.
-        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each.
+        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
+            run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
+            sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
+            memory and in every checkpoint (:mod:`fl_core.training.optimizer_state`); fine-tuning always begins anew.
     """
 
     epochs: int = 1
@@ -64,6 +68,19 @@ class Training:
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0, not {self.lr}")
         check_clip(self.clip)
+
+    @property
+    def words(self) -> str:
+        """Optimiser, rate and what becomes of its state, for tables and reports.
+
+        >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).words
+        'adamw (amsgrad), lr 0.001, its state kept from round to round'
+        """
+        options = [f"{name} {value:g}" for name in ("momentum", "weight_decay") if (value := getattr(self, name))]
+        options += ["amsgrad"] * self.amsgrad
+        state = "kept from round to round" if self.keep_optimizer else "new in each round"
+        named = f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
+        return f"{named}, lr {self.lr:g}, its state {state}".replace("_", " ")
 
     def longest(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""
@@ -178,19 +195,26 @@ def train(
     ctx: Context,
     observers: Mapping[str, Callable[[], Observer]],
     kept: Tree | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Tree, Tree]:
     """Run one phase from ``source`` on a client's training split.
 
     Batches are drawn from the stream (run seed, "batches", round, client, ``phase.stream``), and modules that draw
     (dropout) from the stream "modules" of the same parts.
 
+    Args:
+        watch: looks at every step for what is not finite first, in a replay.
+
     Returns:
         The trained tree, and the optimiser's state as a tree (empty unless ``training.keep_optimizer``).
 
     Raises:
-        NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and layer.
+        NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and step,
+            and under ``watch`` what was not finite first.
     """
     workspace.load(source, ctx.submodel)
+    if watch is not None:
+        watch.weights()
     seed, parts = algorithm.problem.seed, (ctx.round, ctx.client, phase.stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
     objective = algorithm.method(phase.loss)
@@ -205,13 +229,12 @@ def train(
         if params and phase.epochs and slices:
             by_name = dict(zip(names, params, strict=True))
             optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
-            _restore(optimizer, names, params, phase, kept or {})
+            optimizer_state.restore(optimizer, names, params, optimizer_state.entries_of(kept or {}, phase))
             own_steps, accumulators, longest = None, list(watching.values()), training.longest(phase)
             if phase.step:
-                explain = partial(_explain, workspace, algorithm, phase, ctx, names)
                 data = (x, y)
                 own_steps = Steps(
-                    phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, accumulators, explain
+                    phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, accumulators, watch
                 )
                 step = algorithm.method(phase.step)
             frozen = workspace.frozen(ctx.client, split.x, x)
@@ -223,12 +246,18 @@ def train(
                     if own_steps is not None:
                         step(own_steps, batch, ctx)
                         own_steps.taken += 1
+                        if watch is not None:
+                            watch.weights("the step")
                         continue
+                    if watch is not None:
+                        watch.batch(bx, steps + 1)
                     loss = objective(workspace.params, batch, ctx)
                     grads = _gradients(loss, params)
                     value = loss.item()
+                    if watch is not None:
+                        watch.passes(value, _named(names, grads))
                     if not math.isfinite(value):
-                        raise NonFiniteError(_explain(workspace, algorithm, phase, ctx, names, grads, value, steps))
+                        raise NonFiniteError(f"{ctx.where(phase.name)}: at step {steps + 1}, the loss is {value}")
                     for observer in accumulators:
                         observer.update(workspace.params, _named(names, grads))
                     if longest is not None:
@@ -237,6 +266,8 @@ def train(
                     optimizer.step()
                     for param in params:
                         param.grad = None  # its memory serves the next step
+                    if watch is not None:
+                        watch.weights("the step")
                     del loss, grads
                     size = len(batch[1])
                     total, samples, steps = total + value * size, samples + size, steps + 1
@@ -244,11 +275,13 @@ def train(
                 accumulators.clear()
             if own_steps is not None:
                 total, samples, steps = own_steps.loss, own_steps.samples, own_steps.taken
-            state = _kept(optimizer, names, params, phase) if training.keep_optimizer else {}
+            if training.keep_optimizer:
+                state = optimizer_state.to_tree(optimizer_state.read(optimizer, names, params), phase)
     result = workspace.read()
     bad = tree.first_nonfinite(tree.pick(result, phase.train))
     if bad is not None:
-        raise NonFiniteError(f"{ctx.where(phase.name)}: {bad!r} (layer {_layer(algorithm, bad)!r}) is not finite")
+        layer = layer_of(algorithm.problem.layers, bad)
+        raise NonFiniteError(f"{ctx.where(phase.name)}: {bad!r} (layer {layer!r}) is not finite")
     ctx.observed.update({name: observer.result() for name, observer in watching.items()})
     ctx.work.update({f"{phase.name}/steps": steps, f"{phase.name}/samples": samples})
     if samples:
@@ -303,61 +336,3 @@ def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 def _named(names: list[str], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
-
-
-def _layer(algorithm: Algorithm, name: str) -> str:
-    return next((layer.name for layer in algorithm.problem.layers if name in layer.tensors), "?")
-
-
-def _explain(
-    workspace: Workspace,
-    algorithm: Algorithm,
-    phase: Phase,
-    ctx: Context,
-    names: list[str],
-    grads: tuple[Tensor | None, ...],
-    value: float,
-    step: int,
-) -> str:
-    """Why a loss is not finite: names the first bad tensor, else the first bad gradient."""
-    text = f"{ctx.where(phase.name)}: the loss is {value} at step {step + 1}"
-    named = _named(names, grads)
-    in_order = [name for layer in algorithm.problem.layers for name in layer.tensors]
-    for kind, tensors in (("tensor", workspace.live), ("gradient of", named)):
-        bad = tree.first_nonfinite({name: tensors[name] for name in in_order if name in tensors})
-        if bad is not None:
-            return f"{text}; first {kind} {bad!r} (layer {_layer(algorithm, bad)!r}) is not finite"
-    return f"{text}; all tensors are finite, so the logits or the loss overflow: a smaller lr may help"
-
-
-def _slot(phase: Phase, name: str, key: str) -> str:
-    return f"{phase.tree}/{phase.name}/{name}#{key}"
-
-
-def _kept(optimizer: torch.optim.Optimizer, names: list[str], params: list[Tensor], phase: Phase) -> Tree:
-    return {
-        _slot(phase, name, key): value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, param in zip(names, params, strict=True)
-        for key, value in optimizer.state[param].items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _restore(
-    optimizer: torch.optim.Optimizer, names: list[str], params: list[Tensor], phase: Phase, kept: Tree
-) -> None:
-    for name, param in zip(names, params, strict=True):
-        prefix = _slot(phase, name, "")
-        entries = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
-        if entries:
-            optimizer.state[param].update({key: _like(value, param) for key, value in entries.items()})
-    if any("momentum_buffer" in state for state in optimizer.state.values()):  # then a fused step wants one for each,
-        for param in params:  # also for what trains for the first time
-            optimizer.state[param].setdefault("momentum_buffer", torch.zeros_like(param))
-
-
-def _like(value: Tensor, param: Tensor) -> Tensor:
-    """A copy on the parameter's device, in its memory layout if it has the same shape."""
-    if value.shape != param.shape:
-        return value.to(param.device, copy=True)
-    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -16,6 +16,7 @@ from fl_core.errors import NonFiniteError, UsageError
 if TYPE_CHECKING:
     from fl_core.execution.workspace import Workspace
     from fl_core.training.local import Context, Observer, Phase, Training
+    from fl_core.training.watching import Watch
 
 Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
 
@@ -64,13 +65,13 @@ class Steps:
         data: Batch,
         seed: int,
         observers: Sequence[Observer],
-        explain: Callable[[tuple[Tensor | None, ...], float, int], str],
+        watch: Watch | None = None,
     ) -> None:
         self.params, self.optimizer, self.training, self.longest = params, optimizer, training, training.longest(phase)
         self._inputs, self.live = workspace.params, workspace.live
         self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
         self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
-        self._data, self._observers, self._explain = data, observers, explain
+        self._data, self._observers, self._watch = data, observers, watch
         self._draws: dict[str, torch.Generator] = {}
         self._copies: dict[str, torch.optim.Optimizer] = {}
 
@@ -85,6 +86,8 @@ class Steps:
         Raises:
             NonFiniteError: the loss is NaN or infinite.
         """
+        if self._watch is not None:
+            self._watch.batch(batch[0], self.taken + 1)
         loss = self._objective(self._inputs, batch, self._ctx)
         params = list(self.params.values())
         for param in params:
@@ -95,10 +98,13 @@ class Steps:
         for param in params:
             param.grad = None
         value, size = loss.item(), len(batch[1])
-        if not math.isfinite(value):
-            raise NonFiniteError(self._explain(grads, value, self.taken))
-        self.loss, self.samples = self.loss + value * size, self.samples + size
         reached = {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
+        if self._watch is not None:
+            self._watch.passes(value, reached)
+        if not math.isfinite(value):
+            where = self._ctx.where(self._phase.name)
+            raise NonFiniteError(f"{where}: at step {self.taken + 1}, the loss is {value}")
+        self.loss, self.samples = self.loss + value * size, self.samples + size
         return clipped(reached, self.longest) if clip and self.longest is not None else reached
 
     def descend(self, grads: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -282,15 +281,3 @@ def test_plot_reads_a_run_and_leaves_its_folder_alone(here: Path, capsys: pytest
     assert {path.name for path in (here / "drawn").iterdir()} == {"macro_f1.png", "macro_f1_clients.png"}
     assert "holds a run" in refused(capsys, "plot", "run", "--out", "run")
     assert {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")} == before
-
-
-def test_pictures_of_an_album_are_of_the_rows_that_were_asked_for() -> None:
-    rows = [
-        schema.row(metric, 0.5, client=client, layer=layer)
-        for metric in ("grad_norm", "bn_scale")
-        for client in ("a", "b")
-        for layer in LAYERS
-    ]
-    frame: pd.DataFrame = schema.frame(rows)
-    ax = album(frame, ["bn_scale"])["bn_scale"]().axes[0]
-    assert "scale of normalisations" in ax.get_ylabel()

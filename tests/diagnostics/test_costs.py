@@ -18,7 +18,7 @@ from fedlayers.diagnostics import diagnose, plots
 from fedlayers.diagnostics.costs import cost_steps, plan_cost
 from fedlayers.diagnostics.subject import Subject
 from fedlayers.diagnostics.work import step_work
-from fl_core import models, runner, tree
+from fl_core import runner, tree
 from fl_core.costs import training_cost
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
@@ -86,10 +86,6 @@ class Residual(nn.Module):
         return self.head(h.mean(1))
 
 
-def resnet() -> tuple[nn.Module, Tensor]:
-    return models.build("resnet18", (3, 32, 32), 5), torch.randn(4, 3, 32, 32)
-
-
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("by", ["block", "module"])
 @pytest.mark.parametrize("kind", ["plain", "residual"])
@@ -148,12 +144,6 @@ def test_frozen_layers_cost_as_if_they_trained_and_one_sample_is_enough() -> Non
     assert [p.requires_grad for p in frozen[0].parameters()] == [False, False]
     train = table(model, X[:1], mode="train")
     assert train["0"]["forward_flops"] == table(model)["0"]["forward_flops"]
-
-
-def test_some_layers_cost_what_they_cost_among_all() -> None:
-    every, some = (diagnose(net(), DATA, "layer_cost", layers=layers, progress=False).frame for layers in (None, ["6"]))
-    assert some["value"].tolist() == every.loc[every["layer"] == "6", "value"].tolist()
-    assert set(every["unit"]) == {"", "byte", "FLOP"}
 
 
 def test_a_plan_sends_its_body_and_saves_its_head() -> None:

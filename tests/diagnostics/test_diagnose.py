@@ -180,14 +180,6 @@ def test_digests_name_what_was_measured() -> None:
     assert run(net(), loader, metrics=["grad_variance"]).header["data"] == ""  # its samples may come in any order
 
 
-def test_plot_draws_what_was_measured() -> None:
-    report = run(metrics=["grad_variance"])
-    ax = report.plot("grad_variance")
-    assert ax.has_data()
-    with pytest.raises(UsageError, match="unknown metric of this report 'cka'"):
-        report.plot("cka")
-
-
 # --- forms of input --------------------------------------------------------------------------------------------
 
 
@@ -264,12 +256,6 @@ def test_some_layers_have_the_values_they_have_among_all() -> None:
     assert some.layers == every.layers
 
 
-def test_one_name_stands_for_itself() -> None:
-    report = run(metrics="cka", layers="4")
-    assert set(zip(report.frame["metric"], report.frame["layer"], strict=True)) == {("cka", "4")}
-    assert run(net(), metrics="cka").values("cka").empty
-
-
 def test_what_was_recorded_in_training_is_reported() -> None:
     recorded = {
         name: {"layers": ["0", "4", "6"], "importance": [1.0, k, 2.0], "steps": 3} for k, name in enumerate("abc")
@@ -309,10 +295,6 @@ def test_options_reach_their_metric() -> None:
             metrics=["grad_variance"], loss=losses.build("focal"), options={"grad_variance": {"tensors": "all"}}
         ).values("grad_variance")
     )
-
-
-def test_layers_by_module() -> None:
-    assert [layer.name for layer in run(metrics=["grad_variance"], by="module").layers] == ["0", "1", "4", "6"]
 
 
 @pytest.mark.parametrize("metric", list(METRICS))
@@ -448,7 +430,7 @@ def used(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("mode", [pytest.param("eval", marks=pytest.mark.slow), "train"])
 @pytest.mark.parametrize("metric", [*METRICS, "all"])
 def test_nothing_is_left_on_the_models(metric: str, mode: str) -> None:
     """By each metric alone, and by one diagnosis of all."""
@@ -521,6 +503,7 @@ def test_twenty_calls_keep_no_memory_and_change_nothing(metric: str) -> None:
     assert_same(before, [state(model) for model in models])
 
 
+@pytest.mark.slow
 def test_the_growth_of_a_call_that_forgets_is_seen() -> None:
     """A graph kept alive by its own tensors, as after ``backward(create_graph=True)``, which gc does not see."""
     x, y = pair(48)
@@ -565,7 +548,7 @@ def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int
     with pytest.raises(RuntimeError, match="on purpose"):
         call(metric, subjects, layers, batch=5, mode="train")
     assert_same(before, [state(model) for model in models])
-    with pytest.raises(RuntimeError, match="on purpose"):
+    with pytest.raises((RuntimeError, UsageError), match="on purpose"):
         run(models, loader(), [metric])
     assert_same(before, [state(model) for model in models])
 

@@ -244,20 +244,3 @@ def test_a_client_of_one_class_has_no_scatter_but_counts_in_the_pool() -> None:
     assert found["own", "a", "4"]["status"] == "output of layer '4' at client 'a': samples of one class"
     whole = rows([Subject("all", model, (x, y), 20)])["own", "all", "4"]["value"]
     assert found["pooled", "", "4"]["value"] == pytest.approx(whole, rel=1e-6)
-
-
-def test_a_dead_layer_is_named_at_its_client_and_in_the_pool() -> None:
-    dead = cnn(1)
-    nn.init.zeros_(dead[4].weight)
-    found = rows([Subject("a", cnn(), images(), 20), Subject("b", dead, images(), 20)])
-    assert found["own", "b", "4"]["status"] == "output of layer '4' at client 'b': constant over the samples"
-    assert found["own", "a", "4"]["status"] == found["own", "b", "0"]["status"] == "ok"
-
-
-def test_features_not_finite_at_one_client_leave_the_pool_without_a_value() -> None:
-    broken = cnn(1)
-    broken[4].bias.data[0] = torch.inf
-    found = rows([Subject("a", cnn(), images(), 20), Subject("b", broken, images(), 20)])
-    assert found["own", "a", "4"]["status"] == "ok"
-    for key in (("own", "b", "4"), ("pooled", "", "4")):
-        assert found[key]["status"] == "output of layer '4' at client 'b': not finite"

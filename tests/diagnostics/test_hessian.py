@@ -365,13 +365,6 @@ def test_factors_of_the_output_hessian(loss: Loss, scale: float) -> None:
     assert s.shape[1] <= 2  # a loss of softmax does not feel a shift: one direction of three is free
 
 
-def test_focal_losses_are_indefinite() -> None:
-    logits = torch.tensor([[-2.0, 1.0, 1.5]])
-    for loss in LOSSES[1:3]:
-        _, signs = curvature_exact.factors(loss, logits, torch.tensor([0]))
-        assert set(signs.flatten().tolist()) == {1.0, -1.0}
-
-
 # --- the verdict, layer by layer -------------------------------------------------------------------------------
 
 VERDICTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], set[str]]] = {
@@ -507,15 +500,6 @@ def test_the_graph_alone_refuses_what_is_not_linear(name: str) -> None:
         if layer.parameters[0] in verdicts and not any(verdicts[name] for name in layer.parameters)
     }
     assert linear == exact | ({"body"} if isinstance(model, TimeFirst) else set())  # linear, but without a formula
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_graph_knows_the_mode_of_batch_norm(training: bool) -> None:
-    model = Residual(norm=True).train(training)
-    verdicts = curvature_linear.verdicts(model(inputs(6, 2, 4, 4)[0]), dict(model.named_parameters()))
-    curved = {name for name, why in verdicts.items() if why}
-    before = {"stem.weight", "stem.bias", "stem_norm.weight", "stem_norm.bias", "conv.weight"}
-    assert curved == (before if training else set())
 
 
 # --- options, and what cannot be computed ----------------------------------------------------------------------

@@ -155,13 +155,6 @@ def test_attention_is_queries_by_keys_in_the_order_of_the_rows() -> None:
     assert ax.get_title() == "north, round 3"
 
 
-def test_attention_of_one_query_needs_only_the_keys() -> None:
-    rows = [schema.row("prompt_attention", 0.25, client="a", variant=str(k)) for k in range(4)]
-    ax: Any = plots.prompt_attention(schema.frame(rows))
-    assert matrix(ax).tolist() == [[0.25] * 4]
-    assert names(ax.get_yticklabels()) == ["feature"]
-
-
 def test_unfreezing_is_layers_by_recorded_rounds() -> None:
     ax: Any = plots.unfreezing(trained())
     expected = [[float(r >= 2 * k) for r in range(7)] for k in range(4)]
@@ -170,30 +163,12 @@ def test_unfreezing_is_layers_by_recorded_rounds() -> None:
     assert names(ax.get_xticklabels()) == [str(r) for r in range(7)]
 
 
-def test_unfreezing_of_clients_is_the_share_that_trains() -> None:
-    rows = [
-        schema.row("trained", float(i < k), client=a, layer=layer, round=0)
-        for i, a in enumerate(CLIENTS)
-        for k, layer in enumerate(LAYERS)
-    ]
-    ax: Any = plots.unfreezing(schema.frame(rows))
-    np.testing.assert_allclose(matrix(ax), np.array([[0], [1], [2], [3]]) / 3)
-    assert "share of clients" in ax.figure.axes[-1].get_ylabel()
-
-
 def test_retained_layers_are_drawn_alike() -> None:
     ax: Any = plots.unfreezing(retained(), metric="retained")
     np.testing.assert_allclose(matrix(ax), retained()["value"].to_numpy().reshape(3, 3, 4).mean(axis=1).T)
     assert "keep" in ax.figure.axes[-1].get_ylabel()
     with pytest.raises(UsageError, match="did you mean 'retained'"):
         plots.unfreezing(retained(), metric="retaind")
-
-
-def test_weights_of_oneself_alone_leave_the_rest_grey() -> None:
-    frame = mixing()
-    axes: list[Any] = plots.aggregation_weights(frame[frame["client"] == frame["client_b"]])
-    assert np.isnan(matrix(axes[0])).sum() == 6
-    assert axes[0].figure.get_supxlabel() == "grey: no value"
 
 
 @pytest.mark.parametrize("round", [None, 1])

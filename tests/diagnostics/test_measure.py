@@ -190,12 +190,6 @@ def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp
     assert "body.fc1.linear" in set(by.frame["layer"])
 
 
-def test_layers_of_another_model_are_refused(task):
-    data = (task.data.clients[0].train.x, task.data.clients[0].train.y)
-    with pytest.raises(UsageError, match="another model"):
-        diagnose(task.model, data, (SENSITIVITY,), layering=task.layers[:2], progress=False)
-
-
 def test_what_a_run_does_not_have_is_refused(run):
     with pytest.raises(UsageError, match="did you mean 'global'"):
         measure.of_run(run, which="globl")
@@ -228,16 +222,6 @@ def test_nobody_trains_for_a_wrong_request(task, wrong, words, monkeypatch):
     monkeypatch.setattr(runner, "first_epoch", None)
     with pytest.raises(UsageError, match=words):
         measure.of_task(task, "cka", progress=False, **wrong)
-
-
-def test_one_metric_stands_for_itself(task):
-    assert set(measure.of_task(task, "weight_magnitude", progress=False).frame["metric"]) == {"weight_magnitude"}
-
-
-def test_instruments_measure_and_decide():
-    instruments = measure.instruments()
-    assert set(instruments.observers) == {SENSITIVITY}
-    assert instruments.decide is select.decide
 
 
 def test_training_is_measured_in_its_first_epoch_however_many_follow() -> None:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, MOST, weighted_mean
+from fedlayers.diagnostics.pictures.drawing import MOST, weighted_mean
 from fedlayers.diagnostics.pictures.plan import FEDERATED, LOCAL
 from fl_core import rows as schema
 from fl_core.errors import UsageError
@@ -22,7 +22,6 @@ from fl_core.plan import Evidence, LayerPlan
 
 HOSPITALS = {"Cleveland": 193, "Hungarian": 167, "Switzerland": 29, "VA": 83}
 LAYERS = ["fc1", "fc2", "fc3", "fc4"]
-CKA = {"fc1": 0.98, "fc2": 0.86, "fc3": 0.66, "fc4": 0.55}
 
 
 pytestmark = pytest.mark.usefixtures("closed")
@@ -121,21 +120,9 @@ def test_mean_without_known_weights_is_plain() -> None:
     )
 
 
-def test_combined_rows_are_drawn_as_they_are() -> None:
-    np.testing.assert_array_equal(lines(plots.metric(diagnosis(), "federation_sensitivity"))["combined"], [1, 2, 3, 4])
-
-
 def test_standard_errors_above_zero_are_bars() -> None:
     assert len(plots.metric(diagnosis(), "hessian_trace").collections) == len(HOSPITALS)
     assert len(plots.metric(diagnosis(), "grad_variance").collections) == 0
-
-
-def test_variant_by_name() -> None:
-    frame = diagnosis()
-    ax: Any = plots.metric(frame, "hessian_trace", variant="absolute")
-    np.testing.assert_array_equal(lines(ax)["Cleveland"], [5.0, 10.0, 15.0, 20.0])
-    assert "absolute" in ax.get_ylabel()
-    assert "importance" in plots.metric(frame, "federation_sensitivity", variant="importance").get_ylabel()
 
 
 @pytest.mark.parametrize("how", ["first", "min"])
@@ -192,13 +179,6 @@ def test_one_missing_pair_is_a_gap_for_both_clients() -> None:
     assert "Cleveland–VA" in ax.get_xlabel()
 
 
-def test_metric_that_nobody_has_says_why() -> None:
-    row = schema.row("cka", None, status="needs at least two models", layer="fc1", client="VA")
-    ax: Any = plots.metric(schema.frame([row]), "cka")
-    assert not ax.lines
-    assert "needs at least two models" in ax.get_xlabel()
-
-
 def test_negative_traces_are_drawn_on_symlog() -> None:
     frame = diagnosis()
     frame.loc[(frame["client"] == "VA") & (frame["layer"] == "fc2"), "value"] = -0.02
@@ -207,11 +187,6 @@ def test_negative_traces_are_drawn_on_symlog() -> None:
     assert lines(ax)["VA"][1] == -0.02
     with pytest.raises(UsageError, match=r"'VA' at 'fc2'"):
         plots.metric(frame, "hessian_trace", scale="log")
-
-
-@pytest.mark.parametrize("scale", ["linear", "log", "symlog"])
-def test_scale_by_name(scale: str) -> None:
-    assert plots.metric(diagnosis(), "grad_variance", scale=scale).get_yscale() == scale
 
 
 @pytest.mark.parametrize("spread", [1.05, 20.0, 1e9])
@@ -233,32 +208,6 @@ def test_many_clients_share_one_legend_entry() -> None:
     ax: Any = plots.metric(diagnosis(clients), "grad_variance")
     assert len(ax.lines) == len(clients) + 1
     assert entries(ax) == [f"each of {len(clients)} clients", "mean of clients"]
-
-
-def test_single_client_has_no_mean_line() -> None:
-    assert list(lines(plots.metric(diagnosis({"VA": 83}), "grad_variance"))) == ["VA"]
-
-
-def test_forty_layers_in_order_with_upright_names() -> None:
-    layers = [f"blocks.{k}" for k in range(40)]
-    ax: Any = plots.metric(diagnosis(layers=layers), "federation_sensitivity")
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == layers
-    assert ax.get_xticklabels()[0].get_rotation() == 90
-
-
-def test_legend_is_right_of_the_data() -> None:
-    ax: Any = plots.metric(diagnosis(), "grad_variance")
-    ax.figure.canvas.draw()
-    box = ax.get_legend().get_window_extent()
-    assert box.x0 >= ax.get_window_extent().x1
-    assert box.x1 <= ax.figure.bbox.x1
-
-
-def test_unknown_metric_of_the_frame_is_drawn_plainly() -> None:
-    found = [schema.row("probe_accuracy", 0.5 + k / 10, client="a", layer=f"fc{k}") for k in range(3)]
-    ax: Any = plots.metric(schema.frame(found), "probe_accuracy")
-    assert ax.get_yscale() == "linear"
-    assert "probe accuracy" in ax.get_ylabel()
 
 
 @pytest.mark.parametrize(
@@ -362,14 +311,6 @@ def test_plan_shows_boxes_values_ratios_and_votes() -> None:
     assert entries(ax) == ["federated", "local", "cut"]
 
 
-def test_plan_without_evidence_or_prefix() -> None:
-    layers = tuple(Layer(name, (f"{name}.weight",)) for name in LAYERS)
-    ax: Any = plots.plan(LayerPlan(layers, ("fc1", "fc3")))
-    assert [colour == to_rgb(FEDERATED) for colour in boxes(ax)] == [True, False, True, False]
-    assert entries(ax) == ["federated", "local"]
-    assert not texts(ax)
-
-
 @pytest.mark.parametrize("values", [(None, 1.0, 2.0, None), (-1.0, 1.0, 0.0, 3.0)])
 def test_plan_marks_ratios_that_do_not_exist(values: Any) -> None:
     ax: Any = plots.plan(decision(LAYERS, 1, values=values, metric="hessian_trace"))
@@ -464,12 +405,6 @@ def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
     assert ax.get_ylabel() == "test macro F1 (higher is better)"
 
 
-def test_learning_of_one_seed_has_no_band() -> None:
-    ax: Any = plots.learning(results(seeds=1))
-    assert not ax.collections
-    assert not ax.get_legend().get_title().get_text()
-
-
 def test_a_run_that_lacks_the_model_is_named() -> None:
     for draw in (plots.learning, plots.clients):
         ax = draw(results(), model="global")
@@ -484,12 +419,6 @@ def test_missing_score_is_a_gap_with_its_reason() -> None:
     ax: Any = plots.learning(frame)
     assert np.isnan(lines(ax)["player_fl (personal)"]).tolist() == [False, True, False]
     assert "the loss is not finite (VA)" in " ".join(ax.get_xlabel().split())
-
-
-def test_thirteen_algorithms_stay_apart() -> None:
-    ax: Any = plots.learning(results(tuple(f"algorithm_{k}" for k in range(13)), seeds=1))
-    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in ax.lines}
-    assert len(looks) == 13
 
 
 @pytest.mark.parametrize("draw", [plots.learning, plots.clients])
@@ -614,19 +543,6 @@ def test_the_frame_is_left_as_it_was(draw: Any, frame: Any) -> None:
     copy = frame.copy(deep=True)
     draw(frame)
     pd.testing.assert_frame_equal(frame, copy)
-
-
-def test_colours_and_markers_differ() -> None:
-    assert len(set(COLOURS)) == len(COLOURS) >= MOST
-    assert len(set(MARKERS)) == len(MARKERS) >= MOST
-
-
-def test_style_is_left_again() -> None:
-    before = dict(mpl.rcParams)
-    with plots.style():
-        assert mpl.rcParams["axes.grid"]
-        assert mpl.rcParams["legend.frameon"] is False
-    assert dict(mpl.rcParams) == before
 
 
 def test_weighted_mean_by_brute_force() -> None:

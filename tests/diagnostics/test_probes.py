@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlayers.cli.main import main
 from fedlayers.diagnostics import METRICS, diagnose
 from fedlayers.diagnostics.report import Report
-from fedlayers.diagnostics.representation.classifiers import accuracy_error, logistic, nearest
+from fedlayers.diagnostics.representation.classifiers import accuracy_error, logistic
 from fedlayers.diagnostics.representation.features import collect, folds_of, holdout_of
 from fl_core.errors import UsageError
 from tests.diagnostics.calls import knn_probe, linear_probe
@@ -137,15 +137,6 @@ def test_reducing_the_features_changes_no_prediction(d: int) -> None:
     plain = logistic(x, y, test, reduce=False, tol=1e-9)
     assert (logistic(x, y, test, reduce=True, tol=1e-9) == plain).all()
     assert (logistic(x, y, test) == plain).mean() > 0.99
-
-
-def test_a_rotation_of_standardised_features_and_a_scale_change_nothing_for_neighbours() -> None:
-    rng = np.random.default_rng(0)
-    y = np.arange(40) % 4
-    x, test = rng.normal(size=(40, 6)), rng.normal(size=(50, 6))
-    turn, _ = np.linalg.qr(rng.normal(size=(6, 6)))
-    for distance in ("cosine", "euclidean"):
-        assert (nearest(x, y, test, 5, distance) == nearest(7 * x @ turn, y, 7 * test @ turn, 5, distance)).all()
 
 
 @pytest.mark.parametrize("metric", ["linear_probe", "knn_probe"])

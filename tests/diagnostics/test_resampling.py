@@ -139,18 +139,6 @@ def test_training_is_resampled_by_its_steps() -> None:
     assert parted(frame(recorded_rows({"a": result}, layers, n_train={"a": 7}, resamples=6)))[1].empty
 
 
-def test_resamples_of_a_mean_spread_as_the_bootstrap_says() -> None:
-    """The variance of a mean over k parts, with the population's variance for theirs: (k - 1) / k of the unbiased."""
-    layers, each = [Layer("l", ("w",))], np.array([1.0, 4.0, 2.0, 9.0, 3.0, 5.0])
-    seen = SensitivityAccumulator(layers)
-    for value in each:
-        seen.update({"w": torch.ones(1)}, {"w": torch.tensor([value**0.5])})
-    found = recorded_rows({"a": seen.result()}, layers, n_train={"a": 1}, resamples=4000)
-    redrawn = [r["value"] for r in found if r["variant"].startswith("importance, ")]
-    assert np.mean(redrawn) == pytest.approx(each.mean(), abs=5 * each.std() / np.sqrt(6 * 4000))
-    assert np.var(redrawn) == pytest.approx(each.var() / 6, rel=0.15)
-
-
 # --- what is decided -------------------------------------------------------------------------------------------
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3"))

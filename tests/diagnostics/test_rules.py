@@ -83,12 +83,6 @@ def test_change_point_beside_the_ratio_rule(values, ratio, change):
     assert (sensitivity_ratio(values, 1.2), change_point(values, 1.2)) == (ratio, change)
 
 
-def test_a_flat_curve_has_no_rise_however_low_the_threshold():
-    """Not even one of the size of a rounding error."""
-    assert change_point([17.0, 17.0, 17.0], 1.0) == 2
-    assert RULES["change_point"].lacks([17.0, 17.0, 17.0], 0.5)
-
-
 def test_a_step_by_the_threshold_between_two_layers_is_what_a_change_must_be_worth():
     for t in (1.2, 2.0):
         assert change_gains([1.0, t])[0] == pytest.approx(math.log(t) ** 2 / 2)

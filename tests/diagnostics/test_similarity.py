@@ -19,7 +19,7 @@ from fedlayers.diagnostics.representation.gram import linear_cka
 from fedlayers.diagnostics.representation.probe import probe_set, shared_probe
 from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import layers_of
 from fl_core.rows import Row
 from tests.diagnostics.calls import cka
 
@@ -79,13 +79,6 @@ def test_minibatch_against_the_definition(n: int, d: int, batch: int) -> None:
     assert linear_cka(x, y, "minibatch", batch) == pytest.approx(unbiased(x, y, batch), rel=1e-9)
 
 
-def test_float32_grams_lose_little_on_many_samples() -> None:
-    x, y = mixed(1000, 64)
-    x, y = x.float(), y.float()
-    assert linear_cka(x, y) == pytest.approx(dense(x, y), abs=1e-8)
-    assert linear_cka(x, y, "minibatch", 100) == pytest.approx(unbiased(x, y, 100), abs=1e-7)
-
-
 def test_minibatch_estimates_the_full_unbiased_value_and_full_overstates_unrelated_features() -> None:
     x, y = mixed(2000, 20)
     assert linear_cka(x, y, "minibatch", 100) == pytest.approx(linear_cka(x, y, "minibatch", 2000), abs=5e-3)
@@ -137,11 +130,6 @@ def test_float32_survives_scale_and_offset(estimator: str, change: Any) -> None:
     x, y = (side.float() for side in mixed(40, 6))
     assert linear_cka(change(x), y, estimator) == pytest.approx(linear_cka(x, y, estimator), abs=1e-4)
     assert linear_cka(change(x), change(x), estimator) == pytest.approx(1, abs=1e-6)
-
-
-def test_it_is_not_invariant_to_any_invertible_map() -> None:
-    x = features(30, 5)
-    assert linear_cka(x, x @ torch.diag(torch.tensor([100.0, 1, 1, 1, 1]).double())) < 0.9
 
 
 @pytest.mark.parametrize("estimator", ["full", "minibatch"])
@@ -317,13 +305,6 @@ def test_tuples_repeats_dead_and_unused_layers() -> None:
     assert isinstance(by_layer(rows, "c0", "c2")["dead"], float)
 
 
-def test_layers_that_share_an_output_have_the_same_value() -> None:
-    models = [net(0), net(1)]
-    layers = [Layer("a", ("0.weight",), output="4"), Layer("b", ("0.bias",), output="4")]
-    found = by_layer(cka(clients(models), layers))
-    assert found["a"] == found["b"] < 1
-
-
 def test_activations_that_are_not_finite_are_said() -> None:
     broken = net(1)
     with torch.no_grad():
@@ -408,13 +389,3 @@ def test_images_lie_channels_last_unless_the_model_takes_a_view(views: bool) -> 
     assert models[0].seen[-1] == views
     maps = [model.conv(x).detach().flatten(1) for model in models]
     torch.testing.assert_close(rows[0]["value"], linear_cka(*maps))
-
-
-def test_another_error_of_the_model_is_its_own() -> None:
-    model = Maps(True)
-    model.fc = nn.Linear(7, 4)
-    x = torch.randn(12, 1, 6, 6)
-    good = Maps(True)
-    subjects = [Subject(name, model, (x, torch.zeros(12, dtype=torch.int64)), 12) for name in "ab"]
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        cka(subjects, layers_of(good, x[:2]), batch=6)

@@ -13,7 +13,6 @@ import scipy.linalg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.cross_decomposition import CCA
 from torch import Tensor
 
 from fedlayers.diagnostics.representation.gram import rbf_cka
@@ -109,11 +108,6 @@ def test_unbiased_rbf_cka_against_the_definition() -> None:
     assert rbf_cka(x, y, 0.4, "minibatch", 7) == pytest.approx(xy / math.sqrt(xx * yy), rel=1e-9)
 
 
-def test_a_wide_radial_kernel_is_nearly_linear() -> None:
-    x, y = mixed(50, 6)
-    assert rbf_cka(x, y, 100.0) == pytest.approx(dense(x, y), abs=1e-3)
-
-
 @pytest.mark.parametrize(("n", "d"), [(2, 3), (8, 8), (40, 5), (12, 40), (30, 9000)])
 def test_procrustes_against_scipy(n: int, d: int) -> None:
     x = features(n, d)
@@ -132,13 +126,6 @@ def test_cca_against_the_definition(n: int, d: int) -> None:
     x, y = x, y[:, : d - 1]
     assert mean_cca(x, y) == pytest.approx(correlations(x, y).mean(), abs=1e-9)
     assert mean_cca(x.float(), y.float()) == pytest.approx(mean_cca(x, y), abs=1e-5)
-
-
-def test_cca_against_scikit_learn() -> None:
-    x, y = mixed(200, 3)
-    a, b = CCA(n_components=3, scale=False, max_iter=5000, tol=1e-12).fit_transform(x.numpy(), y.numpy())
-    expected = np.mean([np.corrcoef(a[:, k], b[:, k])[0, 1] for k in range(3)])
-    assert mean_cca(x, y) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("variance", [0.5, 0.9, 0.99])
@@ -187,13 +174,6 @@ def test_cca_alone_ignores_every_invertible_map() -> None:
     assert rbf_cka(bent, x) < 0.9
 
 
-def test_the_angle_is_a_metric() -> None:
-    x, y, z = (features(20, 6, k) for k in range(3))
-    xy, yz, xz = procrustes_distance(x, y), procrustes_distance(y, z), procrustes_distance(x, z)
-    assert xz <= xy + yz
-    assert xy <= xz + yz
-
-
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     "dead", [torch.zeros(12, 3), torch.full((12, 3), 0.1), torch.full((12, 3), torch.inf), torch.zeros(12, 0)]
@@ -227,6 +207,27 @@ def test_the_rank_of_cca_leaves_out_rounding() -> None:
     doubled = torch.cat([x, x @ features(4, 3, 3)], 1)  # seven features of rank four
     assert mean_cca(doubled, y) == pytest.approx(mean_cca(x, y), abs=1e-8)
     assert mean_cca(doubled.float(), y.float()) == pytest.approx(mean_cca(x, y), abs=1e-4)
+
+
+@pytest.mark.parametrize("rank", [12, 24])
+@pytest.mark.parametrize(
+    ("scale", "offset", "count"),
+    [(1.0, 0.0, 24), (1e-5, 0.0, 4), (1e-3, 10.0, 4), (1e-4, 1.0, 24), (1e-5, 1.0, 24), (1.0, 100.0, 24)],
+)
+def test_cca_of_nearly_constant_features_in_float32_is_that_in_float64(
+    scale: float, offset: float, count: int, rank: int
+) -> None:
+    """So many of 24 features of that rank are scaled down, and all are moved far from 0 as they are after a bias."""
+    base, noise = features(300, rank), features(300, rank, 1)
+    maps = (torch.linalg.qr(features(24, rank, k))[0].T for k in (2, 3))  # no direction is small by itself
+    x, y = (side @ to for side, to in zip((base, base + 0.4 * noise), maps, strict=True))
+    small = torch.ones(24, dtype=torch.float64)
+    small[:count] = scale
+    x, y = x * small + offset, y * small + offset
+    a, b = (np.linalg.svd(centred(side), full_matrices=False)[0][:, :rank] for side in (x, y))
+    reference = np.linalg.svd(a.T @ b, compute_uv=False).mean()
+    assert mean_cca(x, y) == pytest.approx(reference, abs=1e-6)
+    assert mean_cca(x.float(), y.float()) == pytest.approx(reference, abs=5e-5)
 
 
 # --- positions as rows, and shifts -----------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from fedlayers.diagnostics.representation.gram import rbf_cka
 from fedlayers.diagnostics.representation.moments import mean_cca, procrustes_distance, svcca
 from fedlayers.diagnostics.representation.probe import by_position
 from fedlayers.diagnostics.representation.shifts import shifted_procrustes
-from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
@@ -39,12 +38,6 @@ def measured(metric: str, models: Sequence[nn.Module], data: Any = None, **how: 
     data = pair() if data is None else data
     layers = layers_of(models[0], (data if isinstance(data, tuple) else pair())[0][:2])
     return call(metric, clients(models, data), layers, **how)
-
-
-def maps(model: nn.Module) -> Tensor:
-    """What the convolution puts out, [n, positions, channels]."""
-    with torch.no_grad():
-        return model[0](pair()[0]).movedim(1, -1).flatten(1, 2)  # type: ignore[index]
 
 
 # --- positions -------------------------------------------------------------------------------------------------
@@ -318,31 +311,12 @@ def test_curves_and_pictures_grow_with_the_distance(report: Report, metric: str)
     assert ("[rad]" in ax.get_ylabel()) == METRICS[metric].distance
 
 
-def test_pictures_name_a_variant_that_is_not_the_usual_one() -> None:
-    how = {"procrustes": {"positions": "released"}}
-    ways = [diagnose([net(0), net(1)], pair(), ["procrustes"], options=o, progress=False) for o in ({}, how)]
-    labels = [report.plot("procrustes").get_ylabel() for report in ways]
-    assert ["released" in label for label in labels] == [False, True]
-
-
-def test_a_probe_that_is_given_reaches_all_of_them() -> None:
-    frame = diagnose([net(0), net(1)], pair(), list(REFERENCES), probe=pair(20, 5), progress=False).frame
-    assert set(frame["n_samples"]) == {20}
-
-
 def test_a_metric_s_own_probe_is_its_own() -> None:
     models, own = [net(0), net(1)], {"cka": {"probe": pair(9, 6)}}
     report = diagnose(models, pair(), ["cka", "cca"], probe=pair(20, 5), options=own, progress=False)
     assert dict(zip(report.frame["metric"], report.frame["n_samples"], strict=True)) == {"cka": 9, "cca": 20}
     with pytest.raises(UsageError, match="cka: a probe and samples=9; give one of the two"):
         diagnose(models, pair(), ["cka"], probe=pair(20, 5), options={"cka": {"samples": 9}}, progress=False)
-
-
-def test_a_single_model_has_no_similarity() -> None:
-    subject = Subject("only", net(), pair(), N)
-    for metric in REFERENCES:
-        rows = call(metric, [subject], layers_of(net(), pair()[0]))
-        assert {(r["value"], r["status"], r["n_samples"]) for r in rows} == {(None, "needs at least two models", 0)}
 
 
 def test_a_single_model_is_compared_with_itself_across_layers() -> None:

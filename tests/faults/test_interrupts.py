@@ -18,9 +18,10 @@ from fl_core.records import files
 from fl_core.records.store import Run
 
 ROOT = Path(__file__).parents[2]
-BEGUN = "fedlayers: interrupted; fedlayers resume run goes on"
+FOLDER = "it's"
+BEGUN = """fedlayers: interrupted; fedlayers resume 'it'"'"'s' goes on"""
 NOTHING = "fedlayers: interrupted; nothing was written"
-RUN = ("run", "--rounds", "400", "--epochs", "1", "--checkpoint-every", "1", "--stack", "off", "--out", "run")
+RUN = ("run", "--rounds", "400", "--epochs", "1", "--checkpoint-every", "1", "--stack", "off", "--out", FOLDER)
 START = """
 from fedlayers.__main__ import main
 if __name__ == "__main__":  # as the installed program does
@@ -95,19 +96,19 @@ def while_workers_start(seconds):
 def test_while_workers_start(tmp_path, seconds):
     code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=while_workers_start(seconds))
     assert (code, lines) == (130, [BEGUN])
-    assert Run(tmp_path / "run").config["workers"] == 2
+    assert Run(tmp_path / FOLDER).config["workers"] == 2
 
 
 @pytest.mark.slow
 def test_while_workers_train(tmp_path):
     def until(process):
-        while not list(tmp_path.glob("run/checkpoints/*.json")):
+        while not list((tmp_path / FOLDER).glob("checkpoints/*.json")):
             assert process.poll() is None
             time.sleep(0.01)
 
     code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=until)
     assert (code, lines) == (130, [BEGUN])
-    assert Run(tmp_path / "run").verify()
+    assert Run(tmp_path / FOLDER).verify()
 
 
 def test_what_was_there_before_is_there_after():

@@ -30,19 +30,18 @@ FILES = (FIRST_CHECKPOINT, FIRST_CHECKPOINT + 10 * (ROUNDS - 1))
 # A moment is a list: where, and which; several for a run that is killed again while it recovers.
 MOMENTS = {
     "before the first file": [["before file", 1]],
-    "after the first file": [["after file", 1]],
-    "before the partition": [["before file", 3]],
     "before the manifest": [["before file", 5]],
     "after the manifest": [["after file", 5]],
     "before the first rows": [["in rows", 1]],
     "in the rows of round 1": [["in rows", 2]],
     "in the first checkpoint": [["before file", RANDOM.randrange(8, FIRST_CHECKPOINT)]],
-    **{f"before file {k}": [["before file", k]] for k in RANDOM.sample(range(*FILES), 2)},
-    **{f"after file {k}": [["after file", k]] for k in RANDOM.sample(range(*FILES), 2)},
-    **{f"in rows {k}": [["in rows", k]] for k in RANDOM.sample(range(3, ROUNDS), 2)},
+    **{
+        f"{where} {k}": [[where, k]] for where in ("before file", "after file") for k in RANDOM.sample(range(*FILES), 1)
+    },
+    **{f"in rows {k}": [["in rows", k]] for k in RANDOM.sample(range(3, ROUNDS), 1)},
     **{
         f"{delay:.3f} s into round {k}": [["in round", k, delay]]
-        for k, delay in zip(RANDOM.sample(range(ROUNDS - 2), 4), (0.0, 0.01, 0.03, 0.06), strict=True)
+        for k, delay in zip(RANDOM.sample(range(ROUNDS - 2), 2), (0.01, 0.04), strict=True)
     },
     "at the last manifest": [["before file", FILES[1]]],
     "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 14]],
@@ -180,7 +179,7 @@ def happened(tmp_path_factory):
     base = tmp_path_factory.mktemp("kill")
     cases: dict[str, dict] = {name: {"algorithm": name, "workers": 0, "moments": []} for name in ("playerfl", "ditto")}
     for index, (name, moments) in enumerate(MOMENTS.items()):
-        cases[name] = {"algorithm": ("playerfl", "ditto")[index % 4 == 3], "workers": 0, "moments": moments}
+        cases[name] = {"algorithm": ("playerfl", "ditto")[index % 6 == 3], "workers": 0, "moments": moments}
     cases["workers"] = {"algorithm": "playerfl", "workers": 2, "moments": [["in round", 3, 0.02]]}
     for index, case in enumerate(cases.values()):
         case["out"] = str(base / str(index) / "run")
@@ -215,11 +214,11 @@ def test_ends_with_the_same_bytes(happened, name):
 
 
 def test_moments_are_spread_over_the_run(happened):
-    assert len(MOMENTS) == 20
+    assert len(MOMENTS) == 13
     saved = [count for name in MOMENTS for count in happened[name]["checkpoints"]]
-    assert saved.count(0) >= 6
+    assert saved.count(0) >= 5
     assert saved.count(ROUNDS) == 0
-    assert len(set(saved)) >= 6
+    assert len(set(saved)) >= 5
     assert max(saved) == ROUNDS - 1
 
 

@@ -7,12 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedlayers.diagnostics.measure import instruments
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError
@@ -148,73 +146,4 @@ def test_a_directory_that_is_not_empty_is_refused_unchanged(tmp_path, name):
     assert not (out / "lock").exists()
 
 
-def test_a_finished_run_is_refused_unchanged(tmp_path):
-    out = tmp_path / "run"
-    runner.run(CONFIG, out, progress=False)
-    before = contents(out)
-    with pytest.raises(UsageError, match="already holds a run: resume it, or choose another directory"):
-        runner.run(replace(CONFIG, seed=1), out, progress=False)
-    assert contents(out) == before
-
-
-def test_a_directory_with_nothing_in_it_is_taken(tmp_path):
-    runner.run(CONFIG, tmp_path, progress=False)
-    Run(tmp_path).verify()
-
-
-def test_a_path_through_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    for out, message in ((tmp_path / "file", "is a file, not a directory"), (tmp_path / "file/run", "cannot make")):
-        with pytest.raises(UsageError, match=message):
-            runner.run(CONFIG, out, progress=False)
-    assert contents(tmp_path) == {"file": b"mine"}
-
-
 # --- requests that cannot be met -------------------------------------------------------------------------------
-
-WRONG: dict[str, tuple[dict, str]] = {
-    "dataset": ({"dataset": "hart"}, "did you mean 'heart'"),
-    "algorithm": ({"algorithm": "fedprocs"}, "did you mean 'fedprox'"),
-    "model": ({"model": "heart_mpl"}, "did you mean 'heart_mlp'"),
-    "loss": ({"loss": "crossentropy"}, "did you mean 'cross_entropy'"),
-    "optimizer": ({"optimizer": "sgdd"}, "did you mean 'sgd'"),
-    "layers": ({"by": "blok"}, "did you mean 'block'"),
-    "statistics": ({"bn": "lokal"}, "did you mean 'local'"),
-    "algorithm's key": ({"algorithm": "ditto", "options": {"lamda": 1}}, "unknown configuration key of ditto"),
-    "algorithm's value": ({"algorithm": "ditto", "options": {"lam": "much"}}, "lam must be float"),
-    "model's option": ({"model_options": {"depth": 2}}, "takes no options"),
-    "missing plan": ({"plan": "no/plan.json"}, "no plan at"),
-    "plan for none": ({"algorithm": "fedavg", "plan": "no/plan.json"}, "takes no plan"),
-    "missing weights": ({"init": "no/weights.pt"}, "no weights file at"),
-    "no decision": ({"algorithm": "playerfl"}, "decides on a plan"),
-    "no rounds": ({"rounds": 0}, "rounds must be at least 1"),
-    "learning rate": ({"lr": -0.1}, "lr must be"),
-    "batch": ({"batch": 0}, "batch must be"),
-    "participation": ({"participation": 0.0}, "participation must be"),
-    "workers": ({"workers": -1}, "workers must be"),
-    "device": ({"device": "tpu:9"}, "device 'tpu:9' cannot be used"),
-    "clients": ({"clients": 3}, "clients"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_nothing_is_written_after_a_usage_error(tmp_path, wrong):
-    changes, message = WRONG[wrong]
-    with pytest.raises(UsageError, match=message):
-        runner.run(replace(CONFIG, **changes), tmp_path / "deep" / "run", progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("changes", [{"rule": "sensitivity_ration"}, {"threshold": -1.0}])
-def test_nothing_is_written_for_a_decision_that_cannot_be_made(tmp_path, changes):
-    config = replace(CONFIG, algorithm="playerfl", **changes)
-    with pytest.raises(UsageError, match="|".join(changes)):
-        runner.run(config, tmp_path / "run", instruments=instruments(), progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_resume_where_there_is_no_run_writes_nothing(tmp_path):
-    for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(UsageError, match="no run at"):
-            runner.resume(path, progress=False)
-    assert list(tmp_path.iterdir()) == []

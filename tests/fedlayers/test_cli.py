@@ -6,16 +6,13 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedlayers.cli import arguments
 from fedlayers.cli import main as cli
@@ -96,8 +93,6 @@ def own_data(fedlayers):
     y[client == "one_class"] = 1
     x = rng.normal(size=(len(client), 5)).astype(np.float32)
     np.savez("own.npz", x=x, y=y, client=client)
-    x[3, 2] = np.nan
-    np.savez("with_nan.npz", x=x, y=y, client=client)
     return fedlayers
 
 
@@ -162,6 +157,14 @@ def test_flags_become_the_configuration():
     assert cli.parsed(line.split()).config == RunConfig(
         dataset="digits", clients=3, alpha=0.1, partition="dirichlet", lr=0.5, seed=4, amsgrad=False, bn="drop"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [("", None), ("--keep-optimizer", True), ("--keep-optimizer True", True), ("--keep-optimizer False", False)],
+)
+def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
+    assert cli.parsed(f"run --seed 1 {words} --rounds 2".split()).config.keep_optimizer is kept
 
 
 # --- names that are not there ----------------------------------------------------------------------------------
@@ -265,7 +268,8 @@ def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlay
     words = ("compare", "--algorithms", "fedavg", "fedper", "--seeds", "1", *SMALL, "--eval-every", "1", "--out", "out")
     assert "Test split after the last round" in fedlayers(*words)
     runs = contents()
-    best = fedlayers(*words, "--best-val")
+    best = fedlayers(*words, "--best-val", "--baselines")
+    assert "pooled_logistic: logistic regression on all clients' training samples together: centralised" in best
     assert "Test split at each client's evaluated round of lowest validation loss" in best
     assert "personal@best_val" in best
     assert "global@best_val" in best
@@ -340,13 +344,6 @@ def test_an_error_that_nobody_foresaw_is_a_failure_with_its_name(fedlayers):
     assert said == "fedlayers: KeyError: 'oops' (--debug shows where)"
 
 
-def test_digits_dealt_by_dirichlet(fedlayers):
-    line = "run --dataset digits --partition dirichlet --alpha 0.1 --clients 3 --samples 400 --algorithm fedrep --out d"
-    out = fedlayers(*line.split(), *SMALL)
-    assert all(f"client_{k}" in out for k in range(3))
-    assert "client_3" not in out
-
-
 def test_own_table_and_own_model_of_the_working_folder(own_data):
     Path("own_model_of_a_test.py").write_text(
         "from torch import nn\n\n\n"
@@ -381,42 +378,6 @@ def test_clients_with_one_class_or_less_than_a_batch_are_named_and_trained(own_d
     assert "one_class" in own_data.out
 
 
-def test_nan_in_the_data_is_refused_with_its_place(own_data):
-    said = own_data.refused("run", "--dataset", "with_nan.npz")
-    assert "array 'x', row 3" in said
-    assert "nan is not a finite float32" in said
-
-
-def test_own_images_and_own_csv(fedlayers):
-    rng = np.random.default_rng(0)
-    for k in range(48):
-        folder = Path("images", f"site_{k % 2}", f"class_{k // 2 % 2}")
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / f"{k}.png")
-    assert "site_1" in fedlayers("run", "--dataset", "images", "--model", "mlp", *SMALL, "--out", "a")
-    table = "\n".join(f"{k % 3},{k % 7},h{k % 2},{k // 2 % 2}" for k in range(48))
-    Path("own.csv").write_text(f"x1,x2,hospital,ill\n{table}\n")
-    columns = ("--client-column", "hospital", "--label-column", "ill")
-    assert "h1" in fedlayers("run", "--dataset", "own.csv", *columns, *SMALL, "--out", "b")
-    assert "'sick': known: x1, x2, hospital, ill" in fedlayers.refused(
-        "run", "--dataset", "own.csv", "--label-column", "sick", *SMALL
-    )
-
-
-def test_workers_give_the_serial_rows(fedlayers, finished_runs):
-    fedlayers("run", "--algorithm", "playerfl", "--rounds", "2", "--workers", "2", "--out", "playerfl")
-    serial, parallel = ((folder / "playerfl" / "rows.jsonl") for folder in (finished_runs, Path()))
-    assert serial.read_text().splitlines()[1:] == parallel.read_text().splitlines()[1:]
-
-
-def test_plan_that_does_not_fit_is_refused_by_every_algorithm_that_takes_one(fedlayers, finished_runs):
-    plan = finished_runs / "playerfl" / "plan.json"
-    said = fedlayers.refused("run", "--dataset", "digits", "--algorithm", "fedrep", "--plan", plan)
-    assert "the plan was made for another model" in said
-    Path("no_plan.json").write_text("{}")
-    assert "not a plan" in fedlayers.refused("run", "--algorithm", "fedper", "--plan", "no_plan.json")
-
-
 @pytest.mark.parametrize("what", ["blobs", "checkpoints", "rows.jsonl", "config.json"])
 def test_a_damaged_run_is_found_by_every_reader(fedlayers, finished_runs, what):
     shutil.copytree(finished_runs / "fedavg", "hurt")
@@ -435,38 +396,6 @@ def test_a_damaged_run_is_found_by_every_reader(fedlayers, finished_runs, what):
         assert "damaged" in fedlayers.err.splitlines()[-1]
         assert "Traceback" not in fedlayers.err
         assert before == {p: p.read_bytes() for p in Path("hurt").rglob("*") if p.is_file() and p.name != "lock"}
-
-
-def _hears_interrupts():
-    """Tests that a shell started in the background ignore them, and so would what they start."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def test_ctrl_c_ends_with_130_and_the_run_goes_on(fedlayers):
-    rounds = 60  # some seconds, so that the run does not end before it is interrupted
-    code = "from fedlayers.cli.main import main; main()"
-    line = [sys.executable, "-c", code, "run", "--rounds", str(rounds), "--out", "it's"]
-    root = str(Path(cli.__file__).parents[2])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    process = subprocess.Popen(
-        line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_hears_interrupts
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not list(Path("it's").glob("checkpoints/*.json")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    assert err.splitlines()[-1] == """fedlayers: interrupted; fedlayers resume 'it'"'"'s' goes on"""
-    assert store.Run("it's").rounds[-1] < rounds
-    assert f"{rounds} rounds of fedavg" in fedlayers("resume", "it's")
-    fedlayers("verify", "it's")
 
 
 @pytest.mark.parametrize("words", [("list", "datasets"), ("run", "--help"), ("--help",)])
@@ -508,13 +437,6 @@ def test_diagnose_shows_the_default_and_what_a_decision_reads(fedlayers):
     assert "federation_sensitivity, training (higher = " in out
 
 
-def test_clients_that_are_made_up_unasked_are_told_with_a_diagnosis(fedlayers):
-    Path("wards.csv").write_text("ward,age,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(120)))
-    fedlayers("diagnose", "--dataset", "wards.csv", "--metrics", "grad_norm", "--batch", "8")
-    assert "fedlayers: note: " in fedlayers.err
-    assert "names no clients (--client-column" in fedlayers.err
-
-
 def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers):
     options = ("hessian_trace.dtype=float64", "hessian_trace.probes=null", "grad_norm.reduction=batch")
     options += ('cka.against=["fc1", "fc2"]', "cka.samples=64")
@@ -553,15 +475,6 @@ def test_clients_without_a_model_are_named(fedlayers):
     assert len(header["absent"]) == 2
     assert f"without a model in this round: {', '.join(header['absent'])}" in out
     assert not set(header["absent"]) & set(frame["client"])
-
-
-def test_rows_of_two_rounds_are_not_mixed_into_one_decision(fedlayers, finished_runs):
-    for k in (1, 2):
-        only = ("--metrics", "federation_sensitivity", "--round", k)
-        fedlayers("diagnose", finished_runs / "fedavg", *only, "--out", f"{k}.jsonl")
-    second = Path("2.jsonl").read_text().splitlines()[1:]
-    Path("both.jsonl").write_text(Path("1.jsonl").read_text() + "\n".join(second) + "\n")
-    assert "more than one round (1, 2)" in fedlayers.refused("select", "both.jsonl")
 
 
 @pytest.mark.parametrize(

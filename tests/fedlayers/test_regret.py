@@ -103,16 +103,6 @@ def test_every_cut_is_needed():
         made(validation={0: [0.1, 0.2, 0.3]})
 
 
-def test_text():
-    text = made().text()
-    assert "best in validation: 2 (seed 0), 1 (seed 1)" in text
-    assert "layers: 1 l1, 2 l2, 3 l3" in text
-    assert "far does not decide with seed 0: a value is 0" in text
-    assert next(line for line in text.splitlines() if line.strip().startswith("near")).split()[:5] == [
-        *("near", "2", "1", "1", "60.0")
-    ]
-
-
 # --- real runs -------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +170,7 @@ def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
         regret(replace(HEART, lr=0.5), ("change_point",), (0,), out, progress=False)
 
 
+@pytest.mark.slow
 def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
     from fedlayers.studies import compare
     from fl_core import runner
@@ -289,26 +280,6 @@ def test_picture_marks_each_choice_on_its_seeds_line():
     assert marked["mean of 2 seeds"].get_ydata() == pytest.approx([0.25, 0.6, 0.65, 0.35])
     assert "1 of 4 decisions could not be made" in ax.get_xlabel()
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0\nnothing", "1\nl1", "2\nl2", "3\nl3"]
-    plt.close("all")
-
-
-def test_axis_ends_where_the_score_does_however_wide_the_intervals():
-    wide = {0: [0.1, 0.9, 0.2, 0.8], 1: [0.9, 0.1, 0.8, 0.2]}
-    ax = plots.regret(made(validation=wide).scores, made().decisions)
-    assert ax.get_ylim() == pytest.approx((-0.02, 1.02))
-    ax = plots.regret(made("loss", wide).scores, made().decisions, "loss")
-    assert ax.get_ylim()[0] == pytest.approx(-0.02)
-    assert ax.get_ylim()[1] > 2
-    plt.close("all")
-
-
-def test_picture_of_a_loss_and_of_one_seed():
-    result = made("loss", {0: VALIDATION[0]}, [("near", 0, 1, "ok")])
-    ax = plots.regret(result.scores, result.decisions, "loss")
-    marked = {line.get_label(): line for line in ax.lines}
-    assert marked["best mean"].get_xdata()[0] == 0
-    assert "lower is better" in ax.get_ylabel()
-    assert not ax.collections
     plt.close("all")
 
 

@@ -53,11 +53,14 @@ def test_importing_the_package_imports_nothing_but_this(tmp_path):
     assert loaded(code=code, cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_and_unknown_flags_need_nothing_heavy(tmp_path, name):
-    status, modules = loaded(name, "--help", cwd=tmp_path)
+def test_help_of_a_command_needs_nothing_heavy(tmp_path):
+    status, modules = loaded("study", "--help", cwd=tmp_path)
     assert status == 0
     assert not modules & HEAVY
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_unknown_flags_need_nothing_heavy(tmp_path, name):
     status, modules = loaded(name, *["x"] * (name == "list"), "--unknown-flag", cwd=tmp_path)
     assert status == 2
     assert not modules & HEAVY
@@ -69,19 +72,15 @@ def test_help_of_a_command_and_unknown_flags_need_nothing_heavy(tmp_path, name):
         ("list algorithms", 0),
         ("list datasets", 0),
         ("list metrics", 0),
-        ("list models", 0),
         ("list rules", 0),
         ("list metric", 2),
         ("run --algorithm fedprxo", 2),
-        ("run --model heart_ml", 2),
-        ("run --optimizer adamm", 2),
         ("run --loss focall", 2),
         ("run --dataset heat", 2),
         ("run --partition dirichle", 2),
         ("run --rule sensitivity", 2),
         ("diagnose --dataset heart --metrics cak", 2),
         ("select rows.jsonl --rule largest", 2),
-        ("study --rule vote", 2),
         ("run --rounds 0", 2),
         ("compare --seeds 0", 2),
     ],
@@ -100,7 +99,8 @@ def test_verify_needs_nothing_that_trains(tmp_path):
 
 MEASURED = """
 import resource, subprocess, sys
-subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, check=True)
+done = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+assert done.returncode in (0, 2), done
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 """
@@ -114,9 +114,15 @@ def usage(*words: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    "words", [("-m", "fedlayers", "--help"), ("-c", "import fedlayers"), ("-m", "fedlayers", "verify", str(RUN))]
+    "words",
+    [
+        ("-m", "fedlayers", "--help"),
+        ("-c", "import fedlayers"),
+        ("-m", "fedlayers", "verify", str(RUN)),
+        ("-m", "fedlayers", "run", "--algorithm", "fedavgg"),
+    ],
 )
-def test_what_only_asks_is_cheap(words):
+def test_what_only_asks_or_is_mistaken_is_cheap(words):
     pairs = [(usage(*words), usage("-c", "pass")) for _ in range(5)]
     assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(empty[0] for _, empty in pairs)
     assert max(asked[1] for asked, _ in pairs) < PEAK

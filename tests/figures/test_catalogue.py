@@ -25,21 +25,6 @@ def test_each_name_stands_once_and_papers_stand_in_order() -> None:
     assert papers == sorted(papers, key=PAPERS.index)
 
 
-@pytest.mark.parametrize(
-    ("paper", "figures", "tables"),
-    [
-        ("player_fl", [*range(1, 5), *(f"A{k}" for k in range(1, 11))], [1, 2, *(f"A{k}" for k in range(1, 13))]),
-        ("scheduling", range(1, 8), range(1, 5)),
-        ("fedpft", range(1, 10), [*range(1, 11), "K"]),
-        ("pfedla", range(1, 8), range(1, 4)),
-        ("fedra", range(1, 7), range(1, 7)),
-    ],
-)
-def test_every_number_is_there(paper: str, figures: list[object], tables: list[object]) -> None:
-    names = {entry.name for entry in PUBLISHED if entry.paper == paper and ".sec" not in entry.name}
-    assert names == {*(f"{paper}.fig{k}" for k in figures), *(f"{paper}.table{k}" for k in tables)}
-
-
 def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
     known = {entry.name: entry for entry in PUBLISHED}
     begins = re.compile(rf"({'|'.join(PAPERS)})\.(fig|table|sec)")
@@ -77,13 +62,6 @@ def test_list_has_a_line_each_with_state_title_and_reason(capsys: pytest.Capture
     assert {line[0] for line in lines} == {*items.REGISTRY, *(entry.name for entry in PUBLISHED)}
     for line, entry in zip(lines, entries, strict=True):
         assert line[2] == entry.title + (f" ({entry.note})" if entry.state() == "cannot" else "")
-
-
-def test_list_of_one_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    names = [line[0] for line in listed(capsys, "fedra")]
-    assert names[0] == "fedra.fig1"
-    assert {name.partition(".")[0] for name in names} == {"fedra"}
-    assert "algorithms.learning_check" in [line[0] for line in listed(capsys, "algorithms", "--scale", "paper")]
 
 
 # --- everything ------------------------------------------------------------------------------------------------

@@ -19,11 +19,9 @@ from figures import items, recipe
 from figures.fedpft import counts as fedpft_counts
 from figures.fedpft import dealt as fedpft_dealt
 from figures.fedpft import insides as fedpft
-from figures.fedpft import pictures as fedpft_pictures
 from fl_core import data, rows
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.data.partitions.papers import label_shares
-from fl_core.errors import UsageError
 from fl_core.models.prompted import PROMPTS, Prompted, Transform
 from fl_core.seeds import torch_seeded
 
@@ -66,10 +64,6 @@ def test_entropy_expected_is_the_mean_over_many_draws(classes: int, alpha: float
     shares = label_shares(classes, 20_000, alpha, 0)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1)
     assert fedpft_dealt.entropy_expected(classes, alpha) == pytest.approx(entropy.mean(), rel=0.01)
-
-
-def test_entropy_expected_of_two_even_classes_in_closed_form() -> None:
-    assert fedpft_dealt.entropy_expected(2, 1.0) == pytest.approx(0.5)  # psi(3) - psi(2)
 
 
 def test_stored_rows_of_figure_4_deal_as_now(tmp_path: Path) -> None:
@@ -259,33 +253,3 @@ def test_pictures_of_one_seed_claim_nothing_and_say_what_is_missing(
     assert "no order is claimed" in drawing.caption
     assert "Missing: fedper 0" in drawing.caption
     assert "40 training images" in drawing.caption
-
-
-def test_a_picture_without_its_runs_is_refused(made: Path) -> None:
-    header, frame = fedpft.STUDY.read(made)
-    left = {**header, "had": {**header["had"], fedpft.FEDPFT: [], fedpft.MILD: []}}
-    for draw in (fedpft_pictures._draw_prompts, fedpft_pictures._draw_attention):
-        with pytest.raises(UsageError, match="none of the runs that are drawn"):
-            draw(left, frame)
-
-
-@pytest.mark.parametrize(
-    ("gaps", "above", "held"),
-    [
-        ([1.0, 1.1, 1.2], True, True),
-        ([1.0, 1.1, 1.2], False, False),
-        ([-1.0, 1.0, 0.1], True, None),
-        ([1.0], True, None),
-    ],
-)
-def test_three_seeds_decide_where_their_interval_does(gaps: list[float], above: bool, held: bool | None) -> None:
-    values = pd.DataFrame([[2.0 + gap for gap in gaps], [2.0] * len(gaps)], index=["a", "b"])
-    (found,) = fedpft_pictures._compared("expected", values, "a", "b", {"a": "A", "b": "B"}, above)
-    assert found.held is held
-    assert not fedpft_pictures._compared("expected", values, "a", "c", {}, above)
-
-
-def test_the_papers_scale_has_the_same_runs() -> None:
-    item = fedpft.STUDY.at("paper")
-    assert set(item.runs) == set(fedpft.STUDY.runs) == set(fedpft.TITLES)
-    assert {(config.rounds, config.samples_per_client) for config in item.runs.values()} == {(1000, 1000)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,15 @@ READY = [name for name in ITEMS if items.REGISTRY[name].draw and items.REGISTRY[
 
 
 def drawings() -> list[Any]:
-    """What has rows; of several that one function draws, all but the first are slow."""
-    parameters, seen = [], set()
+    """What has rows; of several that one function draws, and of a paper's beyond the second, the others are slow."""
+    parameters, functions, papers = [], set(), Counter[str]()
     for name in READY:
         draw = items.REGISTRY[name].draw
-        function = draw.func if isinstance(draw, partial) else draw
-        parameters.append(pytest.param(name, marks=[pytest.mark.slow] if function in seen else []))
-        seen.add(function)
+        function, paper = draw.func if isinstance(draw, partial) else draw, name.partition(".")[0]
+        quick = function not in functions and papers[paper] < 2
+        papers[paper] += quick
+        functions.add(function)
+        parameters.append(pytest.param(name, marks=[] if quick else [pytest.mark.slow]))
     return parameters
 
 
@@ -220,8 +223,3 @@ def test_stored_rows_name_no_machine(name: str) -> None:
     header, _ = items.find(name).read(items.find(name).path())
     assert "/" not in json.dumps(header["runs"])
     assert "data-root" not in header["command"]
-
-
-def test_items_cannot_share_a_name() -> None:
-    with pytest.raises(ValueError, match=HEART):
-        items.register(items.find(HEART))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from figures import items
 from figures.pfedla import costs as pfedla_costs
@@ -46,19 +45,6 @@ def test_counts_and_messages(made: Path) -> None:
             assert sums.loc[run, "bytes_up"] == 4 * 600 * 10 * total
             assert sums.loc[run, "bytes_down"] == 4 * 600 * 10 * (total - kept)
             assert sums.loc[run, "ledger"] * 2**20 == pytest.approx(3000 * (2 * total - kept))
-
-
-def test_the_table_is_drawn_and_its_accuracies_are_left_open(made: Path, tmp_path: Path) -> None:
-    drawing = items.redraw(items.find("pfedla.table3"), made, tmp_path)
-    with Image.open(tmp_path / "pfedla.table3.png") as picture:
-        assert min(picture.size) > 400
-    assert [finding.held for finding in drawing.findings] == [False, True, False, None]
-    table = drawing.table.set_index(["dataset", "retained"])
-    assert table.loc["emnist", "counted"].round(2).tolist() == [491.08, 488.65, 312.52]
-    assert table.loc["cifar10", "published"].tolist() == [693.98, 418.97, 382.25, 379.82]
-    assert table["off"].abs().max() < 4e-5
-    assert table.loc[("cifar10", 2), "layers"] == "fc1 + conv2.conv"
-    assert table["moved_by_counted"].to_numpy() == pytest.approx(8)
 
 
 def test_stored_rows_are_those_of_now(made: Path) -> None:

@@ -14,7 +14,7 @@ from figures import items
 from figures.__main__ import main
 from figures.layerwise import SENSITIVITY
 from figures.player_fl import transitions
-from figures.player_fl.runs import ABSENT, CASES
+from figures.player_fl.runs import ABSENT
 from fl_core import rows
 from fl_core.config import resolved
 
@@ -34,15 +34,6 @@ def sensitivities(dataset: str, seeds: int, ratios: list[float]) -> pd.DataFrame
         for layer, s in zip(LAYERS[dataset], curve, strict=True)
     ]  # fmt: skip
     return rows.frame(made)
-
-
-def test_networks_are_the_papers_at_both_scales() -> None:
-    for runs in (transitions.ITEM.runs, transitions.ITEM.paper):
-        assert list(runs) == list(CASES)
-        for name, config in runs.items():
-            options = resolved(config).model_options
-            assert options == ({"width": 768} if name == "airline_tweets" else {})
-    assert transitions.ITEM.runs["heart"] == transitions.ITEM.paper["heart"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +85,7 @@ def test_drawn_with_published_beside_decided() -> None:
     assert {finding.held for finding in drawing.findings} == {None}
 
 
+@pytest.mark.slow
 def test_trained_on_a_real_dataset_and_drawn(tmp_path: Path) -> None:
     main([transitions.NAME, "--train", "--only", "heart", "--seeds", "1", "--out", str(tmp_path)])
     with Image.open(tmp_path / f"{transitions.NAME}.png") as picture:

@@ -35,44 +35,6 @@ LAYERS = {
     "fashion_mnist": CNN3, "emnist": CNN3, "cifar10": CNN5, "fed_isic": CNN5, "sent140": TEXT, "mimic": TEXT,
     "heart": ["fc1", "fc2", "fc3", "fc4"],
 }  # fmt: skip
-SIZES = {
-    "player_fl": {
-        "Table 1": 12 * 8, "Table 2": 10 * 2, "Table A.1": 13, "Table A.2": 7, "Table A.3": 10 * 7,
-        "Table A.4": 7 * 2 + 29, "Table A.5": 10 * 8 + 1, "Table A.6": 10 * 8 + 1, "Table A.7": 12 * 8 + 1,
-        "Table A.8": 10 * 8 + 1, "Table A.9": 10 * 8 + 1, "Table A.10": 12 * 8 + 1, "Table A.11": 10 * 8 + 1,
-        "Table A.12": 10 * 8 + 1, "authors' code, December 2024": 3 * 7, "authors' code, May 2025": 7,
-        **{f"Fig. {k}{panel}": n for k in (1, 2, 3) for panel, n in zip("ABCD", (5, 5, 7, 4), strict=True)},
-        **{f"Fig. 4{panel}": 2 * n - 1 for panel, n in zip("ABCDEFG", (5, 5, 7, 7, 4, 4, 4), strict=True)},
-        **{f"Fig. A.{k}{panel}": n for k in (1, 4) for panel, n in zip("DEG", (7, 4, 4), strict=True)},
-        "Fig. A.7E": 4, "Fig. A.7G": 4, "recomputed": 24,
-    },
-    "scheduling": {
-        "Table 2": 8 * 12, "Table 3": 9, "Table 4": 4, "Sec. 5.2": 6, "Sec. 5.3": 8, "recomputed": 7 * 2 + 7,
-    },
-    "fedpft": {
-        "Table 1": 5 * 6, "Table 2": 13 * 6, "Table 3": 8 * 2, "Table 4": 3 * 6, "Table 5": 3 * 6, "Table 6": 13 * 3,
-        "Table 7": 13 * 3, "Table 8": 8 * 6, "Table 9": 3 * 4, "Table 10": 2 * 7, "Fig. 5b": 4, "Sec. 4.2": 1,
-        "recomputed": 2,
-    },
-    "pfedla": {"Table 1": 10 * 8, "Table 2": 10 * 8, "Table 3": 14, "recomputed": 7},
-    "fedra": {
-        "Table 1": 4 * 5 * 7, "Table 2": 4 * 5 * 7, "Table 3": 16 * 7, "Table 4": 4 * 7, "Table 5": 8 * 7,
-        "Table 6": 6 * 7,
-    },
-}  # fmt: skip
-MISPRINTS = {
-    ("player_fl", "Table A.5", "fedprox", "sent140", 0.0041),
-    ("player_fl", "Table A.8", "fedlama", "fed_isic", 0.0042),
-    ("scheduling", "Table 2", "fedavg", "tiny_imagenet", 14.27),
-    ("scheduling", "Table 2", "fedrep", "cifar100", 40.66),
-    ("scheduling", "Table 4", "fedavg", "", 873.04),
-    ("scheduling", "Table 4", "fedbabu", "", 865.34),
-    ("scheduling", "Table 4", "vanilla", "", 314.91),
-    ("scheduling", "Table 4", "anti", "", 838.88),
-    ("fedpft", "Table 6", WITHOUT, "tiny_imagenet", 36.13),
-    ("fedra", "Table 2", "allsmall", "nico++", 34.185),
-}
-MISPRINTED = r"misprint|round printed as|decimal comma|three decimals"
 
 
 def chosen(paper: str, **wanted: str) -> pd.DataFrame:
@@ -141,20 +103,6 @@ def test_names_are_the_registries_or_listed(paper: str) -> None:
     assert set(frame["model"]) - {""} <= set(MODELS)
     assert set(frame["client"]) - {""} <= {name for names in DOMAINS.values() for name in names}
     assert not any(re.search(r"[A-Z]", name) for name in methods | set(frame["dataset"]))
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_each_table_has_its_number_of_rows(paper: str) -> None:
-    assert published(paper)["place"].value_counts().to_dict() == SIZES[paper]
-
-
-def test_misprints_are_these() -> None:
-    found = set()
-    for paper in PAPERS:
-        frame = published(paper)
-        frame = frame[frame["note"].str.contains(MISPRINTED)]
-        found |= {(paper, row.place, row.method, row.dataset, row.value) for row in frame.itertuples()}
-    assert found == MISPRINTS
 
 
 def test_read_off_curves_name_all_layers_in_order() -> None:
@@ -245,17 +193,6 @@ def test_fedpfts_uploads_add_up_from_the_rounded_modules() -> None:
         assert 100 * (transform + projection) / (extractor + classifier) == pytest.approx(more, abs=0.006)
 
 
-def test_fedpfts_largest_gain_is_not_the_one_in_its_text() -> None:
-    gains = []
-    for place in ("Table 2", "Table 6", "Table 7"):
-        table = published_table("fedpft", place)
-        gains.append((table.loc["fedpft"] - table.drop(index=["fedpft", WITHOUT]).max()).max())
-    assert max(gains) == pytest.approx(6.92)
-    said = chosen("fedpft", place="Sec. 4.2")
-    assert said["value"].item() == 7.08
-    assert "6.92" in said["note"].item()
-
-
 def test_pfedlas_costs_are_recomputed_to_four_digits() -> None:
     printed = values("pfedla", place="Table 3", quantity="communication, MB")
     assert values("pfedla", place="recomputed") == pytest.approx(printed, rel=5e-5)
@@ -282,22 +219,10 @@ def printed_ranks(place: str) -> pd.Series:
     return published_table("player_fl", place, quantity="mean rank")["mean rank"]
 
 
-def ranks(place: str, ascending: bool, **correct: tuple[str, float]) -> pd.Series:
+def ranks(place: str, ascending: bool) -> pd.Series:
     (scores,) = set(chosen("player_fl", place=place)["quantity"]) - {"mean rank", "friedman p"}
     table = published_table("player_fl", place, quantity=scores)
-    for method, (dataset, value) in correct.items():
-        table.loc[method, dataset] = value
     return table.rank(ascending=ascending).mean(axis=1)
-
-
-def test_the_two_misprinted_variances_explain_their_ranks() -> None:
-    for place, method, dataset, value in (
-        ("Table A.5", "fedprox", "sent140", 4.1e-2),
-        ("Table A.8", "fedlama", "fed_isic", 4.2e-2),
-    ):
-        said = printed_ranks(place)[method]
-        assert abs(ranks(place, True)[method] - said) > 1
-        assert ranks(place, True, **{method: (dataset, value)})[method] == pytest.approx(said, abs=0.3)
 
 
 def test_steps_of_sensitivity_lie_within_their_ranges() -> None:
@@ -316,12 +241,13 @@ def test_steps_of_sensitivity_lie_within_their_ranges() -> None:
 # --- readers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("paper", "place"), [(paper, place) for paper in PAPERS for place in SIZES[paper]])
-def test_every_table_can_be_laid_out(paper: str, place: str) -> None:
-    frame = chosen(paper, place=place)
-    table = published_table(paper, place)
-    assert list(table.index) == list(frame["method"].unique())
-    assert table.notna().to_numpy().sum() == frame["value"].notna().sum()
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_table_can_be_laid_out(paper: str) -> None:
+    for place in published(paper)["place"].unique():
+        frame = chosen(paper, place=place)
+        table = published_table(paper, place)
+        assert list(table.index) == list(frame["method"].unique())
+        assert table.notna().to_numpy().sum() == frame["value"].notna().sum()
 
 
 def test_a_table_stands_as_it_is_printed() -> None:

@@ -54,14 +54,6 @@ def header(datasets: dict[str, int], missing: tuple[str, ...] = ()) -> dict[str,
     return {"runs": runs, "missing": list(missing), "failed": {}}
 
 
-def test_six_real_datasets_under_fedper() -> None:
-    assert len(study.ITEM.runs) == 6
-    assert set(study.ITEM.runs) == set(study.TITLES)
-    for config in study.ITEM.runs.values():
-        done = resolved(config)
-        assert (done.algorithm, done.eval_every, done.plan) == ("fedper", done.rounds, None)
-
-
 def test_means_over_datasets() -> None:
     best, chosen = {"heart": 2, "mnist": 2, "cifar10": 3}, {"heart": 2, "mnist": 1, "cifar10": 5}
     frame = made_up(best, chosen)

@@ -65,14 +65,6 @@ def test_a_job_leaves_what_it_was_given_untouched() -> None:
     assert result.state.trees["model"] == {}
 
 
-def test_the_trained_model_comes_back_only_when_asked() -> None:
-    client_runner, start = ready()
-    assert client_runner.run(job(start)).tree is None
-    kept = client_runner.run(job(start, keep_local=True))
-    assert kept.tree is not None
-    assert tree.digest(kept.tree) == tree.digest(kept.message.trees["model"])
-
-
 def test_one_thread_trains_and_the_setting_comes_back() -> None:
     client_runner, start = ready()
     seen: list[int] = []

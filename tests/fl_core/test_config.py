@@ -47,7 +47,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None
         ("lr", "fast", "lr must be float or none, not 'fast'"),
         ("lr", False, "lr must be float or none, not False"),
         ("participation", None, "participation must be float, not None"),
-        ("keep_optimizer", 1, "keep_optimizer must be bool, not 1"),
+        ("keep_optimizer", 1, "keep_optimizer must be bool or none, not 1"),
         ("amsgrad", "yes", "amsgrad must be bool or none, not 'yes'"),
         ("dataset", 7, "dataset must be str, not 7"),
         ("dataset", Path("heart"), "dataset must be str, not PosixPath"),
@@ -94,6 +94,7 @@ def test_a_value_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -
         ("optimizer", "sdg", "sgd"),
         ("bn", "globl", "global"),
         ("by", "blocks", "block"),
+        ("weights", "sample", "samples"),
     ],
 )
 def test_a_name_is_refused_with_the_nearest(key: str, value: str, near: str) -> None:
@@ -112,9 +113,16 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
     assert found.eval_every == 5, "all of them train everyone for one epoch"
     assert found.dataset == name
     assert found.training == Training(
-        recipe.epochs, recipe.batch, recipe.lr, recipe.optimizer, keep_optimizer=False, **recipe.optimizer_options
+        recipe.epochs, recipe.batch, recipe.lr, recipe.optimizer, keep_optimizer=True, **recipe.optimizer_options
     )
     assert resolved(found) == found, "resolving again changes nothing"
+
+
+@pytest.mark.parametrize(("optimizer", "kept"), [("sgd", False), ("adam", True), ("adamw", True)])
+def test_each_optimiser_decides_whether_its_state_is_kept(optimizer: str, kept: bool) -> None:
+    assert resolved(RunConfig(optimizer=optimizer)).training.keep_optimizer is kept
+    for given in (False, True):
+        assert resolved(RunConfig(optimizer=optimizer, keep_optimizer=given)).keep_optimizer is given
 
 
 def test_what_is_given_stands_also_where_it_is_zero() -> None:

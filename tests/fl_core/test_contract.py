@@ -244,16 +244,6 @@ def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None
     type("General", (Algorithm,), {"begin": lambda self, *parts: {}})
 
 
-@dataclass(frozen=True)
-class Naming:
-    """Phases that name something that is not there."""
-
-    loss: str = "loss"
-    step: str = ""
-    tree: str = "model"
-    observe: tuple[str, ...] = ()
-
-
 class Misnamed(FedAvg):
     name = "misnamed"
 

@@ -34,11 +34,6 @@ def local(run: Played) -> list[dict[str, str]]:
 
 
 @KINDS
-def test_without_weight_on_the_teacher_it_is_fedavg(kind: str) -> None:
-    assert played("pfedsd", kind, lam=0).server() == played("fedavg", kind).server()
-
-
-@KINDS
 def test_the_teacher_begins_with_a_clients_second_round(kind: str) -> None:
     taught, plain = local(played("pfedsd", kind)), local(played("fedavg", kind))
     assert taught[0] == plain[0]

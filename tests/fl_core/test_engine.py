@@ -55,15 +55,6 @@ def test_the_schedule_never_misses_the_last_round() -> None:
     assert [done for done in range(1, 8) if schedule.saves(done)] == [2, 4, 6, 7]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_all_algorithms_train_the_same_clients(name: str) -> None:
-    played = play(algorithm=name, participation=0.5, eval_every=3)
-    wanted = [sorted(CLIENTS[c] for c in sampled_clients(0, k, len(CLIENTS), 0.5)) for k in range(3)]
-    assert [sorted(c.models["local"]) for c in played.checkpoints] == wanted
-    steps = played.values("steps", variant="")
-    assert {k for k, v in steps.items() if v} == {(k + 1, name) for k, names in enumerate(wanted) for name in names}
-
-
 def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
     """Local training of a client does not depend on the others, nor on the algorithm that starts it there."""
     alone = [c.models["local"] for c in play(algorithm="local", participation=0.25).checkpoints]
@@ -80,7 +71,12 @@ def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_round_is_recorded(name: str) -> None:
-    played = play(algorithm=name, rounds=3, eval_every=2, local_scores=True)
+    """And all algorithms train the same clients in the same rounds."""
+    played = play(algorithm=name, rounds=3, eval_every=2, local_scores=True, participation=0.5)
+    wanted = [sorted(CLIENTS[c] for c in sampled_clients(0, k, len(CLIENTS), 0.5)) for k in range(3)]
+    assert [sorted(c.models["local"]) for c in played.checkpoints] == wanted
+    steps = played.values("steps", variant="")
+    assert {k for k, v in steps.items() if v} == {(k + 1, name) for k, names in enumerate(wanted) for name in names}
     table = rows.frame(played.rows)
     assert (table.status == "ok").all()
     assert table.value.notna().all()
@@ -374,13 +370,18 @@ def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
 # --- other shapes of a federation ------------------------------------------------------------------------------
 
 
-def test_weights_are_training_samples() -> None:
-    """A client with more samples pulls the mean further: the server is the weighted mean of the local models."""
-    played = play(algorithm="fedavg", rounds=1)
-    local = played.checkpoints[0].models["local"]
-    wanted = tree.mean([local[name] for name in CLIENTS], TOY.weights)
-    assert played.server() == [tree.digest(wanted)]
-    assert played.server() != [tree.digest(tree.mean([local[name] for name in CLIENTS], [1] * len(CLIENTS)))]
+@pytest.mark.parametrize("name", ["fedavg", "pfedme", "per_fedavg"])
+def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> None:
+    """The server is the mean of the local models, in which a client with more samples has more weight, or none has."""
+    found = {}
+    for weights, shares in (("samples", TOY.weights), ("uniform", (1,) * len(CLIENTS))):
+        played = play(algorithm=name, rounds=1, weights=weights)
+        local = played.checkpoints[0].models["local"]
+        found[weights] = played.checkpoints[0].server.trees["model"]
+        for key, value in found[weights].items():
+            by_hand = sum(n * local[client][key] for client, n in zip(CLIENTS, shares, strict=True)) / sum(shares)
+            torch.testing.assert_close(value, by_hand)
+    assert tree.distance(found["samples"], found["uniform"]) > 1e-4
 
 
 def test_more_clients_than_a_group_of_the_mean() -> None:

@@ -25,30 +25,6 @@ def one_hot(labels, n_classes):
     return torch.eye(n_classes)[torch.tensor(labels)]
 
 
-def brute_scores(logits, y):
-    predicted = [max(range(len(row)), key=lambda j: (row[j], -j)) for row in logits.tolist()]
-    pairs = list(zip(predicted, y.tolist(), strict=True))
-    f1 = []
-    for k in sorted(set(predicted) | set(y.tolist())):
-        hit = sum(p == k and t == k for p, t in pairs)
-        f1.append(2 * hit / (sum(p == k for p, _ in pairs) + sum(t == k for _, t in pairs)))
-    return sum(p == t for p, t in pairs) / len(pairs), sum(f1) / len(f1)
-
-
-@settings(max_examples=50, deadline=None)
-@given(n=st.integers(1, 12), n_classes=st.integers(2, 6), seed=st.integers(0, 1000))
-def test_scores_against_counting(n, n_classes, seed):
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randint(-2, 3, (n, n_classes), generator=generator).float()  # with ties
-    y = torch.randint(n_classes, (n,), generator=generator)
-    found = scores(logits, y, CE)
-    accuracy, macro_f1 = brute_scores(logits, y)
-    assert list(found) == list(SCORES)
-    assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
-    assert found["macro_f1"] == pytest.approx(macro_f1, abs=1e-12)
-    assert found["loss"] == pytest.approx(float(CE(logits.double(), y)), rel=1e-5)
-
-
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 300), n_classes=st.integers(1, 70), seen=st.integers(1, 70), seed=st.integers(0, 1000))
 def test_scores_are_those_of_scikit_learn_to_the_last_bit(n, n_classes, seen, seed):
@@ -59,20 +35,8 @@ def test_scores_are_those_of_scikit_learn_to_the_last_bit(n, n_classes, seen, se
     found, predicted = scores(logits, y, CE), logits.argmax(1)
     assert found["accuracy"] == accuracy_score(y, predicted)
     assert found["macro_f1"] == f1_score(y, predicted, average="macro", zero_division=0)
-
-
-def test_macro_f1_leaves_out_classes_absent_from_labels_and_predictions():
-    found = scores(one_hot([0, 1, 1, 0], 5), torch.tensor([0, 1, 0, 0]), CE)
-    assert found["macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
-    assert found["accuracy"] == 0.75
-    # class 3 is only predicted: it counts, with 0
-    assert scores(one_hot([0, 3], 5), torch.tensor([0, 0]), CE)["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
-
-
-def test_scores_of_a_loss_over_samples():
-    logits, y = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 4
-    loss = losses.build("player_focal")
-    assert scores(logits, y, loss)["loss"] == pytest.approx(float(loss(logits, y)), rel=1e-6)
+    assert list(found) == list(SCORES)
+    assert found["loss"] == pytest.approx(float(CE(logits.double(), y)), rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -253,18 +217,6 @@ def test_friedman_on_demsars_example():
     assert (found.n_algorithms, found.n_blocks) == (4, 14)
     assert found.statistic == pytest.approx(corrected, rel=1e-12)
     assert found.p_value == pytest.approx(stats.chi2.sf(corrected, 3), rel=1e-12)
-
-
-def test_friedman_compares_algorithms_not_datasets():
-    # datasets that differ much in difficulty, algorithms in random order within each
-    generator = np.random.default_rng(1)
-    table = frame((np.arange(7) * 10.0 + generator.normal(size=(5, 7))).tolist())
-    right, transposed = statistics.friedman(table), statistics.friedman(table.T)
-    assert right.p_value > 0.1
-    assert transposed.p_value < 1e-4
-    # and algorithms that keep one order on every dataset
-    table = frame((np.arange(5)[:, None] + 10 * generator.normal(size=7)).tolist())
-    assert statistics.friedman(table).statistic == pytest.approx(7 * 4)  # the largest there is, n (k - 1)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,12 +132,6 @@ def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: flo
         assert (group.lr, group.slower) == (rate, slower)
         assert {name.partition(".")[0] for name in group.train} == {"transform"}
         assert phase.lr is None
-
-
-def test_the_second_stages_attention_learns_at_fedpfts_rate() -> None:
-    algorithm = find("two_stage")(client_runner("two_stage").algorithm.problem, None, {"stage_rounds": 1})  # type: ignore[union-attr]
-    (phase,) = algorithm.phases(Round(1), 0)
-    assert [(group.lr, group.slower) for group in phase.groups] == [(None, 10)]
 
 
 # --- contrastive learning ---------------------------------------------------------------------------------------
@@ -403,16 +396,3 @@ def test_it_learns_and_its_checkpoint_is_diagnosed(tmp_path: Path) -> None:
     assert (table.status == "ok").all()
     assert set(table.layer) == {"head"}
     assert float(summary(table)["origin_accuracy"]) == pytest.approx(float(means[6]), abs=1e-9)
-
-
-def test_views_of_real_images_become_alike() -> None:
-    """Below the loss of features that tell nothing, log(1 + queue)."""
-    config = replace(REAL, algorithm="two_stage", rounds=4, options={"queue": 64, "stage_rounds": 4})
-    frame = runner.frame(runner.run(config, data=digits(), progress=False))
-    losses = frame[(frame.metric == "train_loss") & (frame.variant == "contrast")].groupby("round").value.mean()
-    assert losses[4] < math.log(65) - 0.15
-
-
-def test_its_configuration_is_the_papers() -> None:
-    config = asdict(find("fedpft").Config())
-    assert (config["prompts"], config["temperature"], config["momentum"]) == (10, 0.07, 0.999)

@@ -90,13 +90,6 @@ def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained: Pa
         runner.run(three_config(threes, trained), progress=False)
 
 
-def test_a_model_of_ones_own_starts_with_them_too(trained: Path, threes: Path) -> None:
-    own = models.build("mlp", (1, 8, 8), 3, seed=4)
-    task = assemble(three_config(threes, trained), model=own)
-    assert torch.equal(tree.of(task.model)["fc1.linear.weight"], global_model(trained)["fc1.linear.weight"])
-    assert not torch.equal(tree.of(own)["fc1.linear.weight"], global_model(trained)["fc1.linear.weight"])
-
-
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrod"])
 def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path, threes: Path, algorithm: str) -> None:
     """Resumed after the run that it started from is gone, to the same bits; read back; and verified."""

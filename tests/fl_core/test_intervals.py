@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -184,18 +183,6 @@ def test_bytes_are_those_of_the_layers_that_travel(setting: str) -> None:
     assert saved > 0
 
 
-def test_over_a_full_period_a_layer_costs_its_share() -> None:
-    """2 dim_l tau' / tau_l a round, once everyone has the intervals: here rounds 4 to 6 of phi = 3."""
-    run = played("long layers")
-    intervals = run.checkpoints[2].server.meta[INTERVALS]
-    assert set(intervals.values()) == {1, 3}
-    up = run.values("bytes_up", variant="")
-    for name in CLIENTS:
-        found = sum(up[k, name] for k in (4, 5, 6))
-        dims = {layer.name: sum(tree.of(network("plain"))[n].numel() for n in layer.parameters) for layer in layers()}
-        assert found == sum(4 * dims[layer] * 3 / interval for layer, interval in intervals.items())
-
-
 def layers() -> Any:
     return played("long layers").engine.problem.layers
 
@@ -207,12 +194,6 @@ def test_rows_say_how_often_each_layer_is_averaged() -> None:
         wanted = run.checkpoints[done - 1].server.meta[INTERVALS]
         assert {layer: told[done, layer] for layer in wanted} == wanted
         assert told[0, "fc1"] == 1
-
-
-def test_without_training_no_layer_becomes_long() -> None:
-    run = play(algorithm="fedlama", epochs=0, rounds=4)
-    assert run.checkpoints[1].server.meta[INTERVALS] == {layer.name: 1 for layer in run.engine.problem.layers}
-    assert torch.equal(run.checkpoints[-1].server.trees["model"]["fc1.bias"], tree.of(network("plain"))["fc1.bias"])
 
 
 def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it() -> None:

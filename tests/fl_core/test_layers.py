@@ -354,15 +354,26 @@ def test_names_are_exact():
     assert all(each.tensors == (f"{each.name}.weight", f"{each.name}.bias") for each in found)
 
 
-def test_a_tied_tensor_is_used_where_it_is_first_used():
-    layers = of("tied")
-    assert names(layers) == ["out", "fc"]
-    assert layer(layers, "out").parameters == ("out.weight", "out.bias")
-
-
-def test_a_module_used_twice_counts_at_its_first_use():
-    layers = of("twice")
-    assert names(layers) == ["again", "other"]
+@pytest.mark.parametrize(
+    ("name", "by", "wanted"),
+    [
+        ("tied", "block", "out fc"),  # the tied tensor where it is first used
+        ("twice", "block", "again other"),
+        ("functional", "block", "model"),
+        ("borrowing", "block", "listed held head"),  # weights that are read without a call
+        ("recurrent", "block", "lstm head"),
+        ("attention", "block", "attention head"),
+        ("attention", "module", "attention norm head"),
+        ("timm mixer", "block", "stem.proj blocks.0 blocks.1 head"),
+        ("timm resnet", "block", "stem layer1.0 layer2.0 layer3.0 layer4.0 fc"),
+        # a stage's downsampling goes with the stage's first block, which is not the whole stage
+        ("timm convnext", "block", "stem stages.0.blocks.0 stages.1.blocks.0 stages.1.blocks.1 stages.2 stages.3 head"),
+    ],
+)
+def test_layers_stand_in_the_order_of_use(name, by, wanted):
+    layers = of(name, by=by)
+    assert " ".join(names(layers)) == wanted
+    assert all(each.used for each in layers)
 
 
 def test_loose_parameters_join_the_layer_that_ran_last():
@@ -371,34 +382,6 @@ def test_loose_parameters_join_the_layer_that_ran_last():
     assert layer(layers, "project").parameters == ("token", "project.weight", "project.bias")
     assert layer(layers, "head").parameters == ("scale", "head.weight", "head.bias")
     assert layer(layers, "model") == Layer("model", ("dead",), used=False)
-
-
-def test_a_model_without_modules_is_one_layer():
-    assert of("functional") == (Layer("model", ("w1", "w2")),)
-
-
-def test_weights_that_are_read_without_a_call():
-    layers = of("borrowing")
-    assert names(layers) == ["listed", "held", "head"]
-    assert [each.used for each in layers] == [True, True, True]
-    assert [each.output for each in layers] == ["", "", "head"]
-
-
-def test_attention_is_one_layer_with_its_projections():
-    inside = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
-    by_module = of("attention", by="module")
-    assert names(by_module) == ["attention", "norm", "head"]
-    assert by_module[0].parameters == tuple(f"attention.{name}" for name in inside)
-    assert names(of("attention")) == ["attention", "head"]
-    assert of("attention")[0].output == "norm"
-
-
-def test_recurrent_layers_are_one():
-    layers = of("recurrent")
-    assert names(layers) == ["lstm", "head"]
-    assert len(layers[0].parameters) == 16
-    assert layers[0].output == "lstm"
-    assert layers[0].weights == tuple(name for name in layers[0].parameters if ".weight" in name)
 
 
 def test_norms_join_only_what_they_normalise():
@@ -447,25 +430,6 @@ def test_timm_transformer():
     assert all(name.startswith("blocks.0.") for name in layers[1].parameters)
     assert "norm.weight" in layers[2].parameters
     assert [each.output for each in layers] == ["patch_embed.proj", "blocks.0", "blocks.1", "head"]
-
-
-def test_timm_layers_are_named_by_what_they_hold_alone():
-    """A stage's downsampling is grouped with the stage's first block, which is not the whole stage."""
-    assert names(of("timm convnext")) == [
-        "stem",
-        "stages.0.blocks.0",
-        *("stages.1.blocks.0", "stages.1.blocks.1"),
-        *("stages.2", "stages.3"),
-        "head",
-    ]
-    for each in of("timm convnext"):
-        assert each.output == each.name
-    assert "stages.1.downsample.1.weight" in of("timm convnext")[2].parameters
-
-
-def test_timm_mixer_and_resnet():
-    assert names(of("timm mixer")) == ["stem.proj", "blocks.0", "blocks.1", "head"]
-    assert names(of("timm resnet")) == ["stem", "layer1.0", "layer2.0", "layer3.0", "layer4.0", "fc"]
 
 
 def test_torchvision_resnet_joins_each_norm_to_its_convolution():

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import subprocess
 import sys
 import types
 
@@ -144,12 +143,6 @@ def test_every_tensor_is_in_exactly_one_declared_layer(name):
         assert sum(tensor.startswith(f"{path}.") for path in model.layer_groups) == 1
 
 
-def test_state_dict_names():
-    names = list(models.build("fmnist_cnn", IMAGE, 10).state_dict())
-    assert names[:2] == ["conv1.conv.weight", "conv1.conv.bias"]
-    assert names[-2:] == ["fc2.linear.weight", "fc2.linear.bias"]
-
-
 @pytest.mark.parametrize("name", ["fmnist_cnn", "cifar_cnn", "isic_cnn", "heart_mlp", "mlp"])
 def test_kaiming_initialisation(name):
     shape = (1000,) if name in ("heart_mlp", "mlp") else fitting(name)[0]
@@ -161,12 +154,6 @@ def test_kaiming_initialisation(name):
             tolerance = 5 / math.sqrt(2 * parameter.numel())  # five standard errors of a standard deviation
             assert float(parameter.std()) == pytest.approx(math.sqrt(2 / fan_in), rel=tolerance)
             assert float(parameter.abs().max()) > math.sqrt(6 / fan_in)  # normal, not uniform
-
-
-def test_scheduling_cnn_has_pytorchs_initialisation():
-    bound = 1 / math.sqrt(32 * 25)
-    for parameter in tree.of(models.build("scheduling_cnn", IMAGE, 10).conv2).values():
-        assert 0.9 * bound < float(parameter.abs().max()) <= bound
 
 
 @pytest.mark.parametrize("name", ["fmnist_cnn", "mlp", "timm:resnet10t", "torchvision:squeezenet1_1"])
@@ -213,17 +200,6 @@ def test_width_scales_channels_and_hidden_units_and_keeps_the_layers(name, shape
         assert list(t.shape) == wanted, key
     least = models.build(name, shape, 10, options={"width": 1e-3})
     assert {t.shape[0] for key, t in least.state_dict().items() if not key.startswith("fc2")} == {1}
-
-
-def test_mlp_sizes():
-    assert models.build("mlp", TABLE, 3, options={"sizes": [7]}).layer_groups == ("fc1", "fc2")
-    assert n_parameters(models.build("mlp", TABLE, 3, options={"sizes": []})) == 33
-
-
-def test_example_is_noise_that_repeats():
-    assert models.example(IMAGE).shape == (2, *IMAGE)
-    assert torch.equal(models.example(IMAGE, 3), models.example(IMAGE, 3))
-    assert models.example(IMAGE).unique().numel() > 1000
 
 
 # models from elsewhere
@@ -315,11 +291,6 @@ def mine(monkeypatch):
 )
 def test_importable_models(name, options):
     assert models.build(name, (4,), 3, options=options)(torch.zeros(2, 4)).shape == (2, 3)
-
-
-def test_options_reach_an_importable_model():
-    assert models.build("mine:shaped", (4,), 3, options={"wide": True}).bias is not None
-    assert models.build("mine:shaped", (4,), 3).bias is None
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -435,15 +406,6 @@ def test_describe_has_one_line_for_every_name():
     lines = models.describe()
     assert set(lines) > set(models.MODELS)
     assert all(line and "\n" not in line and len(line) < 120 for line in lines.values())
-
-
-def test_names_and_lines_are_known_without_torch():
-    code = (
-        "import sys; from fl_core import models; lines = models.describe(); models.is_code('a.b:c');"
-        "print(len(lines), sorted({'torch', 'numpy', 'timm'} & set(sys.modules)))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split(maxsplit=1) == [str(len(models.describe())), "[]\n"]
 
 
 def test_a_new_model_is_one_function(own_members):

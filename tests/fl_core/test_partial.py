@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms import Problem, Round, find
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.seeds import torch_seeded
-from tests.conftest import CONFIG, TOY, network, play
+from tests.conftest import TOY, network, play
 
 CLIENTS = [client.name for client in TOY.clients]
 
@@ -111,15 +111,3 @@ def test_draws_are_of_the_client_and_the_round() -> None:
 def test_a_probability_above_one_is_refused() -> None:
     with pytest.raises(UsageError, match=r"keep is a probability, at most 1, not 1\.5"):
         play(algorithm="fedlp", options={"keep": 1.5})
-
-
-def test_nothing_kept_is_a_run_that_stays_where_it_was() -> None:
-    played = play(algorithm="fedlp", options={"keep": 0}, rounds=2, eval_every=2)
-    assert set(played.server()) == {tree.digest(tree.of(network("plain")))}
-
-
-def test_the_run_knows_its_rounds_and_normalisations() -> None:
-    problem = runner.assemble(CONFIG, data=TOY, model=network("norm")).problem
-    assert problem.rounds == CONFIG.rounds
-    assert problem.norms == {n for n in problem.tensors if n.startswith("bn")}
-    assert problem.parameters == {n for n, _ in network("norm").named_parameters()}

@@ -98,20 +98,6 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
     assert shares.var(0) == pytest.approx(variance, rel=0.25)
 
 
-def test_dirichlet_deals_every_class_by_its_own_proportions():
-    shares = np.array([np.bincount(LABELS[part], minlength=10) / 60 for part in general.dirichlet(LABELS, 3, 0.3, 0)])
-    assert np.allclose(shares.sum(0), 1)
-    assert shares.std(1).min() > 0.1
-
-
-def test_large_alpha_is_near_iid_and_small_alpha_is_not():
-    even = general.dirichlet(LABELS, 5, 1e6, 0)
-    skewed = general.dirichlet(LABELS, 5, 0.05, 0)
-    counts = [np.array([np.bincount(LABELS[part], minlength=10) for part in parts]) for parts in (even, skewed)]
-    assert np.abs(counts[0] - 12).max() <= 4  # rounded down, and the last client takes what remains
-    assert (counts[1].max(0) > 45).mean() > 0.5
-
-
 def test_dirichlet_is_drawn_again_until_every_client_has_enough():
     def smallest(min_size):
         return np.array(
@@ -151,12 +137,6 @@ def test_pathological_shares_classes_fairly(clients, k, seed):
         own = counts[:, label][counts[:, label] > 0]
         assert own.sum() == 60
         assert own.max() - own.min() <= 1
-
-
-def test_pathological_leaves_out_the_classes_of_nobody():
-    parts = general.pathological(LABELS, 3, 2, 0)
-    assert len(np.unique(LABELS[np.concatenate(parts)])) == 6
-    assert sum(map(len, parts)) == 6 * 60
 
 
 def histogram(labels, parts):
@@ -323,14 +303,6 @@ def test_natural_clients_keep_their_own_official_test_samples():
         assert np.array_equal(made.indices[name]["test"], np.flatnonzero((number == OWNER) & ~toy.is_train))
 
 
-def test_official_test_samples_follow_an_artificial_partition():
-    toy = source(is_train=np.arange(600) < 400)
-    made = make(toy, "pathological", clients=5, classes_per_client=2)
-    for splits in made.indices.values():
-        train = np.concatenate([toy.y[splits["train"]], toy.y[splits["validation"]]])
-        assert set(toy.y[splits["test"]]) == set(train)
-
-
 def domains(sizes=(300, 200, 100)):
     return np.repeat(np.arange(len(sizes)), sizes)[np.random.default_rng(0).permutation(sum(sizes))]
 
@@ -442,19 +414,6 @@ def test_make_refuses_by_name(call, message):
         call()
 
 
-def test_a_partition_survives_storage_as_tensors(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    toy = source(owner=OWNER)
-    made = make(toy, "dirichlet", clients=11, alpha=0.7, seed=9)
-    save_file(made.to_tree(), tmp_path / "partition.safetensors")
-    back = Partition.from_tree(load_file(tmp_path / "partition.safetensors"))
-    back.check(toy)
-    assert (back.kind, back.params, back.seed, back.names) == (made.kind, made.params, made.seed, made.names)
-    assert back.digest == made.digest
-    assert back.params == {"clients": 11, "alpha": 0.7, "splits": [0.64, 0.16, 0.2]}
-
-
 @pytest.mark.parametrize("tree", [{}, {"meta": torch.tensor([1, 2], dtype=torch.uint8)}])
 def test_another_tree_is_no_partition(tree):
     with pytest.raises(UsageError, match="not a stored partition"):
@@ -481,12 +440,6 @@ def test_damaged_indices_are_refused():
     outside.indices["client_0"]["test"][0] = 600
     with pytest.raises(UsageError, match=r"outside 0\.\.599"):
         outside.check(toy)
-
-
-def test_digest_names_the_dealing():
-    toy = source()
-    assert make(toy, "iid", clients=2).digest == make(toy, "iid", clients=2).digest
-    assert make(toy, "iid", clients=2).digest != make(toy, "iid", clients=2, seed=1).digest
 
 
 # --- the registry ------------------------------------------------------------------------------------------------

@@ -231,6 +231,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedfomo, half the clients": {"algorithm": "fedfomo", "participation": 0.5},
     "heurpfedla, half the clients": {"algorithm": "heurpfedla", "participation": 0.5},
     "fedrep, half the clients, auto": {"algorithm": "fedrep", "participation": 0.5, "plan": "auto"},
+    "ditto, lost replies": {"algorithm": "ditto", "client_dropout": 0.4},
     "ditto, adamw, rare checkpoints": {
         "algorithm": "ditto",
         "optimizer": "adamw",

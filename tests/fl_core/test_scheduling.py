@@ -180,8 +180,14 @@ def test_rows_say_which_layers_trained(name: str) -> None:
     assert found == {(k, layer): value for k, values in wanted.items() for layer, value in values.items()}
 
 
-@pytest.mark.parametrize("below", BELOW)
-@pytest.mark.parametrize("name", ORDER)
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        pytest.param(name, below, marks=[pytest.mark.slow] * ((k + j) % 2))
+        for j, name in enumerate(ORDER)
+        for k, below in enumerate(BELOW)
+    ],
+)
 def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name: str, below: str) -> None:
     """Bit for bit, with all that it records."""
     common: dict[str, Any] = {"model": "norm", "rounds": 2, "eval_every": 2, "participation": 0.5, **HARD}
@@ -200,8 +206,17 @@ def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name: str, below
 SHARING = ("fedavg", "fedprox", "fedper", "fedrep", "fedbabu", "fedbn", "ditto", "pfedsd", "feddyn", "fedlp", "fedcac")
 
 
-@pytest.mark.parametrize("below", [*SHARING, "fedlama", "local", "local_adaptation"])
-@pytest.mark.parametrize("name", ORDER)
+HELD = [*SHARING, "fedlama", "local", "local_adaptation"]
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        pytest.param(name, below, marks=[pytest.mark.slow] * ((k + j) % 2))
+        for j, name in enumerate(ORDER)
+        for k, below in enumerate(HELD)
+    ],
+)
 def test_a_schedule_holds_over_other_algorithms(name: str, below: str) -> None:
     options = {"over": below, "unfreeze": "0,2"}
     played = play(algorithm=name, rounds=4, participation=0.5, options=options, eval_every=4, **HARD)

@@ -108,13 +108,6 @@ def test_a_part_of_a_larger_memory_is_kept_alone() -> None:
     assert held["a"]["part"].tolist() == [10.0, 11.0]
 
 
-def test_entries_that_share_memory_come_back() -> None:
-    one = torch.ones(3)
-    held = SpillingTrees(bound=0)
-    held["a"] = {"x": one, "y": one}
-    assert [t.tolist() for t in held["a"].values()] == [[1.0] * 3] * 2
-
-
 def test_clients_begin_where_they_are_told_and_note_what_changes() -> None:
     asked: list[str] = []
 
@@ -178,7 +171,7 @@ def test_a_run_beyond_its_memory_has_the_same_bits(name: str, monkeypatch: pytes
 def test_a_run_beyond_its_memory_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config: dict[str, Any] = {"data": MANY, "model": network("plain"), "progress": False}
     usual, broken = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    made = replace(CONFIG, algorithm=name, participation=0.3)
+    made = replace(CONFIG, algorithm=name, participation=0.3, optimizer="adamw", lr=0.01, keep_optimizer=True)
     runner.run(made, usual, **config)
     written = spilled(monkeypatch, bound=5000)
     runner.run(made, broken, **config)

@@ -54,12 +54,15 @@ def sites(algorithm: str = "fedavg", model: nn.Module | None = None, **changes: 
     return runs[0], runs[1], task  # type: ignore[return-value]
 
 
-def jobs(task: Any, order: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[TrainJob]:
+def jobs(
+    task: Any, order: tuple[int, ...] = (0, 1, 2, 3), index: int = 0, states: Mapping[int, State] | None = None
+) -> Iterator[TrainJob]:
     algorithm, initial = task.algorithm(task.plan), tree.of(task.model)
-    rnd = Round(0, "train", order)
+    rnd = Round(index, "train", order)
     for client in order:
         message = algorithm.send(State({"model": initial}), client, rnd).clone()
-        yield TrainJob(client, rnd, message, algorithm.client_state(initial, client), ("test",), keep_local=True)
+        state = (states or {}).get(client) or algorithm.client_state(initial, client)
+        yield TrainJob(client, rnd, message, state, ("test",), keep_local=True)
 
 
 def assert_alike(ours: Result, theirs: Result) -> None:
@@ -109,6 +112,30 @@ def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> Non
         assert tree.distance(theirs.tree, tree.of(task.model)) > 0.01
 
 
+@pytest.mark.parametrize("which", TRAININGS)
+@pytest.mark.parametrize("algorithm", ["fedavg", "vanilla"])
+def test_kept_states_go_on_though_clients_differ_in_steps(algorithm: str, which: str, alone: list[int]) -> None:
+    """Sampled unequally often, with unequal numbers of batches; Vanilla's layers begin to train one after another."""
+    options = {"unfreeze": (0, 2)} if algorithm == "vanilla" else {}
+    changes = {"batch": 5, "rounds": 4, "options": options, "keep_optimizer": True, **TRAININGS[which]}
+    serial, together, task = sites(algorithm, **changes)
+    ours, theirs = dict[int, State](), dict[int, State]()
+    for index, order in enumerate([(0, 1, 2), (1, 2), (3, 2, 0, 1), (0, 1, 2, 3)]):
+        wanted = list(serial.run(jobs(task, order, index, theirs)))
+        alone.clear()
+        found = list(together.run(jobs(task, order, index, ours)))
+        assert not alone, "everyone is trained together"
+        for mine, other in zip(found, wanted, strict=True):
+            assert_alike(mine, other)
+            ours[mine.client], theirs[other.client] = mine.state, other.state
+    steps = {
+        (client, float(n)) for client in ours for key, n in ours[client].trees["optimizer"].items() if "#step" in key
+    }
+    if "optimizer" in TRAININGS[which]:
+        assert len(steps) == (7 if algorithm == "vanilla" else 4), "d is first sampled when all layers train"
+        assert len({n for _, n in steps}) > 2, "counts of steps differ between clients"
+
+
 def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients clip as the run does, two each by a number of their own."""
     serial, together, task = sites(batch=8, momentum=0.9, clip=0.6)
@@ -129,7 +156,7 @@ def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", sorted(name for name, kind in registry().items() if not kind.needs_blocks))
 def test_every_algorithm_gives_the_same(name: str) -> None:
-    least = {"rounds": 2, "epochs": 1, "eval_every": 2}
+    least = {"rounds": 2, "epochs": 1, "eval_every": 2, "momentum": 0.9, "keep_optimizer": True}
     serial = play(algorithm=name, **least)
     config = replace(CONFIG, algorithm=name, **least)  # type: ignore[arg-type]
     task = runner.assemble(config, data=TOY, model=network("plain"))
@@ -210,11 +237,9 @@ def test_an_objective_of_its_own_is_not_stacked(alone: list[int]) -> None:
         assert tree.digest(ours.tree) == tree.digest(theirs.tree)
 
 
-@pytest.mark.parametrize(("model", "changes"), [("drop", {}), ("unused", {}), ("plain", {"keep_optimizer": True})])
-def test_other_models_and_kept_optimisers_are_not_stacked(
-    model: str, changes: dict[str, Any], alone: list[int]
-) -> None:
-    _, together, task = sites(model=network(model), **changes)
+@pytest.mark.parametrize("model", ["drop", "unused"])
+def test_other_models_are_not_stacked(model: str, alone: list[int]) -> None:
+    _, together, task = sites(model=network(model))
     assert len(list(together.run(jobs(task)))) == 4
     assert alone == [0, 1, 2, 3]
 
@@ -228,7 +253,7 @@ def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(alone:
     assert [next(results).client for _ in range(2)] == [0, 1]
     with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'c', phase 'train': .*'fc1\.weight'"):
         next(results)
-    assert alone == [2], "it alone is trained again"
+    assert alone == [2, 2], "it alone is trained again, and once more to find what was not finite first"
 
 
 # --- the rule --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fl_core.execution.client_runner import ClientRunner, Result, TrainJob
 from fl_core.training.local import Context, Group, Phase, Training
 from fl_core.training.losses import build
 from fl_core.training.steps import Batch, Steps
-from tests.conftest import TOY, network, play
+from tests.conftest import TOY, network
 from tests.identities.test_references import layers_of, models
 
 HARD = Training(2, 8, 0.05, momentum=0.9, weight_decay=0.05)
@@ -114,16 +114,6 @@ def test_a_phase_may_have_another_optimiser_than_the_run(run: str) -> None:
     assert same(found, model(Phase("train", ALL, 2), training=replace(HARD, momentum=0.5)))
 
 
-def test_groups_that_say_nothing_change_nothing() -> None:
-    groups = (Group(HEAD), Group(frozenset(LAYERS[0].tensors)))
-    assert same(model(Phase("train", ALL, 2, groups=groups)), model(Phase("train", ALL, 2)))
-
-
-def test_a_group_of_frozen_tensors_leaves_them_frozen() -> None:
-    found = model(Phase("train", ALL - HEAD, 2, groups=(Group(HEAD, lr=9.0),)))
-    assert same(found, model(Phase("train", ALL - HEAD, 2)))
-
-
 @pytest.mark.parametrize("keep", [False, True])
 def test_state_of_a_kept_optimiser_survives_groups(keep: bool) -> None:
     training, phase = replace(HARD, keep_optimizer=keep), Phase("train", ALL, 1, groups=(Group(HEAD, lr=0.01),))
@@ -196,17 +186,7 @@ def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None
 
 
 def test_a_loss_that_is_not_finite_is_refused_in_a_step_of_ones_own() -> None:
-    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'b', phase 'train': the loss is .* at step"):
+    with pytest.raises(
+        NonFiniteError, match=r"fedavg, round 1, client 'b', phase 'train': at step \d+, first not finite"
+    ):
         trained(Phase("train", ALL, 2, step="usual", lr=1e30))
-
-
-def test_engines_run_the_phases_of_an_algorithm_with_steps() -> None:
-    """Two clients in a round, three rounds: the personal trees of those not sampled stay as they were."""
-    played = play(algorithm="pfedme", participation=0.5)
-    start = tree.digest(tree.of(network("plain")))
-    trained_so_far: set[str] = set()
-    for checkpoint in played.checkpoints:
-        trained_so_far |= set(checkpoint.models["local"])
-        for name, state in checkpoint.clients.items():
-            assert (tree.digest(state.trees["personal"]) == start) == (name not in trained_so_far)
-    assert len(trained_so_far) > 0

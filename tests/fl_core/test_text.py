@@ -20,7 +20,6 @@ from fl_core.config import RunConfig, resolved
 from fl_core.data import sources, text
 from fl_core.errors import UsageError
 from fl_core.execution.workspace import Workspace
-from fl_core.layers import layers_of
 from fl_core.records import store
 from fl_core.task import assemble
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
@@ -203,22 +202,6 @@ def test_the_model_is_its_formula_and_padding_does_not_count():
     assert torch.allclose(model(ids), by_hand(model, ids), rtol=1e-12, atol=1e-12)
 
 
-def test_tables_start_with_rows_of_length_one():
-    own = tree.of(small(width=32))
-    lengths = own["embedding.token.weight"].norm(dim=1)
-    assert lengths[PAD] == 0
-    assert torch.allclose(lengths[1:], torch.ones(29))
-    assert torch.allclose(own["embedding.position.weight"].norm(dim=1), torch.ones(9))
-    assert not any(value.any() for name, value in own.items() if name.endswith("bias"))
-
-
-def test_layers_of_the_model():
-    found = layers_of(small(), models.example(TokenShape((9,), 30)))
-    assert [layer.name for layer in found] == ["embedding", "attention", "fc1", "fc2"]
-    assert all(layer.used for layer in found)
-    assert found[0].tensors == ("embedding.token.weight", "embedding.position.weight")
-
-
 def test_flops_are_counted_on_token_ids():
     space, shape = Workspace(small()), TokenShape((9,), 30)
     every = frozenset(space.live)
@@ -244,14 +227,6 @@ def test_other_models_refuse_texts_before_training(name):
 def test_bad_widths_are_refused(options):
     with pytest.raises(UsageError, match="integer above 0"):
         small(**options)
-
-
-def test_an_example_of_tokens():
-    ids = models.example(TokenShape((9,), 4), 50)
-    assert ids.dtype == torch.int64
-    assert (ids[:, 0] == START).all()
-    assert set(ids[:, 1:].unique().tolist()) == {UNKNOWN, START, 3}
-    assert torch.equal(ids, models.example(TokenShape((9,), 4), 50))
 
 
 # --- together ----------------------------------------------------------------------------------------------------

@@ -52,13 +52,6 @@ def test_of_holds_each_tensor_once_and_copies():
     assert not any(tensor.requires_grad for tensor in found.values())
 
 
-def test_live_is_the_module_itself():
-    net = Net()
-    tree.live(net)["out.bias"].data.fill_(7.0)
-    assert net.out.bias.tolist() == [7.0] * 5
-    assert tree.live(net)["embedding.weight"] is net.out.weight
-
-
 def test_load_is_the_inverse_of_of_and_keeps_ties():
     source, target = Net(), Net()
     source.norm.num_batches_tracked += 3
@@ -146,10 +139,6 @@ def test_bytes(tensor, expected):
     assert tree.n_bytes({"a": tensor}) == expected
 
 
-def test_bits_of_masks_are_packed_together():
-    assert tree.n_bytes({"a": torch.zeros(3, dtype=torch.bool), "b": torch.zeros(5, dtype=torch.bool)}) == 1
-
-
 BASE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3]])}
 
 
@@ -220,19 +209,6 @@ def test_mean_is_the_exact_one_to_float64(shape, weights):
         np.testing.assert_allclose(found[name].reshape(-1).numpy(), expected, rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 20])
-def test_bits_of_a_mean_are_those_of_groups_of_eight(count):
-    trees = [random_tree(seed, (33, 7), torch.float64) for seed in range(count)]
-    weights = [0.1 * k + 1 for k in range(count)]
-    total = np.zeros((33, 7))
-    for start in range(0, count, tree.GROUP):
-        group = np.zeros((33, 7))
-        for k in range(start, min(start + tree.GROUP, count)):
-            group = group + trees[k]["a.weight"].numpy() * weights[k]
-        total = total + group
-    np.testing.assert_array_equal(tree.mean(trees, weights)["a.weight"].numpy(), total / sum(weights))
-
-
 @pytest.mark.parametrize("block", [1, 7, 2**16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_adding_in_place_and_by_blocks_has_the_bits_of_the_plain_formula(monkeypatch, block, dtype):
@@ -257,14 +233,6 @@ def test_bits_do_not_depend_on_the_layout_of_what_is_added():
     laid_out = [{k: t.to(memory_format=torch.channels_last) for k, t in each.items()} for each in trees]
     weights = [*range(1, 12)]
     assert tree.digest(tree.mean(trees, weights)) == tree.digest(tree.mean(laid_out, weights))
-
-
-@given(st.integers(1, 12), st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(deadline=None, max_examples=20)
-def test_mean_of_equals_is_themselves(count, dtype):
-    one = random_tree(5, dtype=dtype)
-    found = tree.mean([one] * count, [*range(3, 3 + count)])
-    assert all(torch.equal(found[name], one[name]) and found[name].dtype == dtype for name in one)
 
 
 def test_each_key_over_the_trees_that_have_it():

@@ -30,7 +30,11 @@ TRAINED: dict[str, dict[str, Any]] = {
 settings = pytest.mark.parametrize("setting", SETTINGS)
 pairs = pytest.mark.parametrize(
     ("setting", "trained"),
-    [*zip(SETTINGS, TRAINED, strict=False), ("momentum", "unweighted"), ("two of four clients", "adapters")],
+    [
+        ("two of four clients", "adapters"),
+        ("adamw kept", "attention's adapters"),
+        *(pytest.param("momentum", each, marks=pytest.mark.slow) for each in ("adapters", "everything", "unweighted")),
+    ],
 )
 PLAYED: dict[str, Played] = {}
 

@@ -18,12 +18,10 @@ from fl_core.errors import UsageError
 from fl_core.models.heads import TwoHeads, split_head
 from fl_core.training.local import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
-from tests.identities.test_limits import SETTINGS, Setting, run
+from tests.identities.test_limits import Setting, run, settings
 from tests.identities.test_references import BATCH, DATA, LR, SEED, average, check_close, initial, moved, one_round
 
 Tree = dict[str, Tensor]
-settings = pytest.mark.parametrize("setting", SETTINGS, ids=repr)
-sgd = pytest.mark.parametrize("setting", [s for s in SETTINGS if s.options.get("optimizer") is None], ids=repr)
 
 
 def gradient(weights: Tree, x: Tensor, y: Tensor) -> Tree:

@@ -61,8 +61,6 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
                 torch.testing.assert_close(mine[name], yours[name], rtol=0, atol=1e-10)
 
 
-TRAININGS = [Training(**SGD), Training(**SGD, momentum=0.9, weight_decay=0.01), Training(2, 8, 0.01, "adamw")]
-trainings = pytest.mark.parametrize("training", TRAININGS, ids=["sgd", "momentum and decay", "adamw"])
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedla, itself": ("pfedla", {"weights": "self"}),
     "heurpfedla, itself": ("heurpfedla", {"weights": "self", "k": 2}),
@@ -79,16 +77,15 @@ def test_who_weighs_only_itself_is_alone_bit_for_bit(limit: str, setting: Settin
     assert run(setting, algorithm, options=options).evaluated() == local(setting).evaluated()
 
 
-@trainings
-@pytest.mark.parametrize("kind", ["plain", "norm"])
-@pytest.mark.parametrize("limit", ALONE)
-def test_who_weighs_only_itself_is_alone_in_float64(limit: str, kind: str, training: Training) -> None:
-    algorithm, options = ALONE[limit]
-    same(rounds(algorithm, training, options, kind=kind), rounds("local", training, kind=kind))
-
-
-@trainings
-@pytest.mark.parametrize("kind", ["plain", "norm"])
+@pytest.mark.parametrize(
+    ("kind", "training"),
+    [
+        ("plain", Training(**SGD, momentum=0.9, weight_decay=0.01)),
+        ("norm", Training(**SGD)),
+        ("norm", Training(2, 8, 0.01, "adamw")),
+    ],
+    ids=["momentum and decay", "batch norm", "batch norm, adamw"],
+)
 def test_pfedla_with_the_weights_of_fedavg_is_fedavg(kind: str, training: Training) -> None:
     ours = rounds("pfedla", training, {"weights": "samples"}, kind=kind)
     theirs = rounds("fedavg", training, kind=kind)

@@ -1,0 +1,169 @@
+"""Refuses models and data that cannot be measured together, by name and before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fl_core.errors import UsageError
+from fl_core.seeds import seed_of, torch_seeded
+
+from .capture import batches, first_tensor, set_mode
+from .subject import Subject, placed
+
+REENTRANT = "CheckpointFunctionBackward"
+"""Name of the node that a reentrant checkpoint leaves in autograd's graph."""
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+
+def check_modules(models: Any) -> None:
+    """Refuse what is no module, nor several of them, or a module whose parameters have no shape yet.
+
+    Raises:
+        UsageError: names what it is.
+    """
+    if isinstance(models, nn.Module):
+        several: list[Any] = [models]
+    elif isinstance(models, Mapping):
+        several = list(models.values())
+    elif isinstance(models, Sequence):
+        several = list(models)
+    else:
+        several = [models]
+    for model in several:
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise UsageError(f"models must be torch modules; {model.__name__} is a class: give {model.__name__}(...)")
+        if not isinstance(model, nn.Module):
+            name = f"{model.__name__!r}, a " if hasattr(model, "__name__") else ""
+            raise UsageError(f"models must be torch modules; one of them is {name}{type(model).__name__}")
+        lazy = next((name for name, tensor in model.named_parameters() if is_lazy(tensor)), None)
+        if lazy is not None:
+            raise UsageError(f"parameter {lazy!r} of {type(model).__name__} has no shape yet: call the model once")
+
+
+def check_arrays(data: Any, whose: str) -> None:
+    """Refuse NumPy's arrays in place of a pair of tensors.
+
+    Raises:
+        UsageError: says how they become tensors.
+    """
+    parts = {"data": data} if isinstance(data, np.ndarray) else {}
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        parts = dict(zip("xy", data, strict=True))
+    array = next((name for name, part in parts.items() if isinstance(part, np.ndarray)), None)
+    if array is not None:
+        pair = "(torch.as_tensor(x), torch.as_tensor(y))"
+        raise UsageError(f"{array} of {whose} is a NumPy array; a pair of tensors is needed: {pair}")
+
+
+def check_inputs(subjects: Sequence[Subject], seed: int, differentiates: bool) -> None:
+    """Refuse samples that a client's model cannot take, and a model through which gradients do not flow.
+
+    Two samples of every kind that there is, by type and shape, go through their client's model; what the models are
+    is left as it was.
+
+    Args:
+        differentiates: whether gradients will be read.
+
+    Raises:
+        UsageError: names the client, the module that fails, and what it was given.
+    """
+    seen = set()
+    for subject in subjects:
+        with torch_seeded(seed_of(seed, "diagnose", "example")):
+            x, _ = next(batches(subject.data, 2))
+        if (x.dtype, x.shape[1:]) not in seen:
+            seen.add((x.dtype, x.shape[1:]))
+            _check_pass(subject, placed(subject.model, x[:2]), seed, differentiates)
+
+
+def _check_pass(subject: Subject, x: Tensor, seed: int, differentiates: bool) -> None:
+    model = subject.model
+    with set_mode(model, "eval"), torch_seeded(seed_of(seed, "diagnose", "check")), torch.enable_grad():
+        if differentiates and x.is_floating_point():
+            x = x.detach().clone().requires_grad_() * 1  # no leaf, so that the model may work in place
+        entered: list[tuple[str, Any]] = []
+        try:
+            with _watched(model, entered):
+                output = model(x)
+        except (UsageError, torch.OutOfMemoryError):
+            raise
+        except _FAILURES as error:
+            path, given = entered[-1] if entered else ("", (x,))
+            raise UsageError(_misfit(subject, path, first_tensor(given), x, error)) from error
+        if differentiates and _reentrant(output):
+            modules: list[str] = []
+            with _watched(model, [], modules):
+                model(x)
+            where = f"module {modules[0]!r} of " if modules[0] else ""
+            raise UsageError(
+                f"{where}{type(model).__name__} recomputes activations by a reentrant checkpoint, through which the "
+                "gradients of single tensors cannot be taken: pass use_reentrant=False to torch.utils.checkpoint"
+            )
+
+
+def _misfit(subject: Subject, path: str, given: Tensor | None, x: Tensor, error: Exception) -> str:
+    """Why a forward pass failed, and what may be done about it."""
+    module = subject.model.get_submodule(path)
+    where = f"module {path!r}, a {type(module).__name__}," if path else "it"
+    shape = "" if given is None else f" on {_kind(given)} {list(given.shape)}"
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    parameter = next((p for p in subject.model.parameters() if p.is_floating_point()), None)
+    hint = ""
+    if parameter is not None and not x.is_floating_point():
+        hint = f"; the samples are {_kind(x)} and the model computes in {_kind(parameter)}: x.float() may be meant"
+    return (
+        f"{type(subject.model).__name__} cannot take the samples of client {subject.client!r}, {_kind(x)} "
+        f"{list(x.shape[1:])} each: {where} fails{shape}: {reason}{hint}"
+    )
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _reentrant(output: Any, inputs: Any = None) -> bool:
+    """Whether a reentrant checkpoint lies in the graph behind an output, up to the inputs that are given."""
+    ends, starts = (first_tensor(each) for each in (inputs, output))
+    waiting = [] if starts is None or starts.grad_fn is None else [starts.grad_fn]
+    seen = {*waiting, *([] if ends is None else [ends.grad_fn])}
+    while waiting:
+        node = waiting.pop()
+        if type(node).__name__ == REENTRANT:
+            return True
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        waiting += following
+    return False
+
+
+@contextmanager
+def _watched(model: nn.Module, entered: list[tuple[str, Any]], reentrant: list[str] | None = None) -> Iterator[None]:
+    """Keep in ``entered`` which modules have begun and not ended, with their inputs.
+
+    Those that have ended and hold a reentrant checkpoint are added to ``reentrant``, inner ones first.
+    """
+
+    def begin(path: str) -> Any:
+        return lambda module, inputs: entered.append((path, inputs))
+
+    def end(path: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if entered:
+                entered.pop()
+            if reentrant is not None and _reentrant(output, inputs):
+                reentrant.append(path)
+
+        return hook
+
+    with ExitStack() as stack:
+        for path, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(begin(path)).remove)
+            stack.callback(module.register_forward_hook(end(path)).remove)
+        yield

@@ -1,0 +1,135 @@
+"""Where nothing is to be decided: races on noise and on permuted labels, and whether they say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.studies.choose import choose
+from figures import items
+from figures.items import Drawing, Finding
+from figures.page import markdown, missing_runs
+from figures.recipe import Recipe, labels
+from fl_core import data as datasets
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.data import Source
+from fl_core.seeds import numpy_generator
+
+NAME = "decision.noise"
+REPETITIONS = 10
+ASKED = 9
+"""Repetitions in which nothing may be told apart, at least."""
+RACES = 3
+VERDICT, LEADING, EXCLUDED = "verdict", "leader - arm", "arms excluded"
+TITLES = {
+    "noise": "noise, IID clients",
+    "permuted": "Fed-Heart, labels permuted over all clients",
+    "permuted_within": "Fed-Heart, labels permuted within each client",
+}
+BESIDE = "permuted_within"
+"""Reported without a promise: clients' shares of classes, which sharing can harm, are still there."""
+
+
+def configurations() -> dict[str, RunConfig]:
+    """The data that each case starts from, and the race's local training."""
+    heart = RunConfig(dataset="heart", algorithm="fedper", rounds=20, eval_every=1, keep_optimizer=True)
+    return {"noise": replace(heart, partition="iid", clients=4), "permuted": heart, BESIDE: heart}
+
+
+def null_source(case: str, real: Source, repetition: int) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file without anything to learn, or without what tells layers apart; new ones each time."""
+    draw = numpy_generator(repetition, "nothing to decide", case)
+    if case == "noise":
+        return {"x": draw.normal(size=real.x.shape).astype(np.float32), "y": draw.permutation(real.y)}
+    y = real.y.copy()
+    assert real.owner is not None
+    groups = [np.arange(len(y))] if case == "permuted" else [np.flatnonzero(real.owner == k) for k in set(real.owner)]
+    for group in groups:
+        y[group] = y[draw.permutation(group)]
+    return {"x": real.x, "y": y, "client": np.array(real.owner_names)[real.owner]}
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Race three times on new data of this kind; record what is said of the arms."""
+    config, lines = task.config, []
+    real = datasets.open_named(config.dataset, data_root=config.data_root)
+    with TemporaryDirectory() as out:
+        path = Path(out) / f"{run}.npz"
+        np.savez(path, **null_source(run, real, config.seed))  # type: ignore[arg-type]
+        seeds = range(100 * config.seed, 100 * config.seed + RACES)
+        choice = choose(replace(config, dataset=str(path)), Path(out) / "race", seeds=tuple(seeds), complete=False)
+    sure = choice.certainty
+    excluded = int(sure.differences["excluded"].sum())
+    lines.append(rows.row(EXCLUDED, excluded, variant=sure.verdict, **labels(task)))
+    for line in sure.differences.itertuples():
+        half = None if pd.isna(line.high) else float((line.high - line.low) / 2)
+        lines.append(
+            rows.row(LEADING, line.difference, stderr=half, variant=f"{sure.left[0]} - {line.arm}", **labels(task))
+        )
+    return rows.frame(lines)
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    cases = [case for case in TITLES if (frame["run"] == case).any()]
+    told = frame[frame["metric"] == EXCLUDED]
+    counts = {case: told[told["run"] == case] for case in cases}
+    undecided = {case: int((part["value"] == 0).sum()) for case, part in counts.items()}
+    with style():
+        figure = plt.figure(figsize=(7.4, 2.9), layout="constrained")
+        axes = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
+        for k, (ax, case) in enumerate(zip(axes, cases, strict=True)):
+            part = frame[(frame["run"] == case) & (frame["metric"] == LEADING)]
+            place = part["seed"] + part.groupby("seed").cumcount() * 0.3 - 0.15
+            ax.errorbar(
+                place, 100 * part["value"], yerr=100 * part["stderr"], linestyle="none", marker=MARKERS[k],
+                color=COLOURS[k], markersize=3.5, lw=0.9,
+            )  # fmt: skip
+            ax.axhline(0, color="0.5", lw=0.9)
+            ax.set_title(TITLES[case].replace(", ", ",\n"), fontsize=8)
+            ax.set_xlabel("repetition")
+        axes[0].set_ylabel("leader - other arm,\npoints of macro-F1")
+    caption = (
+        f"Each repetition draws new data and races three arms {RACES} times. A mark is the leading arm's macro-F1 "
+        "minus another's on validation, with its simultaneous 95 % interval; above 0 the other arm would be excluded."
+    )
+    columns = {
+        "data": [TITLES[case] for case in cases],
+        "repetitions": [str(len(counts[case])) for case in cases],
+        "nothing told apart": [str(undecided[case]) for case in cases],
+        "what was said": [
+            ", ".join(f"{n} x {verdict}" for verdict, n in counts[case]["variant"].value_counts().items())
+            for case in cases
+        ],
+    }
+    findings = tuple(
+        Finding(
+            f"{TITLES[case]}: no difference is claimed in at least {ASKED} of {REPETITIONS} repetitions",
+            f"{undecided[case]} of {len(counts[case])}",
+            None if len(counts[case]) < REPETITIONS else undecided[case] >= ASKED,
+        )
+        for case in cases
+        if case != BESIDE
+    )
+    return Drawing(figure, pd.DataFrame(columns), caption, findings, markdown(columns) + missing_runs(header))
+
+
+ITEM = items.register(
+    Recipe(
+        NAME,
+        "Races where nothing is to be decided",
+        configurations(),
+        seeds=REPETITIONS,
+        budget="about 15 minutes of one core",
+        measure=_measure,
+        draw=_draw,
+    )
+)

@@ -1,0 +1,222 @@
+"""Regret of ways of choosing the shared layers, over all federations of the study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from figures import items
+from figures.decision.federations import FEDERATIONS
+from figures.decision.methods import RACE, RANDOM, Federated, Method, federated, methods, runs_of, summary
+from figures.decision.runs import HELD_OUT, NAME, WORST
+from figures.items import Drawing, Finding
+from figures.page import markdown, missing_runs
+from fl_core.plan import LayerPlan, layer_from_json
+
+QUARTER = 0.25
+"""Of a random cut's regret: what a recommended way of choosing may lose at most, at the upper end of its interval."""
+LEAST = 4
+"""Runs of each federation from which on a promise is held or not."""
+CHEAP = "FedAvg, 2 own epochs, depth chosen"
+SHOWN = (RANDOM, "share all but the last", RACE, CHEAP)
+PARTS = {"all": (True, False), "seen": (True,), "new": (False,)}
+SECONDARY = ("accuracy", "macro_f1", "loss", f"{WORST}macro_f1")
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    compared = methods()
+    layers = {name: _trained_layers(about) for name, about in header["runs"].items()}
+    runs = runs_of(frame, layers)
+    parts = federated(runs, compared)
+    tables = {
+        name: summary(chosen, compared)
+        for name, kinds in PARTS.items()
+        if (chosen := [part for part in parts if FEDERATIONS[part.name].seen in kinds])
+    }
+    with style():
+        figure = plt.figure(figsize=(8.8, 6.4), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
+        _ratios(left, tables)
+        _by_federation(right, parts, compared)
+    counts = [len(part.seeds) for part in parts]
+    held_out = (
+        frame[(frame["split"] == HELD_OUT) & (frame["metric"] == "macro_f1")].groupby("run")["n_samples"].median()
+    )
+    caption = (
+        f"{len(parts)} federations, {min(counts)} to {max(counts)} runs each. Macro-F1 after the last round, held-out "
+        f"samples, {held_out.min():.0f} to {held_out.max():.0f} a run, which no choice saw. Left: summed regret as a "
+        "share of a random cut's, with 95 % bootstrap intervals over federations and runs; in brackets the cost in "
+        "full runs. Right: regret in each federation, mean over runs, against the cut with the best mean; below 0: "
+        "better than every cut."
+    )
+    table = pd.concat([table.assign(part=name) for name, table in tables.items()], ignore_index=True)
+    return Drawing(figure, table, caption, _findings(tables, counts), _page(header, runs, parts, tables, compared))
+
+
+def _trained_layers(about: Mapping[str, Any]) -> int:
+    return len(LayerPlan(tuple(layer_from_json(layer) for layer in about["layers"]), ()).trainable)
+
+
+def _ratios(ax: Axes, tables: Mapping[str, pd.DataFrame]) -> None:
+    table = tables["all"]
+    y = np.arange(len(table))
+    percent = 100 * table[["ratio", "ratio_low", "ratio_high"]]
+    spread = np.abs(percent[["ratio_low", "ratio_high"]].to_numpy().T - percent["ratio"].to_numpy())
+    ax.errorbar(percent["ratio"], y, xerr=spread, fmt="o", color="0.1", markersize=4.5, lw=1.1, label="all federations")
+    for k, (name, label) in enumerate((("seen", "those it was developed with"), ("new", "new ones"))):
+        if name in tables:
+            ax.plot(
+                100 * tables[name]["ratio"], y + 0.22 - 0.44 * k, linestyle="none", marker=MARKERS[k + 1],
+                markersize=4, color=COLOURS[k], label=label,
+            )  # fmt: skip
+    ax.axvline(100 * QUARTER, color="0.5", lw=0.9, ls="--")
+    ax.axvline(100, color="0.5", lw=0.9)
+    ax.set_yticks(y, [f"{line.method} ({line.cost:.1f})" for line in table.itertuples()], fontsize=7)
+    ax.set_ylim(len(table) - 0.4, -0.6)
+    low, high = float(percent["ratio"].min()), float(percent["ratio"].max())
+    ax.set_xlim(min(-40.0, low - 20), min(max(220.0, high + 30), 400.0))
+    ax.set_xlabel("regret, % of a random cut's (dashed: a quarter)")
+    ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.2, 1.0), ncols=3)
+
+
+def _by_federation(ax: Axes, parts: Sequence[Federated], compared: Sequence[Method]) -> None:
+    names = [method.name for method in compared]
+    y = np.arange(len(parts))
+    for k, name in enumerate(SHOWN):
+        regrets = [100 * part.regrets()[names.index(name)] for part in parts]
+        ax.plot(
+            regrets,
+            y + 0.24 - 0.16 * k,
+            linestyle="none",
+            marker=MARKERS[k],
+            color=COLOURS[k],
+            markersize=5,
+            label=name,
+        )
+    ax.axvline(0, color="0.5", lw=0.9)
+    labels = [f"{FEDERATIONS[part.name].title}{'' if FEDERATIONS[part.name].seen else ' (new)'}" for part in parts]
+    ax.set_yticks(y, labels, fontsize=7)
+    ax.set_ylim(len(parts) - 0.4, -0.6)
+    for line in y[:-1] + 0.5:
+        ax.axhline(line, color="0.9", lw=0.6)
+    ax.set_xlabel("regret, points of macro-F1")
+    ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.35, 1.0), ncols=2)
+
+
+# --- page and findings -----------------------------------------------------------------------------------------
+
+
+def _percent(line: Any) -> str:
+    return f"{100 * line.ratio:.0f} % [{100 * line.ratio_low:.0f}, {100 * line.ratio_high:.0f}]"
+
+
+def recommended(tables: Mapping[str, pd.DataFrame]) -> str:
+    """The method with the smallest ratio on the federations with which the race was developed."""
+    seen = tables["seen"].iloc[1:]
+    return str(seen.loc[seen["ratio"].idxmin(), "method"])
+
+
+def _findings(tables: Mapping[str, pd.DataFrame], counts: Sequence[int]) -> tuple[Finding, ...]:
+    enough = len(counts) == len(FEDERATIONS) and min(counts) >= LEAST
+    lines = {name: {line.method: line for line in table.itertuples()} for name, table in tables.items()}
+    best = recommended(tables)
+
+    def promise(name: str, part: str) -> bool | None:
+        line = lines[part][name]
+        if not enough:
+            return None
+        return True if line.ratio_high <= QUARTER else False if line.ratio_low > QUARTER else None
+
+    found = [
+        Finding(
+            f"{name} loses at most a quarter of what a random cut loses ({words})",
+            f"{_percent(lines[part][name])}, {lines[part][name].runs} runs",
+            promise(name, part),
+        )
+        for name in dict.fromkeys((RACE, best))
+        for part, words in (("all", "all federations"), ("new", "new federations"))
+        if part in lines
+    ]
+    rule = lines["all"]["sensitivity_ratio"]
+    lower = True if rule.ratio_high < 1 else False if rule.ratio_low > 1 else None
+    found.append(Finding("sensitivity_ratio loses less than a random cut", _percent(rule), lower if enough else None))
+    return tuple(found)
+
+
+def _page(
+    header: Mapping[str, Any],
+    runs: Sequence[Any],
+    parts: Sequence[Federated],
+    tables: Mapping[str, pd.DataFrame],
+    compared: Sequence[Method],
+) -> str:
+    by_method = {name: {line.method: line for line in table.itertuples()} for name, table in tables.items()}
+    columns: dict[str, list[str]] = {"method": [method.name for method in compared]}
+    columns["cost, full runs"] = [f"{line.cost:.2f}" for line in tables["all"].itertuples()]
+    columns["regret, points"] = [f"{100 * line.regret:.2f}" for line in tables["all"].itertuples()]
+    columns["cross-fitted"] = [f"{100 * line.crossfitted:.2f}" for line in tables["all"].itertuples()]
+    for name in tables:
+        columns[f"% of random, {name}"] = [_percent(by_method[name][method.name]) for method in compared]
+    columns["worst"] = [
+        f"{100 * line.worst:.1f} {FEDERATIONS[line.worst_federation].title}" for line in tables["all"].itertuples()
+    ]
+    best = recommended(tables)
+    text = [
+        "What is compared was written down before: [PREREGISTERED.md](../decision/PREREGISTERED.md).",
+        f"On the federations that the race was developed with, **{best}** has the smallest ratio; that one is "
+        "judged on the new ones.",
+        markdown(columns),
+        markdown(_cuts_table(parts)),
+        "Mean score of every cut on held-out samples, macro-F1 in %; in brackets what the race ended with, by run.",
+        markdown(_secondary(runs, compared, best)),
+        "Means over federations and runs, held-out samples.",
+    ]
+    return "\n\n".join(text) + missing_runs(header)
+
+
+def _cuts_table(parts: Sequence[Federated]) -> dict[str, list[str]]:
+    names = ("nothing", "quarter", "half", "three_quarters", "all_but_last", "all")
+    columns: dict[str, list[str]] = {"federation": [FEDERATIONS[part.name].title for part in parts]}
+    columns["clients differ in"] = [FEDERATIONS[part.name].differs for part in parts]
+    columns["runs"] = [str(len(part.seeds)) for part in parts]
+    for name in names:
+        columns[name] = []
+        for part in parts:
+            if name not in part.cut_names:
+                columns[name].append("")
+                continue
+            mean = f"{100 * part.cuts[part.cut_names.index(name)].mean():.1f}"
+            columns[name].append(f"**{mean}**" if name == part.best else mean)
+    race = [method.name for method in methods()].index(RACE)
+    columns["race"] = [f"[{' '.join(part.ends[race])}]" for part in parts]
+    return columns
+
+
+def _secondary(runs: Sequence[Any], compared: Sequence[Method], best: str) -> dict[str, list[str]]:
+    shown = list(
+        dict.fromkeys((RANDOM, "share all but the last", RACE, CHEAP, best, "FedAvg, 2 own epochs of all", "Ditto"))
+    )
+    order = [method.name for method in compared]
+    columns: dict[str, list[str]] = {"method": shown}
+    for score in SECONDARY:
+        parts = federated(runs, compared, score)
+        means = np.mean([part.methods.mean(axis=1) for part in parts], axis=0)
+        chosen = [means[order.index(name)] for name in shown]
+        columns[score] = [f"{-v:.3f}" if score.endswith("loss") else f"{100 * v:.1f} %" for v in chosen]
+    return columns
+
+
+ITEM = items.register(
+    items.View(
+        "decision.regret",
+        f"Regret of ways of choosing the shared layers over {len(FEDERATIONS)} federations",
+        NAME,
+        _draw,
+    )
+)

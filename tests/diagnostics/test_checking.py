@@ -1,0 +1,104 @@
+"""What cannot be measured is refused by name, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fedlayers.diagnostics import diagnosis
+from fedlayers.diagnostics.diagnosis import diagnose
+from fl_core.errors import UsageError
+
+X, Y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Block(nn.Module):
+    """A layer whose activation is computed anew in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.layer, self.reentrant = nn.Linear(4, 8), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda z: self.layer(z).relu(), x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+
+CASES: dict[str, tuple[Any, Any, str]] = {
+    "integers": (
+        model(),
+        {"north": (X, Y), "south": (X.long(), Y)},
+        r"samples of client 'south', int64 \[4\] each: module '0', a Linear, fails on int64 \[2, 4\]: .*; the samples "
+        r"are int64 and the model computes in float32: x\.float\(\) may be meant",
+    ),
+    "booleans": (model(), (X > 0, Y), r"client 'client_0', bool \[4\] each: .* x\.float\(\) may be meant"),
+    "too wide": (
+        [model(), model()],
+        [(X, Y), (torch.randn(9, 5), Y[:9])],
+        r"^Sequential cannot take the samples of client 'client_1', float32 \[5\] each: module '0', a Linear, fails on "
+        r"float32 \[2, 5\]: mat1 and mat2 shapes cannot be multiplied",
+    ),
+    "a width amid": (
+        nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(9, 3))),
+        (X, Y),
+        r"module '1\.1', a Linear, fails on float32 \[2, 8\]",
+    ),
+    "a pair of arrays": (
+        model(),
+        (X.numpy(), Y.numpy()),
+        r"^x of client 'client_0' is a NumPy array; a pair of tensors is needed: \(torch\.as_tensor\(x\), ",
+    ),
+    "labels as an array": (model(), {"north": (X, Y.numpy())}, "^y of client 'north' is a NumPy array"),
+    "one array": (model(), {"north": X.numpy()}, "^data of client 'north' is a NumPy array"),
+    "a function": (model().forward, (X, Y), "^models must be torch modules; one of them is 'forward', a method$"),
+    "a function among models": ([model(), torch.relu], (X, Y), "one of them is 'relu', a builtin_function_or_method$"),
+    "a class": (nn.Linear, (X, Y), r"^models must be torch modules; Linear is a class: give Linear\(\.\.\.\)$"),
+    "a lazy module": (nn.Sequential(nn.LazyLinear(3)), (X, Y), "parameter '0.weight' of Sequential has no shape yet"),
+    "a reentrant checkpoint": (
+        nn.Sequential(Block(reentrant=True), nn.Linear(8, 3)),
+        (X, Y),
+        "^module '0' of Sequential recomputes activations by a reentrant checkpoint, .* pass use_reentrant=False",
+    ),
+}
+
+
+@pytest.fixture
+def never_measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def fail(*given: Any, **named: Any) -> None:
+        raise AssertionError("it was measured all the same")
+
+    monkeypatch.setattr(diagnosis.passes, "one_pass", fail)
+    return fail
+
+
+def hooks(models: Any) -> list[int]:
+    modules = models.modules() if isinstance(models, nn.Module) else ()
+    return [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("never_measured")
+def test_what_cannot_be_measured_is_refused_by_name(case: str) -> None:
+    models, data, said = CASES[case]
+    before = hooks(models)
+    with pytest.raises(UsageError, match=said) as caught:
+        diagnose(models, data, ["grad_norm"], progress=False)
+    assert "\n" not in str(caught.value)
+    assert hooks(models) == before
+
+
+def test_a_checkpoint_of_the_other_kind_and_metrics_without_gradients_are_fine() -> None:
+    two = [
+        nn.Sequential(Block(reentrant=False), nn.Linear(8, 3)),
+        nn.Sequential(Block(reentrant=True), nn.Linear(8, 3)),
+    ]
+    assert (diagnose(two[0], (X, Y), ["grad_norm"], progress=False).frame["status"] == "ok").all()
+    assert (diagnose(two, (X, Y), ["cka"], progress=False).frame["status"] == "ok").all()

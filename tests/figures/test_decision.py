@@ -1,0 +1,101 @@
+"""Regret over federations: what methods end with, and the arithmetic, against brute force on made-up scores."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from figures.decision import federations, methods
+from figures.decision.methods import Federated, Method, Run
+from figures.decision.runs import DITTO, PERSONALISED, TRAINED
+
+CUTS = {"nothing": 0, "quarter": 1, "half": 2, "all_but_last": 3, "all": 4}
+
+
+def a_run(final, at_half=None, federation="heart", seed=0, decided=None) -> Run:
+    """A run whose macro-F1 is given by cut, constant over the rounds or another one up to the middle."""
+    rounds = int(federations.FEDERATIONS[federation].config.rounds)
+    lines = [
+        {"variant": cut, "round": done, "macro_f1": f1, "loss": 1 - f1}
+        for cut in CUTS
+        for done in range(1, rounds + 1)
+        for f1 in [(at_half or final)[cut] if done <= 0.6 * rounds else final[cut]]
+    ]
+    finished = [(TRAINED, cut, final[cut]) for cut in CUTS] + [(TRAINED, DITTO, 0.5)]
+    finished += [
+        (f"{PERSONALISED} {n}", cut, final["all"] + 0.01 * n * (cut == "half"))
+        for n in (1, 2)
+        for cut in list(CUTS)[:-1]
+    ]
+    table = pd.DataFrame(
+        [{"estimator": e, "variant": v, "macro_f1": f1, "loss": 1 - f1} for e, v, f1 in finished]
+    ).set_index(["estimator", "variant"])
+    scores = pd.DataFrame(lines).set_index(["variant", "round"])
+    return Run(federation, seed, CUTS, scores, table, table, decided or {})
+
+
+FINAL = {"nothing": 0.3, "quarter": 0.35, "half": 0.4, "all_but_last": 0.6, "all": 0.5}
+EARLY = {**FINAL, "half": 0.7}
+
+
+def test_a_race_sees_nothing_after_its_end_and_a_later_one_does():
+    run = a_run(FINAL, at_half=EARLY)
+    assert methods.race()(run) == (TRAINED, "half")
+    assert methods.race(share=1.0)(run) == (TRAINED, "all_but_last")
+    assert methods.race(("nothing", "all"))(run) == (TRAINED, "all")
+    assert methods.race_cost()(run) == pytest.approx(3 * 0.6 + 0.4)
+
+
+def test_the_depth_is_what_validation_prefers_and_the_better_of_two_candidates_is_used():
+    run = a_run(FINAL)
+    assert methods.personalised(2)(run) == (f"{PERSONALISED} 2", "half")
+    assert methods.better_of(methods.race(), methods.personalised(2))(run) == (TRAINED, "all_but_last")
+
+
+def test_a_rule_takes_the_nearest_cut_and_without_a_decision_all_but_the_last():
+    run = a_run(FINAL, decided={"largest_jump": 1, "change_point": None})
+    assert methods.rule("largest_jump")(run) == (TRAINED, "quarter")
+    assert methods.rule("change_point")(run) == (TRAINED, "all_but_last")
+
+
+def test_ratios_and_intervals_agree_with_a_plain_bootstrap():
+    draw = np.random.default_rng(0)
+    compared = [Method("random cut", None, lambda run: 1.0), Method("race", methods.race(), lambda run: 2.0)]
+    runs = []
+    for federation, low in (("heart", 0.2), ("mnist", 0.4), ("pacs", 0.1)):
+        for seed in range(4):
+            runs.append(a_run({cut: low + draw.uniform(0, 0.4) for cut in CUTS}, federation=federation, seed=seed))
+    parts = methods.federated(runs, compared)
+    assert [part.name for part in parts] == ["mnist", "heart", "pacs"]
+    inner = np.mean([[run.held_out.loc[(TRAINED, cut), "macro_f1"] for cut in list(CUTS)[1:-1]] for run in runs[:4]])
+    assert parts[1].methods[0].mean() == pytest.approx(inner)
+    point, bounds = methods.ratios(parts, draws=4000)
+    lost = np.array([part.cuts.mean(axis=1).max() - part.methods.mean(axis=1) for part in parts])
+    assert point == pytest.approx(lost.sum(axis=0) / lost.sum(axis=0)[0])
+    plain = []
+    for _ in range(4000):
+        total = np.zeros(2)
+        for chosen in draw.integers(3, size=3):
+            part = parts[chosen]
+            seeds = draw.integers(4, size=4)
+            total += part.cuts[:, seeds].mean(axis=1).max() - part.methods[:, seeds].mean(axis=1)
+        plain.append(total[1] / total[0])
+    assert bounds[1] == pytest.approx(np.quantile(plain, (0.025, 0.975)), abs=0.12)
+    assert bounds[0] == pytest.approx([1, 1])
+
+
+def test_the_cross_fitted_reference_is_the_best_cut_of_the_other_runs():
+    cuts = np.array([[0.1, 0.5, 0.2], [0.4, 0.3, 0.3]])
+    part = Federated("heart", (0, 1, 2), ("half", "all"), cuts, cuts[:1], np.ones((1, 3)), (("half",) * 3,))
+    assert part.best == "all"
+    assert part.regrets() == pytest.approx([1.0 / 3 - 0.8 / 3])
+    # best over the other runs: half, all, all
+    assert part.crossfitted() == pytest.approx([((0.1 - 0.1) + (0.3 - 0.5) + (0.3 - 0.2)) / 3])
+
+
+def test_at_least_four_federations_are_new_and_every_network_has_at_most_six_cuts():
+    assert sum(not federation.seen for federation in federations.FEDERATIONS.values()) >= 4
+    for layers in range(2, 60):
+        tried = federations.cuts(layers)
+        assert 3 <= len(tried) <= 6
+        assert {tried["nothing"], tried["all"]} == {0, layers}
+        assert layers - 1 in tried.values()

@@ -1,0 +1,180 @@
+"""Lost replies: whose are lost, and what every algorithm does without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlayers.diagnostics.measure import instruments
+from fl_core import models, runner, tree
+from fl_core.algorithms import Problem, registry
+from fl_core.algorithms.variates import VARIATE, Corrected
+from fl_core.decision import Instruments
+from fl_core.dropout import REPLY_LOST, Dropout, read_trace
+from fl_core.errors import UsageError
+from fl_core.layers import layers_of
+from fl_core.plan import LayerPlan
+from fl_core.records import store
+from tests.conftest import CONFIG, TOY, Played, network, play
+
+ALL = sorted(registry())
+PROBLEM = Problem(layers_of(network("plain"), models.example(TOY.shape)), frozenset(), TOY.weights, 1, 0)
+DECIDING = [name for name in ALL if registry()[name].splits and registry()[name](PROBLEM).decides]
+EVERYONE = range(len(TOY.clients))
+TRACE = ((1, 1), *((2, client) for client in EVERYONE), (3, 0), (3, 2))
+
+
+# --- whose replies are lost --------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32), st.integers(0, 1000), st.sets(st.integers(0, 50)), st.floats(0, 0.99), st.floats(0, 0.99))
+def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
+    seed: int, index: int, sampled: set[int], rate: float, other: float
+) -> None:
+    low, high = sorted((rate, other))
+    lost = Dropout(high).lost(seed, index, sorted(sampled))
+    assert Dropout(low).lost(seed, index, sorted(sampled)).items() <= lost.items()
+    for client in sampled:
+        assert Dropout(high).lost(seed, index, (client,)) == ({client: "chance"} if client in lost else {})
+
+
+def test_the_rate_is_the_share_of_lost_replies() -> None:
+    lost = sum(len(Dropout(0.3).lost(seed, index, range(50))) for seed in range(3) for index in range(20))
+    assert lost / 3000 == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_trace_comes_on_top() -> None:
+    both = Dropout(0.3, frozenset({(5, 7)})).lost(0, 4, range(50))
+    assert both == {**Dropout(0.3).lost(0, 4, range(50)), 7: "trace"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rounds,client\n1,a\n", "its header has no column 'round'"),
+        ("round;client\n1;a\n", "its header has no column 'round'"),
+        ("", "its header has no column 'round'"),
+        ("round,client\n1,b\n0,b\n", "line 3: round '0' is no whole number from 1 on"),
+        ("round,client\n1.5,b\n", "line 2: round '1.5' is no whole number from 1 on"),
+        ("round,client\n1\n", r"unknown client \(.*line 2\) ''"),
+        ("round,client\n2,alpha\n", r"unknown client \(.*line 2\) 'alpha': did you mean 'alpine'\? known: alpine, b"),
+    ],
+)
+def test_a_trace_that_says_nothing_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_trace(tmp_path / "trace.csv", ["alpine", "b"])
+
+
+def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing\.csv cannot be read as a trace of lost replies"):
+        runner.run(replace(CONFIG, dropout_trace=str(tmp_path / "nothing.csv")), data=TOY, model=network("plain"))
+
+
+# --- what algorithms do without them -----------------------------------------------------------------------------
+
+
+@cache
+def with_losses(name: str) -> Played:
+    return play(algorithm=name, model="norm", trace=TRACE, keep_optimizer=True, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_without_replies_nothing_moves_and_with_some_the_others_go_on(name: str) -> None:
+    """Round 1 lacks one reply, round 2 all, round 3 two: the server and whoever is lost keep what they had."""
+    played = with_losses(name)
+    states = played.everything()
+    fresh = played.engine._start("b")
+    before = {kind: tree.digest(each) for kind, each in fresh.trees.items()} | {"meta": fresh.meta}
+    assert states[0]["clients"]["b"] == before
+    assert states[1]["server"] == states[0]["server"]
+    assert states[1]["clients"] == states[0]["clients"]
+    assert states[2]["server"] != states[1]["server"] or registry()[name].travels == "nothing"
+    for client in "ac":
+        assert states[2]["clients"][client] == states[1]["clients"][client]
+    for client in "bd":
+        assert states[2]["clients"][client] != states[1]["clients"][client], "its optimiser's state, at the least"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_who_was_missing_is_recorded_with_what_that_cost(name: str) -> None:
+    rows = with_losses(name).rows
+    missing = [(row["round"], row["client"]) for row in rows if row["metric"] == REPLY_LOST]
+    assert missing == [(rnd, "abcd"[client]) for rnd, client in TRACE]
+    assert all(row["value"] == 1 and row["variant"] == "trace" for row in rows if row["metric"] == REPLY_LOST)
+
+    def of(metric: str) -> set[tuple[int, str]]:
+        chosen = (row for row in rows if row["metric"] == metric and row["variant"] != "finish")
+        return {(row["round"], row["client"]) for row in chosen}
+
+    for cost in ("bytes_down", "steps", "flops"):
+        assert of(cost) == {(rnd, client) for rnd in (1, 2, 3) for client in "abcd"}, "it was sent to, and trained"
+    for news in ("bytes_up", "train_loss"):
+        assert of(news) == of("steps") - set(missing), "nothing of it arrived"
+    assert {(r["round"], r["client"]) for r in rows if r["model"] == "local"} == of("steps") - set(missing)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if issubclass(registry()[name], Corrected)])
+def test_the_servers_variate_stays_the_mean_of_the_clients(name: str) -> None:
+    for checkpoint in play(algorithm=name, trace=TRACE).checkpoints:
+        own = [state.trees[VARIATE] for state in checkpoint.clients.values()]
+        for key, value in checkpoint.server.trees[VARIATE].items():
+            torch.testing.assert_close(value, torch.stack([each[key] for each in own]).mean(0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_a_decision_waits_for_the_first_reply(name: str) -> None:
+    """As late as it comes, it is made of those who replied, and the first aggregation is partial all the same."""
+    seen = []
+
+    def decide(layers: Any, measured: Any, **options: Any) -> LayerPlan:
+        seen.extend(each["client"] for each in measured)
+        return LayerPlan(tuple(layers), ("fc1", "fc2"))
+
+    observers = instruments().observers
+    nobody = tuple((1, client) for client in EVERYONE)
+    played = play(algorithm=name, trace=(*nobody, (2, 3)), borrowed=Instruments(observers, decide))
+    assert seen == [0, 1, 2]
+    assert ["plan" in checkpoint.server.meta for checkpoint in played.checkpoints] == [False, True, True]
+    assert played.engine.algorithm.plan is not None
+    models = [checkpoint.server.trees["model"] for checkpoint in played.checkpoints]
+    head = played.engine.algorithm.plan.head_tensors
+    assert head
+    assert tree.digest(tree.pick(models[0], head)) == tree.digest(tree.pick(models[2], head))
+
+
+def test_a_rate_touches_no_other_draw() -> None:
+    """Whoever is not lost trains on the same batches, with the same dropout, as in a run that loses nobody."""
+    small = play(model="drop", client_dropout=1e-12)
+    usual = play(model="drop")
+    assert small.rows == usual.rows
+    assert small.everything() == usual.everything()
+    some = play(model="drop", trace=((1, 1), (1, 2)))
+    for checkpoint, other in zip(some.checkpoints[:1], usual.checkpoints[:1], strict=True):
+        assert set(checkpoint.models["local"]) == {"a", "d"}
+        for client in "ad":
+            assert tree.digest(checkpoint.models["local"][client]) == tree.digest(other.models["local"][client])
+
+
+def test_a_run_goes_on_without_the_file_of_its_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("round,why,client\n1,battery,b\n3,late,a\n3,late,d\n")
+    config = replace(CONFIG, dropout_trace=str(trace), client_dropout=0.2)
+    whole = runner.run(config, tmp_path / "whole" / "run", data=TOY, model=network("plain"), progress=False)
+    runner.run(config, tmp_path / "half" / "run", data=TOY, model=network("plain"), progress=False, until=1)
+    trace.unlink()
+    runner.resume(tmp_path / "half" / "run", data=TOY, model=network("plain"), progress=False)
+    found, wanted = (store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole"))
+    pd.testing.assert_frame_equal(found, wanted)
+    lost = {(row["round"], row["client"]) for _, row in found[found["metric"] == REPLY_LOST].iterrows()}
+    assert {(1, "b"), (3, "a"), (3, "d")} <= lost
+    end = store.Run(tmp_path / "half" / "run").checkpoint("last")
+    assert tree.digest(end.server.trees["model"]) == tree.digest(whole.server.trees["model"])
