@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from fl_core.dropout import REPLY_LOST
 from fl_core.execution.client_runner import ClientRunner, FinetuneJob, Job, Result, ScoreJob, TrainJob
 from fl_core.execution.executors import Executor
 from fl_core.execution.spilling import ClientStates, SpillingTrees
+from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
@@ -45,6 +46,7 @@ class Engine:
         decision: how the run comes to a plan, if it begins without one that it needs.
         columns: further ones of every row.
         on_divergence: ``note`` or ``stop``, once a client's loss is beyond the limit of :mod:`fl_core.divergence`.
+        loggers: that get every round's rows once they are complete.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class Engine:
         columns: Mapping[str, Any] | None = None,
         writer: Writer | None = None,
         on_divergence: str = "note",
+        loggers: Sequence[Logger] = (),
     ) -> None:
         self.algorithm, self.data, self.initial = algorithm, data, initial
         self.client_runner, self.executor, self.schedule = client_runner, executor, schedule
         self.decision, self.writer = decision or Decision(), writer
+        self.loggers, self._unlogged = loggers, list[Row]()
         self.columns = {"algorithm": algorithm.name, "seed": self.problem.seed, **(columns or {})}
         self.names = [client.name for client in data.clients]
         self.server = algorithm.server_state(tree.clone(initial))
@@ -127,6 +131,7 @@ class Engine:
             self._finetune(recorded=False)
             self._evaluate_all()
             self._flush()
+            self._log()
             self._note_time()
         label = f"{self.algorithm.name} seed {self.problem.seed}"
         bar = tqdm(
@@ -174,6 +179,7 @@ class Engine:
         if evaluates:
             self._evaluate_all()
         self._flush()
+        self._log()
         if self.writer and saves:
             with self.clock.on("save"):
                 checkpoint = Checkpoint(self.done, self.server, self.clients, self.kept)
@@ -386,6 +392,8 @@ class Engine:
             columns |= {"client": self.names[client], "n_train": self.problem.n_train[client]}
         columns = {"round": done, "status": why_missing(metric, value), **columns}
         self.rows.append(row(metric, value, unit=UNITS.get(metric, ""), **self.columns, **columns))
+        if self.loggers:
+            self._unlogged.append(self.rows[-1])
         if len(self.rows) >= BUFFER:
             self._flush()
 
@@ -394,6 +402,11 @@ class Engine:
             with self.clock.on("save"):
                 self.writer.add_rows(self.rows)
             self.rows = []
+
+    def _log(self) -> None:
+        for logger in self.loggers:
+            logger.log(self._unlogged)
+        self._unlogged = []
 
     def _note_time(self) -> None:
         record = {"round": self.done, "steps": self._steps, **self.clock.take()}

@@ -167,12 +167,12 @@ def assemble(
         said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.of(model)
     if config.bn == "drop":
-        _drop_statistics(model)
+        drop_statistics(model)
     plain_layers = layers_of(model, models.example(data.shape), by=config.by)
     plain = Plain(model)
     model = below.build(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)
     if config.bn == "drop":
-        _drop_statistics(model)
+        drop_statistics(model)
     built = Built(plain, model, below.adds, models.example(data.shape), config.by, cuts=below.cuts)
     if built.changed:
         models.check_fit(f"{type(model).__name__}, built for {algorithm.name},", model, data.shape, outputs)
@@ -262,7 +262,8 @@ def _statistics(model: nn.Module) -> frozenset[str]:
     return frozenset(f"{name}.{key}" for name, m in _with_statistics(model).items() for key, _ in m.named_buffers())
 
 
-def _drop_statistics(model: nn.Module) -> None:
+def drop_statistics(model: nn.Module) -> None:
+    """Let batch normalisations keep no running statistics: they normalise by each batch, also when they predict."""
     for module in _with_statistics(model).values():
         module.track_running_stats = False  # type: ignore[assignment]
         for key in ("running_mean", "running_var", "num_batches_tracked"):

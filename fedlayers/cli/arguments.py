@@ -170,14 +170,19 @@ def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: an argument without ``=``, or a key that was given twice.
     """
-    values: dict[str, Any] = {}
+    return {key: _value(value) for key, value in texts(flag, arguments).items()}
+
+
+def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
+    """Parse ``key=value`` arguments, values as they are written; errors as of :func:`pairs`."""
+    values: dict[str, str] = {}
     for item in arguments:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise UsageError(f"{flag} takes KEY=VALUE, not {item!r}")
         if key in values:
             raise UsageError(f"{flag} gives {key!r} twice")
-        values[key] = _value(value)
+        values[key] = value
     return values
 
 

@@ -24,8 +24,11 @@ COMMANDS = {
     "diagnose": "layers",
     "select": "layers",
     "plot": "pictures",
+    "export": "exports",
+    "predict": "exports",
     "choose": "studies",
     "compare": "studies",
+    "tune": "studies",
     "regret": "studies",
     "list": "listings",
 }

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from fedlayers.runs import of_diagnostics
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fedlayers.studies.baselines import baseline_rows
+from fedlayers.studies.tuned import Tuned
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
@@ -221,10 +222,14 @@ def jobs_of(
     out: Path | str | None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
+    settings: Mapping[str, dict[str, Any]] | None = None,
 ) -> list[Job]:
     """The runs of a comparison, checked also against those already below ``out``; writes nothing.
 
     Without ``out`` the runs are checked for themselves.
+
+    Args:
+        settings: keys of the configuration that are an algorithm's own, by algorithm.
 
     Warns:
         UserWarning: a plan was measured on samples that some seeds test on.
@@ -246,6 +251,7 @@ def jobs_of(
         data = None  # the same for all algorithms of a seed
         for name in algorithms:
             run_config = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
+            run_config = replace(run_config, **(settings or {}).get(name, {}))
             its_plan = plans.get(name) if name in obey else None
             run_config = run_config if name in obey else replace(run_config, plan=None)
             jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
@@ -268,6 +274,7 @@ def compare(
     instruments: Instruments | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
+    tuned: Tuned | Path | str | None = None,
     best: bool = False,
     score: str = "",
     baselines: bool = False,
@@ -290,6 +297,7 @@ def compare(
         instruments: what measures and decides in mid-run; the diagnostics' by default.
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
+        tuned: what :func:`~fedlayers.studies.tune.tune` has chosen for each algorithm, or the path of its file.
         best: score clients at their best round on validation (:func:`headline`); the runs are the same.
         score: by which algorithms are ranked; see :class:`Comparison`.
         baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
@@ -305,7 +313,11 @@ def compare(
         check_score(score, kind)
     if baselines and kind == REGRESSION:
         raise UsageError("the baselines are classifiers, and numbers are to be predicted: leave them out")
-    jobs = jobs_of(config, algorithms, seeds, out, options, plan)
+    settings: Mapping[str, dict[str, Any]] = {}
+    if tuned is not None:
+        tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
+        settings, options = tuned.applied(config, algorithms, seeds, options)
+    jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
     data_of: dict[int, FederatedData] = {}  # the data of one seed at a time
     frames = [] if beside is None else [beside]
     for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):

@@ -127,7 +127,8 @@ def run_entry(entry: Entry, until: int | None) -> str:
                     until=until,
                 )
             elif _done(entry.path) < (until or int(resolved(entry.config).rounds or 1)):
-                runner.resume(entry.path, instruments=instruments(), progress=False, until=until)
+                code = runner.code_of(entry.config.to_json()).values()  # what this very race names
+                runner.resume(entry.path, instruments=instruments(), code=code, progress=False, until=until)
         except DivergedError as error:
             return str(error)
     return ""
@@ -221,20 +222,25 @@ def standing(
 
 
 def validation_scores(
-    frame: pd.DataFrame, until: int | None = None, guesses: Mapping[str, float] | None = None
+    frame: pd.DataFrame,
+    until: int | None = None,
+    guesses: Mapping[str, float] | None = None,
+    metrics: Sequence[str] = (),
 ) -> list[dict[str, float]]:
     """Validation scores of each evaluated round after the start, for the model that a client would use.
 
     Args:
         until: the last round that counts; None = all.
         guesses: each client's balanced accuracy by guessing.
+        metrics: names; default the score that algorithms are ranked by, and the loss.
 
     Returns:
-        For each round ``round``, ``macro_f1`` (of a regression ``r2``) and ``loss``, means over the clients weighted by
-        training samples; with ``guesses`` also ``skill``, the balanced accuracy above guessing.
+        For each round ``round``, ``macro_f1`` (of a regression ``r2``) and ``loss``, or the metrics asked for: means
+        over the clients weighted by training samples; with ``guesses`` also ``skill``, the balanced accuracy above
+        guessing.
     """
-    main = main_score(frame["metric"].unique())
-    scored = frame[(frame["split"] == "validation") & frame["metric"].isin([main, "loss", skill.METRIC])]
+    metrics = metrics or (main_score(frame["metric"].unique()), "loss")
+    scored = frame[(frame["split"] == "validation") & frame["metric"].isin([*metrics, skill.METRIC])]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     lines = []
@@ -243,7 +249,7 @@ def validation_scores(
         means = {
             metric: statistics.combine(of_metric["value"], of_metric["n_train"])
             for metric, of_metric in part.groupby("metric")
-            if metric != skill.METRIC
+            if metric in metrics
         }
         if guesses is not None:
             means["skill"] = skill.above_guessing(part[part["metric"] == skill.METRIC], guesses)

@@ -71,6 +71,7 @@ class FederatedData:
         digest: SHA-256 of the samples and of who holds which in which split.
         words: of texts, the vocabulary in the order of token ids, after the special ones; otherwise None.
         mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.
+        images: whether the samples were uint8 images before they were scaled to 0..1.
         preprocessing: of a table with a header, or one that was scaled or filled, what its numbers went through.
     """
 
@@ -84,6 +85,7 @@ class FederatedData:
     words: tuple[str, ...] | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    images: bool = False
     preprocessing: Preprocessing | None = None
 
     @property
@@ -148,6 +150,7 @@ def gather(source: Source, partition: Partition, preprocessing: Preprocessing | 
     scale = (source.mean, source.std) if source.is_image else ((), ())
     return FederatedData(
         *(source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words, *scale),
+        images=source.is_image,
         preprocessing=source.preprocessing,
     )
 

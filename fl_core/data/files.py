@@ -6,10 +6,11 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from fl_core import limits
@@ -193,28 +194,63 @@ def read_folder(path: Path) -> Source:
         for name in sorted(images_of[client])
         for file in images_of[client][name]
     ]
-    headers = [_image_header(file) for file, _, _ in files]
-    size = headers[0][0]
-    for (file, _, _), (other, _) in zip(files, headers, strict=True):
-        if other != size:
-            raise UsageError(
-                f"{file} is {other[0]}x{other[1]}; {files[0][0]} is {size[0]}x{size[1]}: one size is needed"
-            )
-    mode = "L" if _gray(headers) else "RGB"
-    packed = sum(file.stat().st_size for file, _, _ in files)
-    limits.check_unpacked(path, packed, len(files) * size[0] * size[1] * len(mode))
-    x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
-    for row, (file, _, _) in enumerate(files):
-        try:
-            with Image.open(file) as image:
-                x[row] = np.asarray(image.convert(mode))
-        except _UNREADABLE as error:
-            raise UsageError(f"{file}: {error}") from error
+    x = pixels([file for file, _, _ in files], where=path)
     y, names = arrays.labels(np.array([label for _, label, _ in files]), str(path), classes)
     if clients == [""]:
         return Source(name=str(path), x=x, y=y, classes=names)
     owner = np.array([owner for _, _, owner in files])
     return Source(name=str(path), x=x, y=y, classes=names, owner=owner, owner_names=tuple(clients))
+
+
+def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None = None) -> NDArray[np.uint8]:
+    """Image files of one size as uint8 [n, H, W] if all are gray, otherwise [n, H, W, 3].
+
+    Args:
+        gray: whether they must be gray; None = as they are. If not, gray ones get three equal channels.
+        where: the folder that a refusal for their size in memory names; default that of the first.
+
+    Raises:
+        UsageError: an image that cannot be read, has another size than the first, or is not gray where it must be.
+    """
+    headers = [_image_header(file) for file in files]
+    size = headers[0][0]
+    for file, (other, mode) in zip(files, headers, strict=True):
+        if other != size:
+            raise UsageError(f"{file} is {other[0]}x{other[1]}; {files[0]} is {size[0]}x{size[1]}: one size is needed")
+        if gray and not _gray([(other, mode)]):
+            raise UsageError(f"{file} is in colour; gray images are needed")
+    mode = "L" if (_gray(headers) if gray is None else gray) else "RGB"
+    packed = sum(file.stat().st_size for file in files)
+    limits.check_unpacked(where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode))
+    x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
+    for row, file in enumerate(files):
+        try:
+            with Image.open(file) as image:
+                x[row] = np.asarray(image.convert(mode))
+        except _UNREADABLE as error:
+            raise UsageError(f"{file}: {error}") from error
+    return x
+
+
+def images_below(path: Path) -> list[Path]:
+    """All image files in a folder and in those within it, but hidden ones, in the order of their paths."""
+    folders = [path, *(entry for entry in sorted(path.rglob("[!.]*")) if entry.is_dir())]
+    return sorted(file for folder in folders for file in _images(folder))
+
+
+def array_of(path: Path, key: str) -> Array:
+    """One array of an .npz file, never unpickled; other arrays in it are passed over.
+
+    Raises:
+        UsageError: not such a file, no such array, or one of Python objects.
+    """
+    with _open_npz(path) as file:
+        check_known(f"array in {path}", key, file.files)
+        _check_sizes(path)
+        try:
+            return file[key]
+        except _DAMAGED as error:
+            raise UsageError(f"{path}: {error}; store plain numbers and text, not Python objects") from error
 
 
 def _list_folder(path: Path) -> _Listing:

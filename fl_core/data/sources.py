@@ -142,11 +142,13 @@ class Source:
         first = len(SPECIAL)
         counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
         order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so that the stable order is theirs
-        chosen = order[counts[order] >= LEAST]
-        ids = np.full(first + len(self.words), UNKNOWN, dtype=np.int64)
-        ids[:first] = np.arange(first)
-        ids[first + chosen] = first + np.arange(len(chosen))
-        return replace(self, x=ids[self.x], words=tuple(self.words[k] for k in chosen))
+        return self.spelled(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
+
+    def spelled(self, vocabulary: tuple[str, ...]) -> Source:
+        """The source of texts with the codes of another vocabulary; a word that it does not have is the unknown."""
+        code = {word: len(SPECIAL) + k for k, word in enumerate(vocabulary)}
+        ids = [*range(len(SPECIAL)), *(code.get(word, UNKNOWN) for word in self.words or ())]
+        return replace(self, x=np.array(ids, dtype=np.int64)[self.x], words=vocabulary)
 
     def take(self, indices: Integers) -> Source:
         """The source restricted to these samples, in this order; classes and clients stay the same."""

@@ -68,8 +68,17 @@ def source(
         owner, owner_names = arrays.owners(np.array(columns[client], dtype=str), where, place=place)
     where = f"{path}, column {label!r}"
     y, classes = arrays.answers(np.array(columns[label], dtype=str), where, task, place=place)
-    for row, cell in enumerate(columns[text]):
-        if not cell.strip():
-            raise UsageError(f"{path}, column {text!r}, {place(row)}: the text is empty")
+    check(columns[text], f"{path}, column {text!r}", place)
     x, words = encode(columns[text])
     return Source(str(path), x, y, classes, owner, owner_names, words=words)
+
+
+def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:
+    """Refuse texts without any sign.
+
+    Raises:
+        UsageError: names the first.
+    """
+    for row, cell in enumerate(texts):
+        if not cell.strip():
+            raise UsageError(f"{where}, {place(row)}: the text is empty")

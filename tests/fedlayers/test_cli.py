@@ -249,7 +249,12 @@ def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(fedlayers
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
-    needed = ["something"] if name in ("resume", "verify", "select", "plot", "list") else []
+    needed = ["something"] if name in ("resume", "verify", "select", "plot", "list", "export", "predict") else []
+    needed += {
+        "export": ["--out", "a"],
+        "predict": ["--data", "a"],
+        "tune": ["--algorithms", "fedavg", "--over", "lr=1,2"],
+    }.get(name, [])
     fedlayers(name, *needed, "--roundz", "3", code=2)
     assert "--roundz" in fedlayers.err
     assert f"fedlayers {name} --help" in fedlayers.err
