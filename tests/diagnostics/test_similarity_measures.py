@@ -82,9 +82,6 @@ def principal(x: Tensor, variance: float) -> Tensor:
     return torch.tensor(u[:, :rank] * s[:rank])
 
 
-# --- against references ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bandwidth", [0.2, 0.4, 2.0])
 @pytest.mark.parametrize(("n", "d"), [(3, 2), (10, 20), (42, 3)])  # an odd number of pairs: the median is one of them
 def test_rbf_cka_against_the_definition(n: int, d: int, bandwidth: float) -> None:
@@ -147,9 +144,6 @@ def test_svcca_with_more_features_than_samples() -> None:
     assert math.isnan(mean_cca(x, y))
 
 
-# --- identities ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(14, 30), d=st.integers(1, 10), scale=st.sampled_from([1e-9, 1, 1e9]))
@@ -207,9 +201,6 @@ def test_the_rank_of_cca_leaves_out_rounding() -> None:
     doubled = torch.cat([x, x @ features(4, 3, 3)], 1)  # seven features of rank four
     assert mean_cca(doubled, y) == pytest.approx(mean_cca(x, y), abs=1e-8)
     assert mean_cca(doubled.float(), y.float()) == pytest.approx(mean_cca(x, y), abs=1e-4)
-
-
-# --- positions as rows, and shifts -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("measure", [LINEAR_CKA, PROCRUSTES, CCA_MEASURE, svcca_measure()])

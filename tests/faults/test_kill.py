@@ -48,9 +48,6 @@ MOMENTS = {
 }
 
 
-# --- in the child ----------------------------------------------------------------------------------------------
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
@@ -163,9 +160,6 @@ def nursery(cases: dict[str, dict]) -> None:
         outlived = [alive(pid) for pid in orphans]
         happened = {"killed": killed, "checkpoints": checkpoints, "ended": ended, "outlived": outlived}
         print(json.dumps({"name": name, **happened}), flush=True)
-
-
-# --- in the test -----------------------------------------------------------------------------------------------
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -25,9 +25,6 @@ LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d",
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
 
 
-# --- arms ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "shared"),
     [
@@ -70,9 +67,6 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
 def test_arms_that_cannot_race_are_refused(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         arms_of(names, LAYERS)
-
-
-# --- the race --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,9 +177,6 @@ def test_what_cannot_be_raced_is_refused(
     with pytest.raises(UsageError, match=message):
         choose(RunConfig(**changes), tmp_path / "out", seeds=seeds)
     assert not (tmp_path / "out").exists()
-
-
-# --- how sure --------------------------------------------------------------------------------------------------
 
 
 def judged_of(means: list[float], deviation: float, seeds: int, draw: int = 0) -> pd.DataFrame:

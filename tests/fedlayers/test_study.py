@@ -46,9 +46,6 @@ def files(folder):
     return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
 
 
-# --- what it leaves --------------------------------------------------------------------------------------------
-
-
 def test_study_leaves_report_rows_plan_runs_and_pictures(out):
     named = {"report.html", "rows.jsonl", "plan.json", "comparison", *(f"{name}.png" for name in PICTURES)}
     assert {path.name for path in out.iterdir()} == named
@@ -99,9 +96,6 @@ def test_the_last_layer_that_a_seed_shares_is_one_that_it_decided_on(tmp_path):
     LayerPlan(layers, ()).with_first(1).save(folder / "plan.json")
     assert LayerPlan.load(folder / "plan.json").shared == ("fc1", "fc2", "fc4")
     assert over_seeds(tmp_path, (3,)) == {3: "fc1"}
-
-
-# --- the report ------------------------------------------------------------------------------------------------
 
 
 def test_report_needs_nothing_else(html):
@@ -169,9 +163,6 @@ def test_verdict_without_playerfl_refers_to_the_best():
         for m in ("macro_f1", "accuracy", "loss")
     ]
     assert verdict(Comparison(rows.frame(found))).startswith("Differences from `fedprox`")
-
-
-# --- going on, and refusing ------------------------------------------------------------------------------------
 
 
 def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, capsys):
