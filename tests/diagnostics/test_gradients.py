@@ -9,16 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
 from fedlayers.diagnostics.gradients.vectors import variance
-from fedlayers.diagnostics.metrics.grad_variance import GradVariance
 from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
 from fl_core.training import losses
-from tests.diagnostics.calls import federation_sensitivity, grad_variance
-from tests.diagnostics.calls import one_pass as measure
+from tests.diagnostics.calls import grad_variance
 
 CE = losses.build("cross_entropy")
 N, C = 23, 3
@@ -170,14 +167,6 @@ def test_a_loss_that_is_not_finite_is_said(reduction: str) -> None:
     layers = layers_of(model, pair()[0][:2])
     rows = grad_variance([subject(model)], layers, loss=CE, reduction=reduction)
     assert {(r["value"], r["status"]) for r in rows} == {(None, "the loss of client 'a' is not finite")}
-
-
-def test_one_pass_for_several_metrics_gives_what_each_gives_alone() -> None:
-    layers = layers_of(net(), pair()[0][:2])
-    subjects = [Subject(str(k), net(k), pair(seed=k), 10 + k) for k in range(3)]
-    how: dict[str, Any] = {"loss": CE, "batch": 6, "mode": "train", "seed": 5}
-    both = measure(subjects, layers, [GradVariance(), Sensitivity()], **how)
-    assert both == grad_variance(subjects, layers, **how) + federation_sensitivity(subjects, layers, **how)
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,6 @@ scores_of = st.integers(1, 4).flatmap(
 )
 
 
-# --- the table -------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=25, deadline=None)
 @given(scores_of)
 def test_table_equals_sums_written_out(drawn):
@@ -224,9 +221,6 @@ def test_pretty_table_says_the_numbers():
     text = Comparison(frame_of({"local": [[0.2], [0.4]], "a": [[0.1], [0.2]]}, [1])).text()
     assert "30.0\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}127.1" in text  # 10 * sqrt(2) / sqrt(2) * 12.706
     assert "fairness: variance over clients" in text
-
-
-# --- the runs --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -418,12 +412,3 @@ def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):
         assert store.Run(tmp_path / "runs" / "fedavg-0").rounds == [1, 2]
         assert not (tmp_path / "table.csv").exists()
     assert seen[0] == seen[1]
-
-
-def test_a_folder_in_the_way_is_not_touched(tmp_path):
-    taken = tmp_path / "runs" / "fedavg-0"
-    taken.mkdir(parents=True)
-    (taken / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is not empty"):
-        compare(HEART, ("local", "fedavg"), (0,), tmp_path, **QUIET)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["fedavg-0", "runs", "thesis.txt"]

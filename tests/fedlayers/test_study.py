@@ -64,9 +64,6 @@ def files(folder):
     return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
 
 
-# --- what it leaves --------------------------------------------------------------------------------------------
-
-
 def test_study_leaves_report_rows_plan_runs_and_pictures(out):
     named = {"report.html", "rows.jsonl", "plan.json", "comparison", *(f"{name}.png" for name in PICTURES)}
     assert {path.name for path in out.iterdir()} == named
@@ -142,9 +139,6 @@ def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
     head = (raced / "report.html").read_text().split("<h2>")[0]
     assert "Not decided" in head
     assert "Federate" not in head
-
-
-# --- the report ------------------------------------------------------------------------------------------------
 
 
 def test_report_needs_nothing_else(html):
@@ -225,9 +219,6 @@ def test_verdict_without_playerfl_refers_to_the_best():
         for m in ("macro_f1", "accuracy", "loss")
     ]
     assert verdict(Comparison(rows.frame(found))).startswith("Differences from `fedprox`")
-
-
-# --- going on, and refusing ------------------------------------------------------------------------------------
 
 
 def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, capsys):

@@ -54,9 +54,6 @@ def hooks() -> set[str]:
 HOOKS = sorted(name for name in hooks() if not name.startswith("_"))
 
 
-# --- the table ---------------------------------------------------------------------------------------------------
-
-
 def note(name: str) -> None:
     with open(os.environ[LOG], "a") as file:
         file.write(f"{name} {os.getpid()}\n")
@@ -152,9 +149,6 @@ def test_a_round_goes_as_the_table_says(log: Path) -> None:
     assert order[start - 1] == "exchanges"
     each = [["send", "begin", *["loss"] * -(-len(client.train) // 8), "reply"] for client in TOY.clients]
     assert order[start + 1 : start + 1 + sum(map(len, each))] == [name for one in each for name in one]
-
-
-# --- what breaks the contract ------------------------------------------------------------------------------------
 
 
 class Counting(FedAvg):
@@ -290,9 +284,6 @@ def test_what_a_phase_names_is_looked_up_before_it_trains(
     assert len(trained) == (CLIENTS if late else 0)
 
 
-# --- an algorithm laid over another ------------------------------------------------------------------------------
-
-
 class Through(Over):
     name = "through"
 
@@ -309,9 +300,6 @@ def test_laid_over_another_without_a_change_it_is_that_one(below: str) -> None:
     found = play(algorithm=f"{__name__}:Through", options={"over": below}, **common)
     assert found.everything() == wanted.everything()
     assert [row | {"algorithm": ""} for row in found.rows] == [row | {"algorithm": ""} for row in wanted.rows]
-
-
-# --- where training begins ---------------------------------------------------------------------------------------
 
 
 class Looking(FedAvg):

@@ -23,13 +23,10 @@ from fl_core.errors import NonFiniteError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.scores import CLASSIFICATION, SHOWN
 from fl_core.training.local import Context
-from tests.conftest import CONFIG, SIZES, TOY, federation, network, play
+from tests.conftest import CONFIG, SIZES, TOY, network, play
 
 ALL = sorted(registry())
 CLIENTS = [client.name for client in TOY.clients]
-
-
-# --- who and when ----------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 60), st.floats(0.001, 1.0))
@@ -65,9 +62,6 @@ def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
     for name in ("fedavg", "fedper", "playerfl", "ditto"):
         found = play(algorithm=name, rounds=1, eval_every=1).checkpoints[0].models["local"]
         assert {k: tree.digest(t) for k, t in found.items()} == {k: tree.digest(t) for k, t in together[0].items()}
-
-
-# --- what is recorded ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -181,9 +175,6 @@ def test_a_run_without_training_stays_where_it_was() -> None:
     assert all(value == 0 for value in played.values("steps").values())
 
 
-# --- measuring and deciding ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"])
 def test_the_plan_is_decided_from_the_first_round_and_kept(name: str) -> None:
     played = play(algorithm=name, options={}, threshold=1.05)
@@ -263,9 +254,6 @@ def test_observers_may_be_the_users_own() -> None:
     assert all(item["importance"][0] > 0 for item in seen)
     assert played.engine.algorithm.plan is not None
     assert played.engine.algorithm.plan.shared == ("fc2",)
-
-
-# --- what is refused -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "local", "playerfl"])
@@ -351,9 +339,6 @@ def test_replies_that_nobody_reads_still_reach_the_clients() -> None:
     assert played.values("bytes_up").keys() == {(k, name) for k in (1, 2) for name in CLIENTS}
 
 
-# --- the optimiser's state -------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
@@ -369,9 +354,6 @@ def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
     assert not any("optimizer" in state.trees for state in fresh.checkpoints[-1].clients.values())
 
 
-# --- other shapes of a federation ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["fedavg", "pfedme", "per_fedavg"])
 def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> None:
     """The server is the mean of the local models, in which a client with more samples has more weight, or none has."""
@@ -384,18 +366,6 @@ def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> N
             by_hand = sum(n * local[client][key] for client, n in zip(CLIENTS, shares, strict=True)) / sum(shares)
             torch.testing.assert_close(value, by_hand)
     assert tree.distance(found["samples"], found["uniform"]) > 1e-4
-
-
-def test_more_clients_than_a_group_of_the_mean() -> None:
-    many = federation(sizes=[10 + k for k in range(11)])
-    played = play(algorithm="fedavg", data=many, rounds=1)
-    local = played.checkpoints[0].models["local"]
-    total = sum(many.weights)
-    for name in ("fc1.weight", "fc3.bias"):
-        wanted = sum(w * local[c.name][name].double() for w, c in zip(many.weights, many.clients, strict=True)) / total
-        torch.testing.assert_close(
-            played.checkpoints[0].server.trees["model"][name].double(), torch.as_tensor(wanted), rtol=1e-6, atol=1e-8
-        )
 
 
 def test_two_seeds_are_two_runs_and_one_seed_is_one() -> None:

@@ -106,9 +106,6 @@ def _close() -> Iterator[None]:
         assert not any(alive(pid) for pid in pids), "closing ends every worker"
 
 
-# --- the same bits ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize(("name", "count", "kind", "training"), CASES)
 def test_workers_give_the_same_bits_as_one_process(
@@ -200,9 +197,6 @@ def test_one_worker_is_this_process(workers: int, kind: type) -> None:
     assert type(executor(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), workers)) is kind
 
 
-# --- errors ----------------------------------------------------------------------------------------------------
-
-
 def both(kind: type[BaseException], **options: Any) -> list[pytest.ExceptionInfo[BaseException]]:
     caught = []
     for runs in (None, pool(*POOLS[0])):
@@ -281,8 +275,6 @@ def test_a_worker_that_dies_is_reported_with_its_exit_code() -> None:
     finally:
         workers.close()
 
-
-# --- the end ---------------------------------------------------------------------------------------------------
 
 PARENT = """
 import sys, time

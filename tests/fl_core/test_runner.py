@@ -44,9 +44,6 @@ def layers(kind: str = "plain") -> Any:
     return layers_of(network(kind), example(TOY.shape))
 
 
-# --- refused before any work -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(SPLITTING)))
 @pytest.mark.parametrize("how", ["auto", "path", "object"])
 def test_a_plan_for_an_algorithm_that_takes_none_is_refused(name: str, how: str) -> None:
@@ -160,9 +157,6 @@ def test_normalising_over_one_sample_is_refused(changes: dict[str, Any], sizes: 
     runner.assemble(replace(CONFIG, **changes), data=data, model=network("plain"))
 
 
-# --- assembled -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
     task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind_for(name, "plain")))
@@ -211,9 +205,6 @@ def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
     _, stored = rows.read(tmp_path / "run" / "rows.jsonl")
     assert (stored.run == "run").all()
     assert stored.drop(columns="run").equals(table.drop(columns="run"))
-
-
-# --- on disk ---------------------------------------------------------------------------------------------------
 
 
 DEEP: dict[str, Any] = {
@@ -322,14 +313,6 @@ def test_who_goes_on_with_other_versions_is_told(
         runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "other", after=1), progress=False)
 
 
-def test_a_run_killed_before_its_manifest_starts_at_round_0(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
-    begun = cut_back(undisturbed("playerfl"), tmp_path, after=0)
-    for name in ("manifest.json", "partition.safetensors", "environment.json", "rows.jsonl", "plan.json"):
-        (begun / name).unlink()
-    runner.resume(begun, instruments=instruments(), progress=False)
-    assert contents(begun) == contents(undisturbed("playerfl"))
-
-
 def test_going_on_after_the_decision_needs_no_instruments(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
     broken = cut_back(undisturbed("fedper auto"), tmp_path, after=1)
     runner.resume(broken, progress=False)
@@ -415,9 +398,6 @@ class Cube(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + x.pow(3) / 100
-
-
-# --- reading models back ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["fedavg", "fedper", "fedbabu", "playerfl, half the clients", "fedper auto", "ditto"])

@@ -216,9 +216,6 @@ def test_other_jobs_are_done_too() -> None:
             assert tree.distance(ours.tree, theirs.tree) < 1e-10
 
 
-# --- what is trained one by one --------------------------------------------------------------------------------
-
-
 class Own(FedAvg):
     """FedAvg with an objective of its own."""
 
@@ -258,8 +255,6 @@ def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(alone:
         next(results)
     assert alone == [2, 2], "it alone is trained again, and once more to find what was not finite first"
 
-
-# --- the rule --------------------------------------------------------------------------------------------------
 
 TIED = nn.Linear(4, 4)
 MODELS: dict[str, tuple[nn.Module, bool]] = {
