@@ -206,6 +206,7 @@ def test_draws_have_the_covariance_of_the_jacobian(name: str, which: tuple[str, 
     assert float((u.mean(0) ** 2).max()) <= 30 * float(truth.max()) / times
 
 
+@pytest.mark.slow
 def test_unequal_shares_leave_the_estimate_unbiased() -> None:
     model, data = images(), pair(40, 2, 5, 5)
     for parameter in list(model.parameters())[-2:]:

@@ -16,7 +16,7 @@ from fl_core.execution.client_runner import Part
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan, prefix_length, shifted
 from fl_core.training.local import Phase
-from tests.conftest import CONFIG, TOY, Played, client_runner_of, kind_for, network, play
+from tests.conftest import CONFIG, TOY, Played, client_runner_of, every_other, kind_for, network, play
 
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
@@ -163,7 +163,7 @@ def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
         assert phase.train or not phase.epochs
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", every_other(ALL, 1))
 def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
     """With a clip of next to nothing nobody moves in the first round, in which nothing but gradients can move."""
     ways = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_core.data.partitions import (
@@ -49,6 +49,7 @@ DEALERS = {
 
 
 @pytest.mark.parametrize("kind", DEALERS)
+@settings(max_examples=40)
 @given(clients=st.integers(1, 8), seed=st.integers(0, 2**40), data=st.data())
 def test_no_sample_is_dealt_twice(kind, clients, seed, data):
     labels = np.array(data.draw(st.lists(st.integers(0, 4), min_size=80, max_size=160)) + [0, 1, 2, 3, 4] * 8)

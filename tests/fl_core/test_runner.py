@@ -30,7 +30,7 @@ from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, store
-from tests.conftest import CONFIG, TOY, federation, kind_for, network
+from tests.conftest import CONFIG, TOY, every_other, federation, kind_for, network
 
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
@@ -270,7 +270,7 @@ def cut_back(source: Path, target: Path, after: int) -> Path:
     return target / "run"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", every_other(CASES))
 @pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_with_the_same_bytes(
     case: str, after: int, undisturbed: Callable[[str], Path], tmp_path: Path

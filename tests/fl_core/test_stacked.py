@@ -22,7 +22,7 @@ from fl_core.execution.executors import Serial, Workers, executor
 from fl_core.execution.stacked import Stacked, stacks
 from fl_core.records.store import Checkpoint
 from fl_core.training.local import Context
-from tests.conftest import CONFIG, TOY, client_runner_of, network, play
+from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "sgd": {"weight_decay": 0.01},
@@ -156,7 +156,9 @@ def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.Mo
     assert min(ways[0], ways[2]) > max(ways[1], ways[3]) > 0
 
 
-@pytest.mark.parametrize("name", sorted(name for name, kind in registry().items() if not kind.needs_blocks))
+@pytest.mark.parametrize(
+    "name", every_other(sorted(name for name, kind in registry().items() if not kind.needs_blocks))
+)
 def test_every_algorithm_gives_the_same(name: str) -> None:
     least = {"rounds": 2, "epochs": 1, "eval_every": 2, "momentum": 0.9, "keep_optimizer": True}
     serial = play(algorithm=name, **least)
