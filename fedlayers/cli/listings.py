@@ -28,7 +28,7 @@ class List(Command):
         fedlayers list datasets
     """
 
-    what: Annotated[Positional[str], option("algorithms, datasets, models, metrics or rules.", "WHAT")]
+    what: Annotated[Positional[str], option("algorithms, datasets, models, metrics, rules or loggers.", "WHAT")]
 
     def main(self, line: str) -> None:
         print(LISTINGS[check_known("listing", self.what, LISTINGS)]())
@@ -128,6 +128,11 @@ def rules() -> str:
     return _table([{"name": name, "rule": entry.facts.get("summary", entry.summary)} for name, entry in entries])
 
 
+def loggers() -> str:
+    """Name and one line of every logger."""
+    return _table([{"name": name, "logger": entry.summary} for name, entry in catalogue.entries("logger").items()])
+
+
 WIDTH = 160
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
@@ -135,6 +140,7 @@ LISTINGS: dict[str, Callable[[], str]] = {
     "models": models,
     "metrics": metrics,
     "rules": rules,
+    "loggers": loggers,
 }
 
 

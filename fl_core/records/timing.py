@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
 
 PARTS = {
@@ -139,7 +139,7 @@ def rounds(data: bytes) -> set[int]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = limits.parsed_json(line)
     except ValueError:
         return None
     names = ("round", "steps", *PARTS)

@@ -34,7 +34,8 @@ class Training:
 
     Attributes:
         epochs: passes over the client's training data in a round.
-        batch: samples a step; the last, smaller batch is used too.
+        batch: samples a step; the last, smaller batch is used too, and its step is as long as any, as is usual with
+            SGD. What is reported of losses weights it by its samples.
         lr: learning rate.
         optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
         momentum: of SGD.

@@ -67,9 +67,6 @@ def test_alpha_is_shown_only_where_it_is_used():
         assert bool(alpha) == (data.recipe(name).partition == "dirichlet")
 
 
-# --- algorithms: what is read from sources is what the classes say ----------------------------------------------
-
-
 @pytest.mark.parametrize("name", list(ALGORITHMS.inside))
 def test_what_is_read_of_an_algorithm_is_what_its_class_says(name):
     entry, kind = ALGORITHMS.inside[name], ALGORITHMS[name]
@@ -121,9 +118,6 @@ def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch, o
     text = listings.algorithms()
     assert shown(text, "announced") == "announced from nowhere.installed:Announced"
     assert shown(text, "mine").startswith("mine a notebook | trained: all | travels: all")
-
-
-# --- tables ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
