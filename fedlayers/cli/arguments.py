@@ -128,7 +128,7 @@ def _flag(name: str, field_type: Any) -> Any:
 
 def _switched(words: list[str]) -> bool:
     if words not in ([], ["True"], ["False"]):
-        raise ValueError(f"it is True or False, not {' '.join(words)}")
+        raise ValueError(f"takes True or False, not {' '.join(words)!r}")
     return words != ["False"]
 
 

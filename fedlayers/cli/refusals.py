@@ -10,6 +10,7 @@ _WORDS = (
     (r"Error parsing (\S+): no type matching (.+?) could be instantiated from \['(.*)'\].*", r"\1 takes \2, not '\3'"),
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 takes INT, not \2"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 takes FLOAT, not \2"),
+    (r"Error parsing (\S+): takes (.*)", r"\1 takes \2"),
     (r"Error parsing (\S+): (.*)", r"\1: \2"),
     (r"Missing value for argument '(\S+)'\..*", r"\1 needs a value"),
     (r"Missing from fedlayers (\w+): (\S+) .*", r"\1 needs \2"),

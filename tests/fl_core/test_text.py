@@ -232,11 +232,11 @@ def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):
 def test_a_run_on_texts_learns_and_is_read_back(tmp_path, algorithm):
     path = write(tmp_path / "t.jsonl")
     config = RunConfig(
-        dataset=str(path), algorithm=algorithm, rounds=3, batch=8, lr=1e-2, model_options={"width": 16}, eval_every=1
+        dataset=str(path), algorithm=algorithm, rounds=4, batch=8, lr=1e-2, model_options={"width": 16}, eval_every=1
     )
     runner.run(config, tmp_path / "run", instruments=instruments(), progress=False)
     _, rows = store.Run(tmp_path / "run").rows()
-    last = rows[(rows["round"] == 3) & (rows.split == "test") & (rows.metric == "accuracy")]
+    last = rows[(rows["round"] == 4) & (rows.split == "test") & (rows.metric == "accuracy")]
     assert last[last.model != "local"].value.min() > 0.9
     loaded, task = runner.load_models(tmp_path / "run", which="local")
     assert task.data.words == data.load(path).words
