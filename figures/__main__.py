@@ -1,4 +1,4 @@
-"""python -m figures list [PAPER] | all | gallery | NAME [--train] [--scale quick|paper] [--out DIR]."""
+"""python -m figures list [PAPER] | all | gallery | scorecard | NAME [--train] [--scale quick|paper] [--out DIR]."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from figures import (  # noqa: F401  (most of them register items)
     recipe,
     regret,
     scheduling,
+    scorecard,
 )
 from fl_core.errors import RunError, UsageError
 
@@ -44,7 +45,7 @@ class Figures:
         python -m figures gallery
     """
 
-    name: Annotated[Positional[str], arg(help="An item's name, or: list, all, gallery.")] = "list"
+    name: Annotated[Positional[str], arg(help="An item's name, or: list, all, gallery, scorecard.")] = "list"
     paper: Annotated[Positional[str], arg(help="With list: only what belongs to this paper.")] = ""
     train: Annotated[bool, arg(help="Make the rows anew first.")] = False
     out: Annotated[
@@ -69,6 +70,8 @@ class Figures:
             raise UsageError(f"{self.paper}: one name at a time; a paper's name goes with list")
         if self.name == "list":
             print("\n".join(catalogue.lines(self.paper, self.scale)))
+        elif self.name == "scorecard":
+            print(f"page: {scorecard.write()}")
         elif self.name == "all":
             self._all()
         elif self.name == gallery.NAME:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from figures import items
@@ -11,6 +11,27 @@ from figures.items import QUICK
 from fl_core.errors import check_known
 
 PATH = items.HERE / "catalogue.csv"
+
+
+LACKING = {
+    "EMNIST by class": "62 letters and digits",
+    "MIMIC-III": "hospital records, given to persons with a licence only",
+    "Sent-140": "tweets by user; tweets to airlines stand for them",
+    "CIFAR-100": "100 classes; Tiny-ImageNet at 32 pixels stands for it",
+    "DomainNet": "six domains; PACS stands for it",
+    "NICO++": "six contexts; PACS stands for it",
+    "ImageNet weights": "transformers start from a pretraining on Tiny-ImageNet",
+}
+"""Data of the papers that cannot be had here, and what is known or used in their place."""
+
+
+MANY = 6
+
+
+def span(numbers: Iterable[int]) -> str:
+    """The least and the greatest of some numbers, as text."""
+    each = sorted(numbers)
+    return f"{each[0]}" if each[0] == each[-1] else f"{each[0]}-{each[-1]}"
 
 
 @dataclass(frozen=True)
@@ -21,16 +42,39 @@ class Entry:
         name: ``paper.fig1``, ``paper.tableA5``, ``paper.sec54``; or an item's.
         title: one line.
         note: why it cannot be had, where that is so.
+        lacks: data behind it that cannot be had (:data:`LACKING`), separated by semicolons.
     """
 
     name: str
     title: str
     note: str = ""
+    lacks: str = ""
 
     @property
     def paper(self) -> str:
         """The paper, or the family of items, with which the name begins."""
         return self.name.partition(".")[0]
+
+    @property
+    def data(self) -> str:
+        """The datasets of its runs, of more than :data:`MANY` their number; empty of what has none."""
+        item = items.REGISTRY.get(self.name)
+        names = list(dict.fromkeys(each.dataset for each in item.study.runs.values())) if item else []
+        return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
+
+    def scale(self, scale: str = QUICK) -> str:
+        """Rounds, in part of the paper's, and seeds; empty of what has no runs."""
+        item = items.REGISTRY.get(self.name)
+        if item is None or (scale != QUICK and not item.study.paper):
+            return ""
+        study, whole = item.at(scale).study, item.study.paper.values()
+        if "nothing is trained" in study.budget:
+            return "nothing trained"
+        said = span(each.rounds or 1 for each in study.runs.values())
+        papers = span(each.rounds or 1 for each in whole) if whole else said
+        part = f" of {papers}" if papers != said else ""
+        seeds = span([study.seeds, *getattr(study, "more_seeds", {}).values()])
+        return f"{said}{part} round{'s' * (said + part != '1')}, {seeds} seed{'s' * (seeds != '1')}"
 
     def state(self, scale: str = QUICK) -> str:
         """``ready``, ``3 of 12 runs`` or ``no rows`` of an item, ``no paper scale`` of one that lacks it; else
@@ -65,9 +109,12 @@ def entries(paper: str = "") -> list[Entry]:
 
 
 def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
-    """The list as text: name, state and title, and why something cannot be had, one per line."""
-    states = [(entry, entry.state(scale)) for entry in entries(paper)]
-    wide, deep = (max(len(text) for text in column) for column in zip(*((e.name, s) for e, s in states), strict=True))
-    for entry, state in states:
-        reason = f" ({entry.note})" if state == "cannot" else ""
-        yield f"{entry.name:<{wide}}  {state:<{deep}}  {entry.title}{reason}"
+    """The list as text, one per line: name, state, data, scale and title, and why something cannot be had."""
+    cells = [(e.name, e.state(scale), e.data or "-", e.scale(scale) or "-", e) for e in entries(paper)]
+    wide = [max(len(str(line[k])) for line in cells) for k in range(4)]
+    for *texts, entry in cells:
+        reason = f" ({entry.note})" if texts[1] == "cannot" else f" (without {entry.lacks})" if entry.lacks else ""
+        shown = "  ".join(f"{text:<{width}}" for text, width in zip(texts, wide, strict=True))
+        yield f"{shown}  {entry.title}{reason}"
+    if lacking := [name for name in LACKING if any(name in entry.lacks for *_, entry in cells)]:
+        yield f"Cannot be had: {'; '.join(f'{name} ({LACKING[name]})' for name in lacking)}."

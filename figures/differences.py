@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -11,6 +12,62 @@ from fl_core.statistics import Interval, mean_interval
 LEAST = 3
 """Seeds below which no order is claimed."""
 FEWEST = "fewer than 3 seeds: no order"
+UNDECIDED = "undecided"
+"""The verdict on a difference whose interval has 0 in it: nothing is shown, equality neither."""
+NOTHING = Interval(math.nan, math.nan, math.nan)
+
+
+class Difference(NamedTuple):
+    """A run's score minus another's, paired by seed.
+
+    Attributes:
+        interval: mean with its 95 % interval.
+        bounds: mean with one-sided 95 % bounds (the 90 % interval), by which an equivalence is tested.
+        pairs: seeds that both have.
+    """
+
+    interval: Interval
+    bounds: Interval
+    pairs: int
+
+    @property
+    def how(self) -> str:
+        """The verdict, see :func:`outcome`."""
+        return outcome(self.interval, self.pairs)
+
+    def level(self, margin: float) -> bool | None:
+        """Whether the two are level: both one-sided tests at 5 % put the difference within the margin.
+
+        False where a one-sided test puts it outside; None where neither is shown, or below three pairs.
+        """
+        sides = self.no_lower(margin), self.no_higher(margin)
+        return False if False in sides else None if None in sides else True
+
+    def no_lower(self, margin: float) -> bool | None:
+        """Whether the run lies no more than the margin below the other, by a one-sided test at 5 %."""
+        if self.pairs < LEAST:
+            return None
+        return True if self.bounds.low > -margin else False if self.bounds.high < -margin else None
+
+    def no_higher(self, margin: float) -> bool | None:
+        """Whether the run lies no more than the margin above the other, by a one-sided test at 5 %."""
+        if self.pairs < LEAST:
+            return None
+        return True if self.bounds.high < margin else False if self.bounds.low > margin else None
+
+
+def difference(scores: pd.DataFrame, run: str, reference: str) -> Difference:
+    """A run's score minus the reference's, paired by seed; without pairs all is NaN.
+
+    Args:
+        scores: runs x seeds.
+    """
+    if not {run, reference} <= set(scores.index):
+        return Difference(NOTHING, NOTHING, 0)
+    each = (scores.loc[run] - scores.loc[reference]).dropna()
+    if each.empty:
+        return Difference(NOTHING, NOTHING, 0)
+    return Difference(mean_interval(each), mean_interval(each, level=0.9), len(each))
 
 
 def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, int]:
@@ -19,16 +76,12 @@ def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, i
     Args:
         scores: runs x seeds.
     """
-    if reference not in scores.index:
-        return Interval(math.nan, math.nan, math.nan), 0
-    differences = (scores.loc[run] - scores.loc[reference]).dropna()
-    if differences.empty:
-        return Interval(math.nan, math.nan, math.nan), 0
-    return mean_interval(differences), len(differences)
+    found = difference(scores, run, reference)
+    return found.interval, found.pairs
 
 
 def outcome(difference: Interval, pairs: int) -> str:
-    """The verdict on a difference: ``above`` or ``below`` if its interval excludes 0, else ``level``.
+    """The verdict on a difference: ``above`` or ``below`` if its interval excludes 0, else :data:`UNDECIDED`.
 
     It is ``equal`` where all pairs are, and empty below three pairs.
     """
@@ -36,4 +89,9 @@ def outcome(difference: Interval, pairs: int) -> str:
         return ""
     if difference.low == difference.high == 0:
         return "equal"
-    return "above" if difference.low > 0 else "below" if difference.high < 0 else "level"
+    return "above" if difference.low > 0 else "below" if difference.high < 0 else UNDECIDED
+
+
+def joint(verdicts: list[bool | None]) -> bool | None:
+    """The verdict on a statement of which every part must hold: False if one does not, None if one is open."""
+    return False if False in verdicts else True if verdicts and None not in verdicts else None

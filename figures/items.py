@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -44,15 +44,43 @@ ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was ma
 
 @dataclass(frozen=True)
 class Finding:
-    """An expectation and its outcome; ``held`` is None if the runs do not decide it."""
+    """An expectation and its outcome.
+
+    Attributes:
+        expected: the expectation.
+        measured: what was found.
+        held: its outcome; None if the runs do not decide it.
+        apart: why the measurement is too far from the paper's for a verdict on the paper; empty where it is not.
+    """
 
     expected: str
     measured: str
     held: bool | None
+    apart: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """One of :data:`VERDICTS`; not comparable goes before all others."""
+        if self.apart:
+            return "not comparable"
+        return "open" if self.held is None else "held" if self.held else "did not hold"
 
     def __str__(self) -> str:
-        verdict = "open" if self.held is None else "held" if self.held else "did not hold"
-        return f"{verdict}: {self.expected}. Measured: {self.measured}."
+        reason = f" ({self.apart})" if self.apart else ""
+        return f"{self.verdict}{reason}: {self.expected}. Measured: {self.measured}."
+
+
+VERDICTS = ("held", "did not hold", "open", "not comparable")
+
+
+def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
+    """The findings as not comparable with the paper's, for a reason; without a reason as they are."""
+    return tuple(replace(each, apart=reason) if reason else each for each in findings)
+
+
+def at_paper(header: Mapping[str, Any]) -> bool:
+    """Whether rows were made at the papers' scale, by their header."""
+    return str(header.get("item", "")).endswith("@paper")
 
 
 @dataclass(frozen=True)
@@ -63,7 +91,7 @@ class Drawing:
         figure: in the package's style, without a caption.
         table: columns :data:`COLUMNS`, or an item's own.
         caption: what is seen, and the sizes behind it.
-        findings: each expectation, held or not.
+        findings: each expectation with its verdict.
         text: Markdown for the page, between caption and findings.
     """
 

@@ -21,8 +21,10 @@ from fedlayers.diagnostics.diagnosis import diagnose
 from fedlayers.diagnostics.pictures.drawing import both_ways, name_ticks, set_scale, weighted_mean
 from figures import items
 from figures.items import Finding
+from figures.verdicts import beyond
 from fl_core import runner
 from fl_core.seeds import torch_generator
+from fl_core.statistics import share_interval
 
 SENSITIVITY = measure.SENSITIVITY
 _BAND: dict[str, Any] = {"facecolor": "0.85", "edgecolor": "0.55", "linewidth": 0.6, "zorder": 0.5}
@@ -240,20 +242,16 @@ def ranges(reference: pd.DataFrame) -> str:
     return ", ".join(f"{row.Index} {row.low:g}-{row.high:g}" for row in reference.itertuples() if row.high > row.low)
 
 
-def within(values: pd.Series, reference: pd.DataFrame) -> bool:
-    """Whether every layer's value is in its range, which is known to two decimals."""
-    return bool(((values >= reference["low"] - 5e-3) & (values <= reference["high"] + 5e-3)).all())
-
-
 def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float) -> Finding:
-    """Whether ``layer`` is the last shared one in at least the share ``least`` of seeds."""
-    n = int(counts.loc[threshold].sum())
+    """Whether ``layer`` is the last shared one in more than the share ``least`` of seeds, by that share's interval."""
+    n, own = int(counts.loc[threshold].sum()), int(counts.loc[threshold, layer])
     found = ", ".join(f"{name} in {count}" for name, count in counts.loc[threshold].items() if count)
+    share = share_interval(own, n)
     return Finding(
-        f"with threshold {threshold:g}, {layer} is the last shared layer in at least {least:.0%} of the seeds "
+        f"with threshold {threshold:g}, {layer} is the last shared layer in more than {least:.0%} of the seeds "
         f"({way.label})",
-        f"of {n} seeds {found}",
-        bool(counts.loc[threshold, layer] >= least * n),
+        f"of {n} seeds {found}; 95 % interval of {layer}'s share {share.low:.0%} to {share.high:.0%}",
+        beyond(share, least),
     )
 
 

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from fedlayers.diagnostics.pictures.runs import comparison
 from figures import items
-from figures.differences import FEWEST, LEAST, against, outcome
+from figures.differences import FEWEST, LEAST, UNDECIDED, against, joint, outcome
 from figures.items import Drawing, Finding
 from figures.page import markdown, percent, seeds_in_words
 from figures.player_fl.runs import CASES
@@ -244,15 +244,16 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
         "personalised methods lie above FedAvg's global model in personalised accuracy",
         ", ".join(f"{count} {word or 'with ' + FEWEST}" for word, count in counts.items())
         + _listed("; not above", not_above, "fedavg_gap"),
-        bool(same[not_above.index].all()) if decided else None,
+        _all_above(personal[~same]) if decided else None,
     )
     claimed = table[table["paper_local"] == "above"]
     far = claimed[claimed["local_gap"] < -FAR]
-    enough = bool(len(claimed)) and (claimed["found_local"] != "").all()
+    apart = [_no_lower(each) for each in claimed.itertuples(index=False)]
     below = Finding(
         f"no method that its paper puts above Local lies more than {FAR:.0%} below it",
-        f"{len(claimed) - len(far)} of {len(claimed)} do not" + _listed("; below", far, "local_gap"),
-        bool(far.empty) if enough else None,
+        f"by their 95 % intervals {apart.count(True)} of {len(claimed)} do not, {apart.count(False)} do, "
+        f"{apart.count(None)} are undecided" + _listed("; below in the mean", far, "local_gap"),
+        joint(apart),
     )
     others = table[(table["steps"] - table["steps"].median()).abs() > 0.5]
     dear = table[table["work"] > DEAR].sort_values("work", ascending=False)
@@ -265,6 +266,18 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
         bool(others.empty),
     )
     return above, below, budget
+
+
+def _all_above(table: pd.DataFrame) -> bool | None:
+    """Whether every run lies above FedAvg: False if one lies below, None if one is undecided."""
+    return joint([how == "above" or (None if how == UNDECIDED else False) for how in table["found_fedavg"]])
+
+
+def _no_lower(line: Any) -> bool | None:
+    """Whether a run lies no more than :data:`FAR` below Local, by the 95 % interval of the difference."""
+    if not line.found_local:
+        return None
+    return True if line.local_low > -FAR else False if line.local_high < -FAR else None
 
 
 def _listed(title: str, table: pd.DataFrame, column: str) -> str:

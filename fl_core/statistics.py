@@ -20,6 +20,9 @@ from scipy import stats
 from fl_core.errors import UsageError, check_known
 from fl_core.seeds import numpy_generator
 
+RANGE_BELOW = 6
+"""Values below which the ends of :func:`median_interval` are the least and the greatest of them."""
+
 Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]] | pd.Series
 
 
@@ -68,6 +71,9 @@ def median_interval(values: Values, n_resamples: int = 1000, seed: int = 0) -> I
     The ends are the 2.5 and 97.5 percentiles of the medians of ``n_resamples`` samples drawn with replacement. One
     value has no interval: its ends are NaN.
 
+    Below :data:`RANGE_BELOW` values the ends are the least and the greatest value, a range and no 95 % interval: that
+    of n values covers the median with probability 1 - 2^(1 - n), 75 % for three, 94 % for five.
+
     Raises:
         UsageError: no values, or fewer than one resample.
     """
@@ -82,23 +88,46 @@ def median_interval(values: Values, n_resamples: int = 1000, seed: int = 0) -> I
     return Interval(median, float(low), float(high))
 
 
-def mean_interval(values: Values, comparisons: int = 1) -> Interval:
-    """The mean with Student's t interval, mean -+ t(0.975, n - 1) s / sqrt(n); one value has no interval (NaN).
+def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> Interval:
+    """The mean with Student's t interval, mean -+ t(p, n - 1) s / sqrt(n); one value has no interval (NaN).
+
+    p is (1 + level) / 2, 0.975 by default. At level 0.9 each end is a one-sided 95 % bound, as two one-sided tests of
+    an equivalence need.
 
     Args:
-        comparisons: of how many intervals it is one that shall hold together with 95 % (Bonferroni): the quantile is
-            t(1 - 0.025 / comparisons, n - 1).
+        comparisons: of how many intervals it is one that shall hold together at this level (Bonferroni): 1 - p is
+            divided by it.
+        level: between 0 and 1.
 
     Raises:
-        UsageError: no values.
+        UsageError: no values, or a level that is not between 0 and 1.
     """
     (x,) = _aligned(values=values)
+    if not 0 < level < 1:
+        raise UsageError(f"level is {level}; it must lie between 0 and 1")
     mean = float(x.mean()) if _whole(x) else math.nan
     if len(x) < 2 or not _whole(x):
         return Interval(mean, math.nan, math.nan)
-    quantile = float(stats.t.ppf(1 - 0.025 / comparisons, len(x) - 1))
+    quantile = float(stats.t.ppf(1 - (1 - (1 + level) / 2) / comparisons, len(x) - 1))
     half = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
     return Interval(mean, mean - half, mean + half)
+
+
+def share_interval(successes: int, trials: int) -> Interval:
+    """A share, 0 to 1, with Wilson's 95 % interval (Wilson, 1927); trials that hang together make it too narrow.
+
+    >>> [round(end, 2) for end in share_interval(8, 15)]
+    [0.53, 0.3, 0.75]
+
+    Raises:
+        UsageError: no trials, or more successes than trials.
+    """
+    if trials < 1 or not 0 <= successes <= trials:
+        raise UsageError(f"{successes} of {trials} is no share")
+    share, square = successes / trials, float(stats.norm.ppf(0.975)) ** 2
+    centre = (share + square / (2 * trials)) / (1 + square / trials)
+    half = math.sqrt(square * (share * (1 - share) / trials + square / (4 * trials**2))) / (1 + square / trials)
+    return Interval(share, centre - half, centre + half)
 
 
 def fairness(values_per_client: Values) -> float:

@@ -12,7 +12,7 @@ from fedlayers.diagnostics.pictures.drawing import style
 from fedlayers.diagnostics.pictures.features import tsne_panels
 from fedlayers.diagnostics.pictures.insides import prompt_attention
 from figures import items
-from figures.differences import FEWEST, LEAST, against, outcome
+from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
 from figures.fedpft.dealt import dots
 from figures.fedpft.insides import (
     COUNT,
@@ -29,7 +29,7 @@ from figures.fedpft.insides import (
     of_runs,
     plane,
 )
-from figures.items import Drawing, Finding, View
+from figures.items import Drawing, Finding, View, at_paper, set_apart
 from figures.learning import scores
 from figures.page import markdown, missing_runs, percent, seeds_in_words
 from fl_core.algorithms.fedpft import ATTENTION
@@ -74,6 +74,11 @@ def _last_words(header: Mapping[str, Any]) -> str:
     return said + missing_runs(header)
 
 
+def _far(header: Mapping[str, Any]) -> str:
+    """Why the quick scale is not comparable with the paper's."""
+    return "" if at_paper(header) else "12 of the paper's 1000 rounds, 200 images a client, one seed"
+
+
 def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
     """The wanted runs that finished with seed 0, which is drawn.
 
@@ -94,7 +99,7 @@ def _compared(
         return []
     gap, pairs = against(values, run, other)
     verdict = outcome(gap, pairs)
-    held = None if verdict in ("", "level") else verdict == ("above" if above else "below")
+    held = None if verdict in ("", UNDECIDED) else verdict == ("above" if above else "below")
     said = f"{names[run]} {values.loc[run].mean():.3g}, {names[other]} {values.loc[other].mean():.3g}"
     return [Finding(expected, said + ("" if verdict else f" ({FEWEST})"), held)]
 
@@ -134,7 +139,7 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{one.attrs['perplexity']:.3g}: colour = class, marker = client; axes of different panels have nothing to do "
         f"with each other. Seed 0.{_last_words(header)}"
     )
-    return Drawing(figure, table, caption, tuple(findings), _page(table))
+    return Drawing(figure, table, caption, set_apart(findings, _far(header)), _page(table))
 
 
 def _by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -222,7 +227,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     wide = table.pivot(index="quantity", columns="prompts", values="value").loc[list(quantities.values())]
     cells = {"quantity": list(wide.index), **{KINDS[kind]: [f"{v:+.3f}" for v in wide[kind]] for kind in KINDS}}
-    return Drawing(figure, table, caption, tuple(findings), markdown(cells))
+    return Drawing(figure, table, caption, set_apart(findings, _far(header)), markdown(cells))
 
 
 def _kinds_by_seed(measured: pd.DataFrame, metric: str, variant: str) -> pd.DataFrame:
@@ -275,7 +280,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Spread: standard deviation over a client's samples of the weight on a prompt, mean over the prompts. "
         "Evenness: entropy of a sample's weights / its largest possible value."
     )
-    return Drawing(figure, table, caption, tuple(findings), f"{markdown(cells)}\n\n{note}")
+    return Drawing(figure, table, caption, set_apart(findings, _far(header)), f"{markdown(cells)}\n\n{note}")
 
 
 FIG2 = items.register(

@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.differences import FEWEST, LEAST, against, outcome
+from figures.differences import FEWEST, UNDECIDED, difference
 from figures.items import Drawing, Finding, View
 from figures.page import markdown, missing_runs, percent, seeds_in_words
 from figures.recipe import Recipe, labels, tested, trained
@@ -31,6 +31,10 @@ PRETRAINING, WEIGHTS = "pretraining", "start.safetensors"
 HELD, BLOCKS = "held", "blocks_held"
 DEPTHS = (12, 10, 6, 4)
 """Blocks that the four clients can hold: FedRA's 12, 10, 8, 6, 4, 3 without two."""
+FAR = "PACS from Tiny-ImageNet's weights, AllLarge 42 %; the paper: other data, ImageNet's weights, 77 and 91 %"
+"""Why its order of methods is not comparable with the paper's."""
+MARGIN = 0.03
+"""Accuracy within which FedRA's two allocations count as level; means of its Table 5 differ by 2.8 points at most."""
 STEPS = (3, 6, 9, 12)
 """Random blocks of 12 that every client trains, of the paper's Fig. 4."""
 
@@ -255,18 +259,17 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
         ("depthfl", "allsmall"),
     ):
         if {better, worse} <= set(means.index):
-            gap, pairs = against(means, better, worse)
-            verdict = outcome(gap, pairs)
-            held = None if verdict in ("", "level") else verdict == "above"
-            text = f"{percent(*gap, sign='+')} points over {seeds_in_words(pairs)}" + (
-                "" if verdict else f" ({FEWEST})"
+            gap = difference(means, better, worse)
+            held = None if gap.how in ("", UNDECIDED) else gap.how == "above"
+            text = f"{percent(*gap.interval, sign='+')} points over {seeds_in_words(gap.pairs)}" + (
+                "" if gap.how else f" ({FEWEST})"
             )
-            findings.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", text, held))
+            findings.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", text, held, FAR))
     if {"fedra", "fedra_cover"} <= set(means.index):
-        gap, pairs = against(means, "fedra", "fedra_cover")
-        text = f"keep - cover {percent(*gap, sign='+')} points over {pairs} seeds"
-        small = bool(abs(gap.value) < 0.03) if pairs >= LEAST else None
-        findings.append(Finding("FedRA's two allocations lie within 3 points, as in its Table 5", text, small))
+        gap = difference(means, "fedra", "fedra_cover")
+        text = f"keep - cover {percent(*gap.interval, sign='+')} points over {gap.pairs} seeds; two one-sided tests"
+        expected = f"FedRA's two allocations are level within {100 * MARGIN:g} points, as in its Table 5"
+        findings.append(Finding(expected, text, gap.level(MARGIN), FAR))
     held_most = frame[frame["metric"] == BLOCKS].groupby(["run", "client"], sort=False)["value"].max()
     if len(held_most):
         evaluated = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
@@ -293,7 +296,7 @@ def _learns(curves: pd.DataFrame) -> tuple[Finding, ...]:
         return ()
     gains = curves.iloc[:, -1] - curves.iloc[:, 0]
     listed = ", ".join(f"k = {k} {100 * gain:+.1f}" for k, gain in gains.items())
-    return (Finding("FedRA learns with every k", f"points gained: {listed}", bool((gains > 0).all())),)
+    return (Finding("FedRA learns with every k", f"points gained: {listed} (one seed: open)", None, FAR),)
 
 
 def _limit(run: str, client: int) -> int:

@@ -11,8 +11,8 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.differences import against, outcome
-from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, columns, described
+from figures.differences import UNDECIDED, against, outcome
+from figures.fedra.depth import DEPTHS, FAR, NAME, TITLES, accuracies, columns, described
 from figures.items import Drawing, Finding, View
 from figures.page import markdown, missing_runs, percent, seeds_in_words
 from fl_core.errors import UsageError, listing
@@ -59,7 +59,7 @@ def _published(dataset: str) -> pd.DataFrame:
 
 def _order(means: pd.DataFrame) -> Finding:
     """The number of pairs of methods in the paper's order; ``means`` lists the methods in that order."""
-    words = {"above": "as there", "level": "level", "equal": "equal", "below": "the other way round"}
+    words = {"above": "as there", UNDECIDED: UNDECIDED, "equal": "equal", "below": "the other way round"}
     words[""] = "with too few seeds"
     told: dict[str, list[str]] = {key: [] for key in words}
     for better, worse in combinations(means.index, 2):
@@ -69,11 +69,12 @@ def _order(means: pd.DataFrame) -> Finding:
     for key, word in words.items():
         if told[key]:
             said.append(f"{len(told[key])} {word}" + ("" if key == "above" else f" ({listing(told[key])})"))
-    wrong, open_ = told["below"] or told["equal"], told["level"] or told[""]
+    wrong, open_ = told["below"] or told["equal"], told[UNDECIDED] or told[""]
     return Finding(
         f"each pair of methods lies as on {' and '.join(TITLES.values())}",
         "; ".join(said),
         False if wrong else None if open_ else True,
+        FAR,
     )
 
 

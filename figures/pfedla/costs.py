@@ -1,4 +1,4 @@
-"""Bytes that pFedLA sends by the number of retained layers (Table 3): by the paper's count, and in real messages."""
+"""Bytes that pFedLA sends by the number of retained layers (Table 3): by a fitted count, and in real messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _runs() -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
-    """Record the parameters of each unit, the paper's count, and the bytes of real messages over the whole run."""
+    """Record the parameters of each unit, the fitted count, and the bytes of real messages over the whole run."""
     dataset, _, k = run.rpartition(".")
     kept = RETAINED[dataset][: int(k)]
     algorithm = task.algorithm(task.plan)
@@ -98,9 +98,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(7.2, 3.1), layout="constrained")
         counted, moved = figure.subplots(1, 2)
-        counted.bar(place, table["counted"], 0.7, color=COLOURS[0], label="the paper's formula")
+        counted.bar(place, table["counted"], 0.7, color=COLOURS[0], label="count fitted to the paper")
         counted.plot(place, table["published"], "k_", markersize=15, markeredgewidth=1.6, label="published")
-        counted.set(ylabel="MBytes by the paper's count", ylim=(0, 1.28 * table["counted"].max()))
+        counted.set(ylabel="MBytes by a count fitted to the paper", ylim=(0, 1.28 * table["counted"].max()))
         moved.bar(place, table["up"] / 1024, 0.7, color=COLOURS[0], label="up")
         moved.bar(place, table["down"] / 1024, 0.7, bottom=table["up"] / 1024, color=COLOURS[1], label="down")
         moved.set(ylabel="really moved, GBytes of 2^30", ylim=(0, 1.28 * table["moved"].max() / 1024))
@@ -112,9 +112,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 ax.text(at.mean(), -0.19, dataset, ha="center", transform=ax.get_xaxis_transform(), fontsize=8)
     caption = (
         f"Communication of {ROUNDS} rounds with {CLIENTS} clients by the number k of retained layers, which a client "
-        f"does not download; always the same ones. Paper's count: {PFEDLA_BYTES} bytes a parameter and direction in "
-        "the whole run, MBytes of 2^20. Moved: 32-bit floats of the messages, running statistics kept local. EMNIST: a "
-        "network for 28 x 28 grey images and 10 classes. Accuracies are the published ones: nothing was trained."
+        "does not download; always the same ones. The paper prints no formula; the count's two constants are inferred "
+        f"from its numbers: {PFEDLA_BYTES} bytes a parameter and direction in the whole run, MBytes of 2^20. Moved: "
+        "32-bit floats of the messages, running statistics kept local. EMNIST: a network for grey images of 28 x 28, "
+        "10 classes. Accuracies are the published ones: nothing was trained."
     )
     return Drawing(figure, table, caption, _findings(table), _page(table))
 
@@ -124,17 +125,16 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
     exact_counts = {name: sum(own) for name, own in pd.Series(exact).groupby(table["dataset"], sort=False)}
     counts = table["dataset"].value_counts()
     ratios = table["moved_by_counted"]
+    near = int((table["off"].abs() <= NEAR).sum())
     return (
         Finding(
-            "the paper's count gives the published MBytes to two decimals",
-            ", ".join(f"{name} {n} of {counts[name]}" for name, n in exact_counts.items())
-            + f"; at most {100 * table['off'].abs().max():.4f} % off",
-            all(exact),
-        ),
-        Finding(
-            f"it gives them within {100 * NEAR:g} %",
-            f"{int((table['off'].abs() <= NEAR).sum())} of {len(table)}",
-            bool((table["off"].abs() <= NEAR).all()),
+            "Table 3's MBytes follow from a count of the parameters sent",
+            "the paper prints no formula. Two constants were inferred from these very numbers "
+            f"({PFEDLA_BYTES} bytes a parameter and direction, MBytes of 2^20), and the retained layers chosen to fit. "
+            f"Agreement is no evidence: {near} of {len(table)} within {100 * NEAR:g} %, to two decimals "
+            + ", ".join(f"{name} {n} of {counts[name]}" for name, n in exact_counts.items())
+            + f", at most {100 * table['off'].abs().max():.4f} % off",
+            None,
         ),
         Finding(
             "as many bytes really move in such a run",

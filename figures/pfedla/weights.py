@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
-from figures.differences import FEWEST, LEAST
+from figures.differences import FEWEST, LEAST, against, joint, outcome
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import (
     CORRELATION,
@@ -25,6 +25,7 @@ from figures.pfedla.overlap import (
     shared_classes,
 )
 from fl_core.errors import UsageError
+from fl_core.statistics import mean_interval
 
 PERIODS = ("first third", "middle third", "last third")
 ITSELF = "itself, mean of clients"
@@ -89,7 +90,9 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     rounds = selves.index.get_level_values("round")
     gains = (selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")).mean()
     changes = ", ".join(f"{gain:+.2f}" for gain in gains)
-    rises = bool((gains > 0).all()) if len(gains) >= LEAST else None
+    gain = mean_interval(gains)
+    changes += f"; mean {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
+    rises = (True if gain.low > 0 else False if gain.high < 0 else None) if len(gains) >= LEAST else None
     most, fewest = (means[name].mean() for name in list(parts)[1:])
     findings = (
         Finding("the weights on others fall with the training, those on oneself rise", f"on oneself {changes}", rises),
@@ -123,7 +126,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         heat_maps(figure, shared, drawn)
     follows = mixing[(mixing["metric"] == CORRELATION) & (mixing["variant"] == "pearson") & (mixing["layer"] != "")]
     follows = follows[follows["round"] == follows["round"].max()].pivot(index="layer", columns="seed", values="value")
-    by_layer = follows.reindex(layers).mean(axis=1)
+    by_layer = {layer: mean_interval(follows.loc[layer]) for layer in layers}
     tables = {
         layer: part.pivot(index="client", columns="client_b", values="value") for layer, part in drawn.groupby("layer")
     }
@@ -133,8 +136,10 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings = (
         Finding(
             "in every layer the weights on others follow the classes in common (r > 0, mean of the seeds)",
-            ", ".join(f"{layer} {value:+.2f}" for layer, value in by_layer.items()),
-            bool((by_layer > 0).all()) if enough else None,
+            ", ".join(f"{layer} {r.value:+.2f} ({r.low:+.2f} to {r.high:+.2f})" for layer, r in by_layer.items()),
+            joint([True if r.low > 0 else False if r.high < 0 else None for r in by_layer.values()])
+            if enough
+            else None,
         ),
         Finding(
             "every client's largest weight is the one on itself",
@@ -180,7 +185,7 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     finding = Finding(
         "the first fully connected layer has the largest weight on CIFAR-10",
         ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items()) + f"; largest by seed: {', '.join(first)}",
-        bool(ranked.index[0] == FULLY_CONNECTED) if last.shape[1] >= LEAST else None,
+        _first(last),
     )
     table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
     caption = (
@@ -188,6 +193,13 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{setting(header)} {last.shape[1]} seeds. The paper: one target client; it prints no numbers."
     )
     return Drawing(figure, table, caption, (finding,))
+
+
+def _first(selves: pd.DataFrame) -> bool | None:
+    """Whether the first fully connected layer has the largest weight, by its differences to the others over seeds."""
+    others = [layer for layer in selves.index if layer != FULLY_CONNECTED]
+    hows = [outcome(*against(selves, FULLY_CONNECTED, str(layer))) for layer in others]
+    return joint([how == "above" if how in ("above", "below") else None for how in hows])
 
 
 FIG5 = items.register(View("pfedla.fig5", "A client's mixing weights by layer, through training", NAME, _draw_periods))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +32,9 @@ from figures.layerwise import (
     ranges,
     reference,
     settings,
-    within,
 )
+from figures.player_fl.expectations import FLAT, breaks, gradual, grows, largest_step
+from figures.verdicts import of_curves, of_ranges
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -41,8 +42,8 @@ SUBSET = 256
 """Training samples a client for gradient variance and Hessian of Fashion-MNIST."""
 BATCH = 64
 """Samples a batch where a published figure rests on one batch."""
-FLAT, JUMP = 1.1, 10.0
-"""S below the one is flat; a trace that rises by more than the other jumps."""
+JUMP = 10.0
+"""A trace that rises by more than this factor jumps."""
 
 PAPERS = Definition("figure", "figure", "paper's: one batch of 64, plain mean of clients", False, COLOURS[1])
 OURS = Definition("default", "training", "default: all batches of the epoch, weighted mean", True, COLOURS[0])
@@ -92,7 +93,7 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             lines += lines_beside(SENSITIVITY, way.label, read_off, sites, "sites of their medians over seeds", True)
             if way is PAPERS:
                 lines += lines_beside(SENSITIVITY, way.label, expected, combined.T, f"{n} seeds of the clients' mean")
-                findings += [_falls("S", middle, expected), _falls("S", middle, read_off)]
+                findings += [_falls("S", combined.T, known) for known in (expected, read_off)]
             counts = cuts(combined)
             lines += cut_lines(way, counts, "Table A.2: shared up to fc2; no threshold is given")
             findings += [decides(way, counts, *expectation) for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))]
@@ -169,17 +170,17 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ("Hessian trace per parameter / first", "hessian_trace / first", trace, ("recomputed",)),
         (f"S, {papers.label}", SENSITIVITY, s[papers], ("Fig. 4A", "recomputed")),
     ):
-        findings += [_falls(name, values.median(axis=1), known(quantity, place)) for place in places]
+        findings += [_falls(name, values, known(quantity, place)) for place in places]
     for way in (papers, ours):
         combined = way.combined(frame)
         counts = cuts(combined)
         lines += cut_lines(way, counts, "Table A.2: shared up to conv3; no threshold is given")
-        middle = combined.median()
         findings.append(
-            Finding(
-                f"S stays below {FLAT:g} up to conv3 and rises by more than {FLAT:g} times at fc1 ({way.label})",
-                listed(middle),
-                bool(middle["conv3"] < FLAT and middle["fc1"] / middle["conv3"] > FLAT),
+            _judged(
+                f"S of a client stays below {FLAT:g} up to conv3 and rises by more than {FLAT:g} times at fc1 "
+                f"({way.label})",
+                s[way],
+                lambda curve: breaks(curve, "conv3"),
             )
         )
         findings.append(decides(way, counts, select.THRESHOLD, "conv3", 0.5))
@@ -193,58 +194,60 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(figure, items.table(lines), caption, tuple(findings))
 
 
-def _falls(name: str, middle: pd.Series, known: pd.DataFrame) -> Finding:
-    """A finding on whether the medians are within the ranges of a reference."""
+def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:
+    """A finding on whether the medians of curves (layers x curves) are within the ranges of a reference."""
     where = known.attrs["where"].partition(",")[0]
     source = "another computation" if where == "recomputed" else f"the paper's {where}"
+    said, held = of_ranges(values, known["low"].astype(float), known["high"].astype(float))
     return Finding(
-        f"medians within the ranges of {source}: {name}, {ranges(known)}", listed(middle), within(middle, known)
+        f"medians within the ranges of {source}: {name}, {ranges(known)}",
+        f"{listed(values.median(axis=1))}; {said}",
+        held,
     )
 
 
+def _judged(expected: str, values: pd.DataFrame, holds: Callable[[pd.Series], bool], told: str = "") -> Finding:
+    """A finding on every single curve; the medians, or ``told``, stand beside."""
+    said, held = of_curves(values, holds)
+    return Finding(expected, f"{said}; {told or f'medians {listed(values.median(axis=1))}'}", held)
+
+
 def _variance_findings(values: pd.DataFrame) -> list[Finding]:
-    middle = values.median(axis=1)
     return [
-        Finding("gradient variance is smallest at the last conv layer", listed(middle), middle.idxmin() == "conv3"),
-        Finding(
+        _judged(
+            "gradient variance is smallest at the last conv layer", values, lambda curve: curve.idxmin() == "conv3"
+        ),
+        _judged(
             "gradient variance is at least 10 times its smallest at fc1 and 100 times at fc2",
-            f"{middle['fc1']:.3g} times and {middle['fc2']:.3g} times",
-            bool(middle["fc1"] >= 10 and middle["fc2"] >= 100),
+            values,
+            lambda curve: bool(curve["fc1"] >= 10 * curve.min() and curve["fc2"] >= 100 * curve.min()),
         ),
     ]
 
 
 def _hessian_findings(trace: pd.DataFrame, undivided: pd.DataFrame) -> list[Finding]:
     step = (trace.iloc[-1] / trace.iloc[-2]).median()
-    whole = undivided.median(axis=1)
     return [
-        Finding(
+        _judged(
             f"Hessian trace per parameter rises by more than {JUMP:g} times at the last layer",
-            f"{step:.3g} times from fc1 to fc2 (median of the clients' ratios); {listed(trace.median(axis=1))} of the "
-            "first layer's",
-            bool(step > JUMP),
+            trace,
+            lambda curve: bool(curve.iloc[-1] > JUMP * curve.iloc[-2]),
+            f"{step:.3g} times from fc1 to fc2 (median of the clients' ratios); medians {listed(trace.median(axis=1))} "
+            "of the first layer's",
         ),
-        Finding(
+        _judged(
             "without division by the parameters there is no late rise",
-            listed(whole),
-            bool(whole.iloc[-1] <= whole.iloc[:-1].max()),
+            undivided,
+            lambda curve: bool(curve.iloc[-1] <= curve.iloc[:-1].max()),
         ),
     ]
 
 
 def _apart_findings(apart: pd.DataFrame) -> list[Finding]:
-    middle = apart.median(axis=1)
-    steps = middle.diff().iloc[1:]
     return [
-        Finding(
-            "the median of 1 - CKA grows from each layer to the next",
-            f"{listed(middle)}; in {int((apart.diff().iloc[1:] > 0).all().sum())} of {apart.shape[1]} single curves",
-            bool((steps > 0).all()),
-        ),
-        Finding(
-            "no cliff: no single step makes more than half of the rise of 1 - CKA",
-            f"the largest is {steps.max():.3g} of {middle.max() - middle.min():.3g}, at {steps.idxmax()}",
-            bool(steps.max() <= 0.5 * (middle.max() - middle.min())),
+        _judged("1 - CKA grows from each layer to the next", apart, grows),
+        _judged(
+            "no cliff: no single step makes more than half of the rise of 1 - CKA", apart, gradual, largest_step(apart)
         ),
     ]
 

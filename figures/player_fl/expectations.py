@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pandas as pd
 
 from figures.differences import FEWEST, LEAST
 from figures.items import Finding
-from figures.layerwise import listed, ranges, within
+from figures.layerwise import listed, ranges
 from figures.player_fl.layers import Network
+from figures.verdicts import of_curves, of_ranges
 
 FLAT = 1.1
 """S below this is flat, and a layer at which it grows by more than this factor is no longer alike."""
@@ -16,13 +19,23 @@ OFFSET = 0.5
 """Added to the angles of fully connected layers after convolutions in the code behind the published figure."""
 
 
-def decided(network: Network, expected: str, measured: str, held: bool, values: pd.DataFrame) -> Finding:
+def decided(network: Network, expected: str, measured: str, held: bool | None, values: pd.DataFrame) -> Finding:
     """A finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
-    seeds = values.columns.get_level_values(0).nunique()
-    enough = seeds >= LEAST
+    enough = values.columns.get_level_values(0).nunique() >= LEAST
     return Finding(
-        f"{network.title}: {expected}", measured if enough else f"{measured} ({FEWEST})", held if enough else None
+        f"{network.title}: {expected}",
+        measured if enough else f"{measured} ({FEWEST})",
+        held if enough else None,
+        network.apart,
     )
+
+
+def curve_by_curve(
+    network: Network, expected: str, holds: Callable[[pd.Series], bool], values: pd.DataFrame, told: str = ""
+) -> Finding:
+    """A finding on every single curve of a network; the medians, or ``told``, stand beside."""
+    said, held = of_curves(values, holds)
+    return decided(network, expected, f"{said}; {told or f'medians {listed(values.median(axis=1))}'}", held, values)
 
 
 def medians_within(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
@@ -30,47 +43,63 @@ def medians_within(network: Network, what: str, values: pd.DataFrame, printed: p
     if printed["low"].isna().any():
         return []
     where = printed.attrs["where"].partition(",")[0]
-    middle = values.median(axis=1)
+    said, held = of_ranges(values, printed["low"].astype(float), printed["high"].astype(float))
     expected = f"medians of {what} within the ranges of the paper's {where}, {ranges(printed)}"
-    return [decided(network, expected, listed(middle), within(middle, printed), values)]
+    return [decided(network, expected, f"{listed(values.median(axis=1))}; {said}", held, values)]
 
 
 def rises(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
     """Gradient variance and curvature: smallest at the last convolution, and far larger in the last layers."""
-    middle = values.median(axis=1)
-    least = middle / middle.min()
     findings = medians_within(network, what, values, printed)
     if not network.last_conv:
-        last = middle.index[-1]
+        last = values.index[-1]
         return [
             *findings,
-            decided(network, f"{what} is largest at {last}", listed(middle), middle.idxmax() == last, values),
+            curve_by_curve(network, f"{what} is largest at {last}", lambda curve: curve.idxmax() == last, values),
         ]
-    at = f"{what} is smallest at the last convolution"
+    least = values.median(axis=1) / values.median(axis=1).min()
     far = f"{what} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
-    sizes = f"{least['fc1']:.3g} times and {least['fc2']:.3g} times"
+    sizes = f"by the medians {least['fc1']:.3g} times and {least['fc2']:.3g} times"
     return [
         *findings,
-        decided(network, at, listed(middle), middle.idxmin() == network.last_conv, values),
-        decided(network, far, sizes, bool(least["fc1"] >= TEN and least["fc2"] >= HUNDRED), values),
+        curve_by_curve(
+            network,
+            f"{what} is smallest at the last convolution",
+            lambda curve: curve.idxmin() == network.last_conv,
+            values,
+        ),
+        curve_by_curve(network, far, _far, values, sizes),
     ]
+
+
+def _far(curve: pd.Series) -> bool:
+    return bool(curve["fc1"] >= TEN * curve.min() and curve["fc2"] >= HUNDRED * curve.min())
+
+
+def grows(curve: pd.Series) -> bool:
+    """Whether a curve grows from each layer to the next."""
+    return bool((curve.diff().iloc[1:] > 0).all())
+
+
+def gradual(curve: pd.Series) -> bool:
+    """Whether no single step of a curve makes more than half of its rise."""
+    return bool(curve.diff().iloc[1:].max() <= (curve.max() - curve.min()) / 2)
+
+
+def largest_step(values: pd.DataFrame) -> str:
+    """The largest step of the curves' medians, as text."""
+    middle = values.median(axis=1)
+    steps = middle.diff().iloc[1:]
+    rise = middle.max() - middle.min()
+    return f"of the medians the largest step is {steps.max():.3g} of {rise:.3g}, at {steps.idxmax()}"
 
 
 def no_cliff(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
     """1 - CKA grows with depth, in no single step."""
-    middle = values.median(axis=1)
-    steps = middle.diff().iloc[1:]
-    rise = middle.max() - middle.min()
-    largest = f"the largest is {steps.max():.3g} of {rise:.3g}, at {steps.idxmax()}"
+    half = f"{what} makes no more than half of its rise in a single step"
     return [
-        decided(network, f"{what} grows from each layer to the next", listed(middle), bool((steps > 0).all()), values),
-        decided(
-            network,
-            f"{what} makes no more than half of its rise in a single step",
-            largest,
-            bool(steps.max() <= rise / 2),
-            values,
-        ),
+        curve_by_curve(network, f"{what} grows from each layer to the next", grows, values),
+        curve_by_curve(network, half, gradual, values, largest_step(values)),
     ]
 
 
@@ -78,27 +107,33 @@ def offset(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFr
     """Procrustes angles: those of fully connected layers after convolutions are published with an added constant."""
     if not network.last_conv or printed["low"].isna().any():
         return medians_within(network, what, values, printed)
-    middle = values.median(axis=1)
-    full = [layer for layer in middle.index if layer.startswith("fc")]
-    published = (printed["low"] + printed["high"])[full] / 2
+    full = [layer for layer in values.index if layer.startswith("fc")]
+    own, middle = values.loc[full], values.median(axis=1)
+    low, high = (printed[end].astype(float)[full] for end in ("low", "high"))
+    published = (low + high) / 2
     apart, less = (float((middle[full] - centre).abs().mean()) for centre in (published, published - OFFSET))
-    expected = f"from fc1 on {what} lies nearer to the published one less {OFFSET} than to the published one"
-    measured = f"{less:.3g} from the one and {apart:.3g} from the other on average; {listed(middle)}"
-    return [decided(network, expected, measured, less < apart, values)]
+    said, held = of_ranges(own, low - OFFSET, high - OFFSET)
+    expected = f"from fc1 on medians of {what} lie within the published ranges less {OFFSET}"
+    far = f"{less:.3g} from their middle and {apart:.3g} from the published one on average"
+    measured = f"{far}; {listed(middle)}; {said}"
+    return [decided(network, expected, measured, held, values)]
 
 
 def kink(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
     """Federation sensitivity is flat up to the last convolution, or up to the classifier."""
-    middle = values.median(axis=1)
     findings = medians_within(network, what, values, printed)
     if network.last_conv:
-        before, at = middle[network.last_conv], middle["fc1"] / middle[network.last_conv]
         expected = f"{what} stays below {FLAT} up to {network.last_conv} and grows by more than {FLAT} times at fc1"
-        return [*findings, decided(network, expected, listed(middle), bool(before < FLAT < at), values)]
-    if middle.index[0] == "embedding":
+        return [*findings, curve_by_curve(network, expected, lambda curve: breaks(curve, network.last_conv), values)]
+    if values.index[0] == "embedding":
         expected = f"{what} stays below 1.5 before the classifier and is above 50 at it"
         return [
             *findings,
-            decided(network, expected, listed(middle), bool(middle.iloc[-2] < 1.5 and middle.iloc[-1] > 50), values),
+            curve_by_curve(network, expected, lambda curve: bool(curve.iloc[-2] < 1.5 and curve.iloc[-1] > 50), values),
         ]
     return findings
+
+
+def breaks(curve: pd.Series, last_conv: str) -> bool:
+    """Whether a curve of S is flat up to the last convolution and grows at fc1."""
+    return bool(curve[last_conv] < FLAT < curve["fc1"] / curve[last_conv])

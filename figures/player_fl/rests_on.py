@@ -18,7 +18,7 @@ from figures import items
 from figures.items import Drawing, Finding, View
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off
 from figures.page import markdown
-from figures.player_fl.expectations import OFFSET, decided
+from figures.player_fl.expectations import OFFSET, curve_by_curve
 from figures.player_fl.layers import FIRST, NAME, NETWORKS, Network, run_of
 from figures.player_fl.views import count
 from figures.ranking import ALPHA
@@ -120,7 +120,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{what}{count(header['seeds'])}. Last panel: Friedman's test of the paper's printed tables, by whether the "
         "algorithms are compared or, the table transposed, the datasets."
     )
-    findings = [each for dataset, curve in networks.items() for each in _findings(NETWORKS[dataset], curve)]
+    findings = [each for dataset, curve in networks.items() for each in _findings(NETWORKS[dataset].at(header), curve)]
     return Drawing(figure, items.table(lines), caption, (*findings, _test_finding(tests)), _text(networks, tests))
 
 
@@ -249,21 +249,22 @@ def _findings(network: Network, curves: Curves) -> list[Finding]:
     middle = {name: values.median(axis=1) for name, values in curves.items()}
     whole = middle["whole"]
     like = float(middle["trace"].rank().corr(middle["nuclear"].rank()))
-    late = bool(whole.iloc[-1] <= whole.iloc[:-1].max())
+    traces = curves["trace"]
     return [
-        decided(
+        curve_by_curve(
             network,
             "the trace of whole layers, not divided by their parameters, is not largest at the last layer",
-            f"{whole.iloc[-1]:.3g} of the first layer's at the last, at most {whole.iloc[:-1].max():.3g} before it",
-            late,
+            lambda curve: bool(curve.iloc[-1] <= curve.iloc[:-1].max()),
             curves["whole"],
+            f"of the medians {whole.iloc[-1]:.3g} of the first layer's at the last, at most "
+            f"{whole.iloc[:-1].max():.3g} before it",
         ),
-        decided(
+        curve_by_curve(
             network,
             "the nuclear norm of H v orders the layers as the trace per parameter does",
-            f"rank correlation of the medians {like:.2g}",
-            like > 1 - 1e-9,
+            lambda curve: curve.rank().equals(traces[curve.name].rank()),
             curves["nuclear"],
+            f"rank correlation of the medians {like:.2g}",
         ),
     ]
 

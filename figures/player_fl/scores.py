@@ -42,7 +42,11 @@ class Reading:
 
 DEFAULT = Reading("default", "final personal model, or global", False, "playerfl_random", False)
 RELEASED = Reading(
-    "released", "clients' models after local training; Random is minus one", True, "playerfl_minus", True
+    "released",
+    "by clients' models after local training, the row Random being one layer fewer",
+    True,
+    "playerfl_minus",
+    True,
 )
 """As the authors' code makes the tables: every method is judged by the clients' locally trained models (there the best
 of them in validation, here the last), the row Random holds the runs with one layer less, and Friedman's test has the
@@ -154,7 +158,7 @@ class Cells:
     Attributes:
         each: dataset, method, seed, value.
         cells: dataset, method -> ``value``, the median over seeds, ``low`` and ``high``, the ends of its bootstrap
-            interval (95 %), and ``n`` seeds.
+            interval (95 %; below six seeds their range), and ``n`` seeds.
         ranking: the ranked methods over the datasets that have them all.
     """
 
@@ -259,8 +263,8 @@ LINE: Mapping[str, str] = {
     "published_spread": "half of the printed interval",
     "published_recomputed": "what the printed cells give",
     "measured": "median over seeds, in the printed unit; of ranks and tests the value",
-    "low": "of the median's interval",
-    "high": "of the median's interval",
+    "low": "of the median's 95 % interval; below six seeds the least of them",
+    "high": "of the median's 95 % interval; below six seeds the greatest of them",
     "seeds": "behind the cell",
     "datasets": "behind a rank or test",
     "status": "ok, or why there is no value",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from figures import items
 from figures.items import Drawing, Finding
 from figures.page import markdown
 from figures.papers import published_table
-from figures.player_fl.runs import CASES, METHODS, NAME
+from figures.player_fl.runs import CASES, METHODS, NAME, apart
 from figures.player_fl.scores import (
     DEFAULT,
     FAIRNESS,
@@ -33,14 +34,16 @@ from figures.player_fl.scores import (
 )
 from figures.player_fl.words import (
     NAMES,
+    methods_differ,
     missing,
     number,
     order,
     page,
     printed_ranks,
+    rates,
     sizes,
+    spreads,
     stand_in,
-    tested,
     unfinished,
 )
 from figures.ranking import diagram
@@ -65,9 +68,10 @@ TITLES = {
     INCENTIVE: "clients that do better by {word} than with Local and with FedAvg",
 }
 WIDE = 20.0
-"""Variances that spread by more than this factor are drawn on a logarithmic axis; over less it has too few ticks."""
+"""Where the variances of a dataset spread by more than this factor, all panels have a logarithmic axis."""
 MARK: dict[str, Any] = {"linestyle": "none", "markersize": 4}
 PAPER = MARK | {"color": COLOURS[1], "marker": "D", "markerfacecolor": "white"}
+CODES = "measured, ranked as the authors' code does"
 OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2))
 
 
@@ -82,6 +86,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         panels = list(above.subplots(1, len(shown) + 1))
         for ax, dataset in zip(panels, shown, strict=False):
             _scores(ax, ours, dataset)
+        if table.kind == FAIRNESS:
+            _one_scale(panels[: len(shown)])
         _ranks(panels[-1], table, ours, code)
         for ax in panels[1:]:
             ax.set_yticklabels([])
@@ -89,11 +95,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         diagram(below.subplots(), ours.ranking, NAMES)
     made = [line for each in found.values() for line in lines(each)]
     caption = (
-        f"{sizes(header, frame)} {table.label[0].upper()}{table.label[1:]}: median over seeds with its 95 % bootstrap "
-        f"interval, of the test split after the last round; diamonds: {table.place}{stand_in(shown)}. Mean rank over "
-        f"{ours.ranking.blocks.shape[1]} datasets. {missing(header)}"
+        f"{sizes(header, frame)} {table.label[0].upper()}{table.label[1:]}: median over seeds with "
+        f"{spreads(ours)}, of the test split after the last round; diamonds: {table.place}{stand_in(shown)}. Mean rank "
+        f"over {ours.ranking.blocks.shape[1]} datasets; triangles, ranked as the authors' code does: {RELEASED.title}. "
+        f"{missing(header)}"
     )
-    findings = (*order(table, ours), tested(table, ours), printed_ranks(table))
+    findings = (*order(table, ours, apart(header)), methods_differ(table, ours, apart(header)), printed_ranks(table))
     return Drawing(figure, frame_of(made), caption, findings, page(header, table, ours, code, frame))
 
 
@@ -111,15 +118,20 @@ def _scores(ax: Axes, result: Cells, dataset: str) -> None:
     ax.plot(printed, y + 0.17, **PAPER)
     ax.hlines(y - 0.17, cells_of["low"], cells_of["high"], color=OURS["color"], linewidth=1.4)
     ax.plot(cells_of["value"], y - 0.17, **OURS)
-    shown = pd.concat([cells_of["low"], cells_of["high"], printed]).dropna()
-    if table.kind == FAIRNESS and shown.min() > 0 and shown.max() > WIDE * shown.min():
-        ax.set_xscale("log")
-        ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
     ax.tick_params(axis="x", labelsize=6.5)
     ax.set_ylim(len(y) - 0.4, -0.6)
     ax.set_title(CASES[dataset].title, fontsize=8)
     ax.set_xlabel("% of clients" if table.kind == INCENTIVE else table.label, fontsize=6.5)
+
+
+def _one_scale(panels: Sequence[Axes]) -> None:
+    """Give all panels a logarithmic axis if one of them spreads that far and none has a value at or below 0."""
+    ends = [ax.dataLim.intervalx for ax in panels]
+    if min(low for low, _ in ends) > 0 and max(high / low for low, high in ends) > WIDE:
+        for ax, (low, high) in zip(panels, ends, strict=True):
+            ax.set(xscale="log", xlim=(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))))
+            ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str = "mean rank") -> None:
@@ -128,7 +140,7 @@ def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str =
     ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PAPER)
     ax.plot(ours.ranking.ranks, y - 0.2, label="measured", **OURS)
     if code is not None:
-        ax.plot(code.ranking.ranks, y, label=f"measured, released: {RELEASED.title}", **CODE)
+        ax.plot(code.ranking.ranks, y, label=CODES, **CODE)
     ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
     ax.set(ylim=(len(y) - 0.4, -0.6), xlim=(0.5, len(y) + 0.5), xticks=range(1, len(y) + 1, 3))
     ax.tick_params(axis="x", labelsize=6.5)
@@ -151,7 +163,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         grid[INCENTIVE].set_yticklabels([])
         handles, _ = grid[FAIRNESS].get_legend_handles_labels()
         figure.legend(
-            handles, ["paper, Table 2", "measured", f"measured, released: {RELEASED.title}"],
+            handles, ["paper, Table 2", "measured", CODES],
             loc="outside upper center", ncols=3, fontsize=7,
         )  # fmt: skip
         for name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
@@ -167,7 +179,8 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 for line in lines(each)
                 if line["quantity"] == "mean rank"
             ]
-        findings += [*order(table, found[kind][DEFAULT.name]), tested(table, found[kind][DEFAULT.name])]
+        measured = found[kind][DEFAULT.name]
+        findings += [*order(table, measured, apart(header)), methods_differ(table, measured, apart(header))]
     caption = (
         f"{sizes(header, frame)} Mean ranks over datasets, 1 is best, of the variance over clients of macro-F1 "
         f"(fairness) and of the share of clients above both Local and FedAvg (incentive); beneath, critical-difference "
@@ -185,7 +198,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             )
         }
     )
-    text = "\n\n".join([text, *unfinished(header)])
+    text = "\n\n".join([text, *rates(header), *unfinished(header)])
     return Drawing(figure, frame_of(made), caption, tuple(findings), text)
 
 

@@ -113,7 +113,7 @@ def _draw(
         grid = figure.subplots(len(ways), len(datasets), squeeze=False)
         for row, way in zip(grid, ways, strict=True):
             for ax, dataset in zip(row, datasets, strict=True):
-                network = NETWORKS[dataset]
+                network = NETWORKS[dataset].at(header)
                 shown: list[pd.DataFrame] = []
                 for moment in moments:
                     values = way.curves(frame[frame["run"] == run_of(dataset, moment)])
@@ -200,8 +200,8 @@ def _caption(
     upper, lower = (way.what for way in ways)
     return (
         f"Top: {upper}. Bottom: {lower}, on which the published picture rests. {count(header['seeds'])}. "
-        f"{'; '.join(told) or 'No rows yet'}. EMNIST's 62 classes and MIMIC-III cannot be had; beside the airline "
-        "tweets stand the published ranges of Sent-140, whose network they have."
+        f"{'; '.join(told) or 'No rows yet'}. EMNIST's 62 classes and MIMIC-III cannot be had; the airline "
+        "tweets stand for Sent-140, whose network they have."
         + (f" Missing (run and seeds): {', '.join(missing.values())}." if missing else "")
     )
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from figures.differences import LEAST, against, outcome
+from figures import items
+from figures.differences import LEAST, against, joint, outcome
 from figures.items import Finding
 from figures.page import markdown
-from figures.player_fl.runs import ABSENT, BESIDE, CASES, LAST, METHODS, STAND_IN, network
+from figures.player_fl.runs import ABSENT, BESIDE, BY_METHOD, CASES, LAST, METHODS, STAND_IN, network
 from figures.player_fl.scores import CONTROL, SCORE, Cells, Table, friedman_printed
 from figures.ranking import ALPHA
+from fl_core.statistics import RANGE_BELOW
 
 NAMES = METHODS | BESIDE
 
@@ -91,7 +93,23 @@ def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, fram
         p = ours.ranking.holm.p_values[CONTROL]
         apart = [f"{NAMES[str(name)]} {value:.2g}" for name, value in p.items() if value < ALPHA]
         text.append(f"Holm's procedure tells {NAMES[CONTROL]} apart from {', '.join(apart) or 'no other method'}.")
-    return "\n\n".join([*text, *unfinished(header)])
+    return "\n\n".join([*text, *rates(header), *unfinished(header)])
+
+
+def rates(header: Mapping[str, Any]) -> list[str]:
+    """A paragraph on which methods were tuned alike; none at the paper's scale, where every rate is the authors'."""
+    return [] if items.at_paper(header) else [BY_METHOD]
+
+
+def spreads(result: Cells) -> str:
+    """What the ends of the medians' intervals are, by the number of seeds behind them."""
+    few = result.cells["n"] < RANGE_BELOW
+    if few.all():
+        return "the range of the seeds"
+    if not few.any():
+        return "its 95 % bootstrap interval"
+    large = [CASES[str(name)].title for name in result.cells.index[~few].get_level_values("dataset").unique()]
+    return f"the range of the seeds (on {', '.join(large)}: its 95 % bootstrap interval)"
 
 
 def _p(test: Any) -> str:
@@ -127,8 +145,13 @@ def _random(frame: pd.DataFrame) -> str:
 # --- findings --------------------------------------------------------------------------------------------------
 
 
-def order(table: Table, result: Cells) -> tuple[Finding, ...]:
-    """Findings on whether the table's best method is the best here and, for scores, how far off the baselines are."""
+def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+    """Findings on whether the table's best method is the best here and, for scores, how far off the baselines are.
+
+    Args:
+        far: datasets that are not comparable with the paper's, each with the reason (:func:`.runs.apart`).
+    """
+    far = far or {}
     ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
     text, held = "no dataset has all methods", None
     if ranks.notna().all():
@@ -141,14 +164,21 @@ def order(table: Table, result: Cells) -> tuple[Finding, ...]:
         if not result.enough:
             text, held = f"{text}; fewer than {LEAST} seeds somewhere: no order", None
     expected = f"{NAMES[best]} has the best mean rank, as in {table.place} ({table.printed_ranks().min():.1f})"
-    findings = [Finding(expected, text, held)]
+    findings = [Finding(expected, text, held, _mixed(result, far))]
     if table.kind == SCORE:
-        findings += [_above(table, result, baseline) for baseline in ("local", "fedavg")]
+        findings += [_above(table, result, baseline, far) for baseline in ("local", "fedavg")]
     return tuple(findings)
 
 
-def _above(table: Table, result: Cells, baseline: str) -> Finding:
-    """A finding on PLayer-FL against a baseline, dataset by dataset, paired by seed."""
+def _mixed(result: Cells, far: Mapping[str, str]) -> str:
+    """Why ranks over datasets are not comparable: most of those ranked are not; empty otherwise."""
+    ranked = list(result.ranking.blocks.columns)
+    among = [CASES[name].title for name in ranked if name in far]
+    return f"{', '.join(among)} among the {len(ranked)} datasets" if len(among) > len(ranked) / 2 else ""
+
+
+def _above(table: Table, result: Cells, baseline: str, far: Mapping[str, str]) -> Finding:
+    """A finding on PLayer-FL against a baseline, dataset by dataset, paired by seed; ``far`` decides nothing."""
     printed = table.printed()
     said, sides = [], []
     for dataset in result.ranking.values.columns:
@@ -159,23 +189,28 @@ def _above(table: Table, result: Cells, baseline: str) -> Finding:
         wanted = printed.loc[CONTROL, CASES[dataset].printed] - printed.loc[baseline, CASES[dataset].printed]
         verdict = outcome(gap, pairs)
         half = "" if math.isnan(gap.low) else f" ± {(gap.high - gap.low) / 2:.1f}"
-        said.append(f"{CASES[dataset].title} {gap.value:+.1f}{half} (paper {wanted:+.1f})")
+        why = f"; not comparable: {far[dataset]}" if dataset in far else ""
+        said.append(f"{CASES[dataset].title} {gap.value:+.1f}{half} (paper {wanted:+.1f}{why})")
+        if why:
+            continue
         sides.append(verdict == ("above" if wanted > 0 else "below") if verdict in ("above", "below") else None)
     counts = f"{sides.count(True)} as printed, {sides.count(False)} the other way, {sides.count(None)} not decided"
     return Finding(
         f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
         f"{'' if table.higher_is_better else ' (less is better)'}",
         f"{'; '.join(said) or 'no runs'}: {counts}",
-        False if False in sides else True if sides and None not in sides else None,
+        joint(sides),
     )
 
 
-def tested(table: Table, result: Cells) -> Finding:
+def methods_differ(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> Finding:
+    """A finding on Friedman's test of the methods; ``far`` as for :func:`order`."""
     test, printed = result.ranking.friedman, friedman_printed(table)
     return Finding(
         f"the methods differ (Friedman, p < {ALPHA:g}){f'; {table.place} prints p {printed}' if printed else ''}",
         result.ranking.says,
-        bool(test.p_value < ALPHA) if test.status == "ok" and result.enough else None,
+        bool(test.p_value < ALPHA) or None if test.status == "ok" and result.enough else None,
+        _mixed(result, far or {}),
     )
 
 

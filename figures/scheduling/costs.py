@@ -8,11 +8,12 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from fedlayers.diagnostics.costs import cost_steps
 from fedlayers.diagnostics.pictures.costs import cost_steps as draw_steps
-from fedlayers.diagnostics.pictures.drawing import style
-from fedlayers.diagnostics.pictures.insides import unfreezing
+from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
 from figures.items import Drawing, Finding, Item, View
 from figures.page import markdown
@@ -30,7 +31,8 @@ ALGORITHMS = ("fedavg", "fedbabu", "vanilla", "anti")
 DATASETS = ("mnist", "cifar10", "tiny_imagenet32")
 """Whose images and classes give the network its sizes; the paper counts the first only."""
 UNITS = {"naive": "scalar x batch", "flops": "FLOP", "moved": "byte"}
-EVERY = 20  # rounds between the columns of the schedule's picture
+SHADES = {"frozen": "0.88", "trains": COLOURS[0]}
+"""What a layer does in a round, and its colour."""
 
 BASE = RunConfig(
     partition="iid", clients=CLIENTS, samples=CLIENTS * SAMPLES, model="scheduling_cnn",
@@ -125,20 +127,20 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     lines, tables = [], {}
     with style():
         figure = plt.figure(figsize=(7.0, 4.4), layout="constrained")
-        axes = figure.subplots(2, 1)
+        axes = figure.subplots(2, 1, sharex=True)
         for ax, name in zip(axes, ("vanilla", "anti"), strict=True):
             run = f"{dataset}.{name}"
             own = frame[(frame["run"] == run) & (frame["metric"] == TRAINED)]
             tables[name] = by_round(own, header["runs"][run]["config"]["rounds"])
-            shown = tables[name].iloc[::EVERY].rename_axis(columns="layer").stack().rename("value").reset_index()
-            unfreezing(
-                rows.frame([rows.row(TRAINED, r.value, round=r.round, layer=r.layer) for r in shown.itertuples()]), ax
-            )
+            _spans(ax, tables[name])
             ax.set_title(name)
             lines += [
                 {"algorithm": name, "layer": layer, "from_round": _first(values), "rounds": int(values.sum())}
                 for layer, values in tables[name].items()
             ]
+        axes[-1].set_xlabel("round, counted from 1")
+        keys = [Patch(facecolor=colour, label=text) for text, colour in SHADES.items()]
+        figure.legend(handles=keys, loc="outside upper center", ncols=2, fontsize=8)
     body = list(tables["vanilla"].columns[:-1])
     thaws = {name: [_first(table[layer]) for layer in body] for name, table in tables.items()}
     mirrored = thaws["vanilla"] == thaws["anti"][::-1] == sorted(thaws["vanilla"])
@@ -155,8 +157,22 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             never,
         ),
     )
-    caption = f"Which layers train in which round (dark), {_setting(header, dataset)}; rounds counted from 1."
+    caption = f"Which layers train in which round, {_setting(header, dataset)}."
     return Drawing(figure, pd.DataFrame(lines), caption, findings)
+
+
+def _spans(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw the rounds in which each layer trains, with the first of them written at its bar."""
+    still, moving = SHADES.values()
+    for k, (_, values) in enumerate(table.items()):
+        trains = values.astype(bool)
+        ax.barh(k, len(trains), left=0.5, height=0.8, color=still)
+        for _, part in trains[trains].groupby((~trains).cumsum()):
+            ax.barh(k, len(part), left=part.index[0] - 0.5, height=0.8, color=moving)
+            ax.text(part.index[0] + 0.01 * len(trains), k, f"from {part.index[0]}", va="center", color="w", fontsize=8)
+    ax.set_yticks(range(table.shape[1]), list(table.columns), fontsize=8)
+    ax.set(ylim=(table.shape[1] - 0.5, -0.5), xlim=(0.5, len(table) + 0.5), ylabel="layer")
+    ax.grid(False)
 
 
 def _first(values: pd.Series) -> int:

@@ -16,16 +16,18 @@ from matplotlib import ticker
 from fedlayers.diagnostics.pictures.drawing import COLOURS, legend, style
 from fedlayers.diagnostics.pictures.runs import learning
 from figures import items
-from figures.differences import LEAST, against, outcome
-from figures.items import Drawing, Finding, Item, View
+from figures.differences import LEAST, Difference, difference, joint
+from figures.items import Drawing, Finding, Item, View, set_apart
 from figures.scheduling.runs import (
     ACCURACY,
     FULL,
+    MARGIN,
     METHODS,
     NAME,
     NAMES,
     PAPER,
     SCHEDULES,
+    apart,
     columns,
     curves,
     missing,
@@ -120,7 +122,9 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
         f"Accuracy on all clients' own test samples over the rounds, before any fine-tuning. Dotted: a layer thaws."
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
-    return Drawing(figure, table, caption, tuple(_of_rounds(values, dataset, column.at[-1], thaws[-1])))
+    return Drawing(
+        figure, table, caption, set_apart(_of_rounds(values, dataset, column.at[-1], thaws[-1]), apart(header, dataset))
+    )
 
 
 def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> list[Finding]:
@@ -128,26 +132,24 @@ def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> li
     early = values[(values["round"] > 0) & (values["round"] <= thawed)]
     parts = {"frozen": early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")}
     parts["end"] = values[values["round"] == last].pivot(index="algorithm", columns="seed", values="value")
-    found: dict[str, dict[str, tuple[float, str]]] = {}
-    for when, means in parts.items():
-        found[when] = {}
-        for method in SCHEDULES:
-            for other in ("fedavg", "fedbabu"):
-                gap, pairs = against(means, method, other) if method in means.index else (None, 0)
-                how = (float("nan"), "") if gap is None or not pairs else (100 * gap.value, outcome(gap, pairs))
-                found[when][f"{method} − {other}"] = how
-    hows = [how for _, how in found["end"].values()]
-    caught = None if "" in hows else "below" not in hows
+    found = {
+        when: {
+            f"{method} − {other}": difference(means, method, other)
+            for method in SCHEDULES
+            for other in ("fedavg", "fedbabu")
+        }
+        for when, means in parts.items()
+    }
     return [
         Finding(
             f"{NAMES[dataset]}: until all layers have thawed the schedules lie below FedAvg and FedBABU",
             f"mean up to round {thawed}, in points: {told(found['frozen'])}",
-            verdict([how for _, how in found["frozen"].values()], "below", "above"),
+            verdict(found["frozen"].values(), "below", "above"),
         ),
         Finding(
-            f"{NAMES[dataset]}: by the end the schedules have caught up with both",
+            f"{NAMES[dataset]}: by the end the schedules have caught up with both, to within {100 * MARGIN:g} point",
             f"after {last} rounds, in points: {told(found['end'])}",
-            caught,
+            joint([gap.no_lower(MARGIN) for gap in found["end"].values()]),
         ),
     ]
 
@@ -192,25 +194,23 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     table = pd.DataFrame(lines, columns=["method", "seeds", *(f"p{p}" if p else "worst" for p in POINTS), "mean"])
-    return Drawing(figure, table, caption, tuple(_of_clients(main, dataset)))
+    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), apart(header, dataset)))
 
 
 def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:
     """Findings on whether a schedule is above FedBABU at all percentiles of clients, paired by seed."""
     findings = []
     for method in SCHEDULES:
-        gaps: dict[str, tuple[float, str]] = {}
+        gaps: dict[str, Difference] = {}
         if method in main and "fedbabu" in main:
             for p in POINTS:
                 both = pd.DataFrame({name: main[name].quantile(p / 100) for name in (method, "fedbabu")}).T
-                gap, pairs = against(both, method, "fedbabu")
-                gaps["worst client" if p == 0 else f"percentile {p}"] = (100 * gap.value, outcome(gap, pairs))
-        hows = [how for _, how in gaps.values()]
+                gaps["worst client" if p == 0 else f"percentile {p}"] = difference(both, method, "fedbabu")
         findings.append(
             Finding(
                 f"{NAMES[dataset]}: {method} lies above FedBABU at the worst client and at percentiles 10, 50 and 90",
                 told(gaps) or f"fewer than {LEAST} seeds",
-                verdict(hows, "above", "below"),
+                verdict(gaps.values(), "above", "below"),
             )
         )
     return findings

@@ -12,12 +12,13 @@ from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, style
 from figures import items
-from figures.differences import FEWEST
+from figures.differences import FEWEST, Difference, joint
 from figures.items import Drawing, Finding, View
 from figures.page import markdown, percent
 from figures.scheduling.runs import (
     BELOW,
     EARLY,
+    MARGIN,
     MEAN,
     METHODS,
     NAME,
@@ -25,6 +26,7 @@ from figures.scheduling.runs import (
     PAPER,
     SCHEDULES,
     WRAPPED,
+    apart,
     at_paper,
     columns,
     compared,
@@ -76,7 +78,7 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
     values = scores(frame)
     last = {name: values.xs(c.at[-1], level="round") for name, c in columns(header).items() if _has(values, c.at[-1])}
 
-    def gaps(dataset: str, method: str, others: Sequence[str]) -> dict[str, tuple[float, str]]:
+    def gaps(dataset: str, method: str, others: Sequence[str]) -> dict[str, Difference]:
         own = last.get(dataset, pd.DataFrame())
         return compared(own, f"{dataset}.{method}", [f"{dataset}.{other}" for other in others])
 
@@ -87,29 +89,32 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
             yield Finding(
                 f"{NAMES[dataset]}, end of training: {method} lies above the paper's six other methods",
                 told(found),
-                verdict([how for _, how in found.values()], "above", "below"),
+                verdict(found.values(), "above", "below"),
+                apart(header, dataset),
             )
+    near = [dataset for dataset in columns(header) if not apart(header, dataset)]
+    far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
+    where = "on every dataset" + (f" that is comparable (not {' and '.join(far)})" if far else "")
     for method in SCHEDULES:
-        found = {NAMES[d]: gap for d in columns(header) for gap in gaps(d, method, ["fedbabu"]).values()}
+        found = {NAMES[d]: gap for d in near for gap in gaps(d, method, ["fedbabu"]).values()}
         yield Finding(
-            f"{method} lies above FedBABU on every dataset", told(found),
-            verdict([how for _, how in found.values()], "above", "below"),
+            f"{method} lies above FedBABU {where}", told(found), verdict(found.values(), "above", "below"),
         )  # fmt: skip
-    found = {NAMES[d]: gap for d in columns(header) for gap in gaps(d, "vanilla", ["anti"]).values()}
-    hows = [how for _, how in found.values()]
-    same = None if "" in hows else all(how in ("level", "equal") for how in hows)
+    found = {NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()}
     yield Finding(
-        "there is no order between Vanilla and Anti (the paper's differ by 0.7 points at most)", told(found), same
+        f"Vanilla and Anti are level {where}: within {100 * MARGIN:g} point (the paper's differ by 0.7 at most)",
+        told(found),
+        joint([gap.level(MARGIN) for gap in found.values()]),
     )
     found = {
         f"{NAMES[d]} {method}": gap
-        for d in columns(header)
+        for d in near
         for method in SCHEDULES
         for gap in gaps(d, method, ["local_adaptation"]).values()
     }
     yield Finding(
-        "schedules lie above FedAvg too when that is fine-tuned alike, which the paper does not compare", told(found),
-        verdict([how for _, how in found.values()], "above", "below"),
+        f"schedules lie above FedAvg too when that is fine-tuned alike, which the paper does not compare, {where}",
+        told(found), verdict(found.values(), "above", "below"),
     )  # fmt: skip
 
 
@@ -220,12 +225,12 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         own = values.xs(done, level="round") if done in values.index.get_level_values("round") else pd.DataFrame()
         for method in SCHEDULES:
             found = compared(own, f"{dataset}.{method}_early", [f"{dataset}.{method}"])
-            hows = [how for _, how in found.values()]
             findings.append(
                 Finding(
                     f"{NAMES[dataset]}: thawing twice as early costs {method} accuracy (the paper: 0.3 to 1 point)",
                     f"early − late {told(found)}",
-                    verdict(hows, "below", "above"),
+                    verdict(found.values(), "below", "above"),
+                    apart(header, dataset),
                 )
             )
     with style():
@@ -272,18 +277,20 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         }
         for name in SCHEDULES
     }
-    hows = {name: [how for _, how in found.values()] for name, found in gaps.items()}
-    level = None if "" in hows["vanilla"] else all(how in ("level", "equal") for how in hows["vanilla"])
-    better = [how for found in hows.values() for how in found]
+    margin = f"{100 * MARGIN:g} point"
     findings = (
         Finding(
-            "no schedule improves a method that trains its head", "; ".join(map(told, gaps.values())),
-            None if "" in better else "above" not in better,
+            f"no schedule improves a method that trains its head by more than {margin}",
+            "; ".join(map(told, gaps.values())),
+            joint([gap.no_higher(MARGIN) for found in gaps.values() for gap in found.values()]),
         ),
-        Finding("there is no order between Vanilla over such methods and them", told(gaps["vanilla"]), level),
+        Finding(
+            f"Vanilla over such methods is level with them, within {margin}", told(gaps["vanilla"]),
+            joint([gap.level(MARGIN) for gap in gaps["vanilla"].values()]),
+        ),
         Finding(
             "Anti over such methods lies clearly below them", told(gaps["anti"]),
-            verdict(hows["anti"], "below", "above"),
+            verdict(gaps["anti"].values(), "below", "above"),
         ),
     )  # fmt: skip
     with style():

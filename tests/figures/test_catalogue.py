@@ -40,14 +40,22 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_list_has_a_line_each_with_state_title_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = listed(capsys)
+def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    *lines, (lacking,) = listed(capsys)
+    assert all(f"{name} (" in lacking for name in catalogue.LACKING)
     entries = catalogue.entries()
     assert [line[:2] for line in lines] == [[entry.name, entry.state()] for entry in entries]
     assert [line[0] for line in lines[: len(PUBLISHED)]] == [entry.name for entry in PUBLISHED]
     assert {line[0] for line in lines} == {*items.REGISTRY, *(entry.name for entry in PUBLISHED)}
     for line, entry in zip(lines, entries, strict=True):
-        assert line[2] == entry.title + (f" ({entry.note})" if entry.state() == "cannot" else "")
+        assert line[2:4] == [entry.data or "-", entry.scale() or "-"]
+        reason = entry.note if entry.state() == "cannot" else entry.lacks and f"without {entry.lacks}"
+        assert line[4] == entry.title + (f" ({reason})" if reason else "")
+    told = {line[0]: line[2:4] for line in lines}
+    assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
+    assert told["pfedla.table3"][1] == "nothing trained"
+    assert " of " in told["scheduling.table2"][1]
+    assert {name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))} == set(catalogue.LACKING)
 
 
 def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) -> None:

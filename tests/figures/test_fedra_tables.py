@@ -37,7 +37,7 @@ def test_pairs_are_counted(values: list[float], held: bool, said: str) -> None:
     assert "1 equal (alllarge - fedra +0.0 ± 0.0)" in same.measured
     noisy = means.copy()
     noisy.loc["fedra"] = means.loc["alllarge"] + [0.01, -0.01, 0.005]
-    assert "1 level (alllarge - fedra -0.2 ± 2.6)" in tables._order(noisy).measured
+    assert "1 undecided (alllarge - fedra -0.2 ± 2.6)" in tables._order(noisy).measured
 
 
 def test_it_draws_what_is_there_and_needs_the_whole_models() -> None:

@@ -1,0 +1,132 @@
+"""The scorecard: what each paper claims, whether it came out here, and our number; made from claims and stored pages.
+
+``claims.csv`` has a line for each claim: the figure that decides it, how the expectation on its page begins, and a
+regular expression of what to show of the measurement (empty: all of it). The verdict and the number are read off that
+page; a claim without an expectation is not measured yet.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from figures import items
+from figures.page import markdown
+from figures.papers import PAPERS
+from fl_core.errors import UsageError
+
+CLAIMS = items.HERE / "claims.csv"
+README = items.HERE / "README.md"
+BEGIN, END = "<!-- scorecard -->", "<!-- end of the scorecard -->"
+WORDS = dict(zip(items.VERDICTS, ("**reproduced**", "**contradicted**", "undecided", "not comparable"), strict=True))
+"""The scorecard's words for the verdicts on the pages."""
+TITLES = {
+    "player_fl": "PLayer-FL",
+    "scheduling": "Layer scheduling",
+    "fedpft": "FedPFT",
+    "pfedla": "pFedLA",
+    "fedra": "FedRA",
+}
+_LINE = re.compile(
+    rf"- (?P<verdict>{'|'.join(items.VERDICTS)})(?: \(.*?\))?: (?P<expected>.*?)\. Measured: (?P<measured>.*)\."
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper claims, and where it is decided.
+
+    Attributes:
+        claim: in plain words.
+        figure: whose page decides it; of a figure that is not made yet, its name in the catalogue.
+        finding: how the expectation on that page begins; empty where nothing was measured.
+        shown: regular expression of what is shown of the measurement.
+        data, scale: behind the number.
+    """
+
+    paper: str
+    claim: str
+    figure: str
+    finding: str
+    shown: str
+    data: str
+    scale: str
+
+
+class Said(NamedTuple):
+    """A finding as its page has it."""
+
+    verdict: str
+    expected: str
+    measured: str
+
+
+def claims(path: Path = CLAIMS) -> list[Claim]:
+    """All claims, paper by paper."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [Claim(**line) for line in csv.DictReader(file)]
+
+
+def findings(page: Path) -> list[Said]:
+    """The findings on an item's page."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return [Said(**found.groupdict()) for line in lines if (found := _LINE.fullmatch(line))]
+
+
+def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:
+    """The verdict on a claim in the scorecard's words, and our number.
+
+    Raises:
+        UsageError: its page has not exactly one such expectation, or nothing of the measurement is shown.
+    """
+    if not claim.finding:
+        return WORDS["open"], "not measured yet"
+    page = (items.PICTURES if pictures is None else pictures) / f"{claim.figure}.md"
+    found = [each for each in findings(page) if each.expected.startswith(claim.finding)]
+    if len(found) != 1:
+        raise UsageError(f"{page.name} has {len(found)} expectations that begin with {claim.finding!r}, not 1")
+    parts = re.findall(claim.shown, found[0].measured) if claim.shown else [found[0].measured]
+    if not parts:
+        raise UsageError(f"{page.name}: nothing in {found[0].measured!r} is like {claim.shown!r}")
+    return WORDS[found[0].verdict], "; ".join(parts)
+
+
+def table() -> str:
+    """The scorecard in Markdown, a table for each paper."""
+    return "\n\n".join(f"**{TITLES[paper]}**\n\n{part}" for paper, part in _tables())
+
+
+def _tables() -> Iterator[tuple[str, str]]:
+    for paper in PAPERS:
+        columns: dict[str, list[str]] = {
+            name: [] for name in ("the paper claims", "here", "our number", "data", "scale", "page")
+        }
+        for each in (claim for claim in claims() if claim.paper == paper):
+            where = items.PICTURES / f"{each.figure}.md"
+            link = f"[{each.figure}](pictures/{where.name})" if where.is_file() else f"`{each.figure}`, planned"
+            cells = (each.claim, *judged(each), each.data, each.scale, link)
+            for column, cell in zip(columns.values(), cells, strict=True):
+                column.append(cell.replace("|", "\\|"))
+        yield paper, markdown(columns)
+
+
+def renewed(text: str) -> str:
+    """A page's text with its scorecard made anew.
+
+    Raises:
+        UsageError: the text has no place for it.
+    """
+    if BEGIN not in text or END not in text:
+        raise UsageError(f"the page has no {BEGIN} and {END}")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+
+
+def write(path: Path = README) -> Path:
+    """Renew the scorecard in the README and return its path."""
+    path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return path
