@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fl_core.data import FederatedData
     from fl_core.decision import Instruments
     from fl_core.engine import Engine
+    from fl_core.loggers.base import Logger
     from fl_core.plan import LayerPlan
 
 CHOOSE = "choose"
@@ -34,6 +36,7 @@ def run(
     instruments: Instruments | None = None,
     command: str = "",
     progress: bool = True,
+    log: Collection[str | Logger] = (),
     **keys: Any,
 ) -> Engine:
     """Train one algorithm on one federation to the end; returns the run's last state and its rows.
@@ -56,10 +59,12 @@ def run(
         instruments: what measures and decides in mid-run; the diagnostics' by default.
         command: what was typed, for the record.
         progress: show a bar over the rounds.
+        log: where else its rows go, live: ``tensorboard``, ``mlflow``, ``package.module:Class``, or an object of a
+            class made of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
 
     Raises:
         UsageError: anything unknown or not fitting, before anything is written.
-        NonFiniteError, RunError: during the run; the directory keeps its last checkpoint.
+        DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     from fl_core import runner
     from fl_core.plan import LayerPlan
@@ -89,6 +94,7 @@ def run(
         plan=own_plan,
         command=command,
         progress=progress,
+        log=log,
     )
 
 
@@ -132,7 +138,7 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, **options
     1
 
     Args:
-        options: ``data``, ``model``, ``model_code`` and ``progress``, as of :func:`fl_core.runner.resume`.
+        options: ``data``, ``model``, ``model_code``, ``progress`` and ``log``, as of :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.

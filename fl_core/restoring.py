@@ -16,6 +16,7 @@ from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.config import check as check_config
 from fl_core.data import Partition
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
@@ -61,13 +62,13 @@ def task_of(run: Run, **given: Any) -> Task:
     with blamed(run.path / "config.json"):
         config, plan = stored_config(stored)
         check_config(config)
-    partition, start = None, None
+    dealt: dict[str, Any] = {}
+    start = None
     if run.begun:
-        with blamed(run.path / "partition.safetensors"):
-            partition = Partition.from_tree(run.partition()) if given["data"] is None else None
+        dealt = {} if given["data"] is not None else _dealt(run, stored)
         start = run.start()
     try:
-        task = assemble(config, **given, partition=partition, plan=plan, start=start)
+        task = assemble(config, **given, **dealt, plan=plan, start=start)
     except UsageError as error:
         raise UsageError(f"{run.path}: {error}") from error
     names = {client.name for client in task.data.clients}
@@ -76,6 +77,18 @@ def task_of(run: Run, **given: Any) -> Task:
         if len(lost) != 2 or not isinstance(lost[0], int) or lost[1] not in names:
             raise CorruptError(f"{run.path / 'config.json'} is damaged: {lost} is no round and client of this run")
     return task
+
+
+def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Who held which sample, and what was fitted on the training samples, as :func:`assemble` takes them."""
+    with blamed(run.path / "partition.safetensors"):
+        partition = Partition.from_tree(run.partition())
+    fitted = stored.get("preprocessing")
+    with blamed(run.path / "config.json"):
+        return {
+            "partition": partition,
+            "preprocessing": None if fitted is None else Preprocessing.from_json(fitted),
+        }
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False) -> Algorithm:

@@ -24,8 +24,11 @@ COMMANDS = {
     "diagnose": "layers",
     "select": "layers",
     "plot": "pictures",
+    "export": "exports",
+    "predict": "exports",
     "choose": "studies",
     "compare": "studies",
+    "tune": "studies",
     "regret": "studies",
     "list": "listings",
 }
@@ -184,7 +187,11 @@ class _Notes:
         text = " ".join(str(message).split())
         if text not in self.seen:
             self.seen.add(text)
-            print(f"fedlayers: note: {text}", file=sys.stderr)
+            line, bars = f"fedlayers: note: {text}", sys.modules.get("tqdm")
+            if bars is None:
+                print(line, file=sys.stderr)
+            else:  # on a line of its own, above the bar of a run that goes on
+                bars.tqdm.write(line, file=sys.stderr)
 
 
 def _leave(code: int, reason: str) -> NoReturn:

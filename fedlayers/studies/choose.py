@@ -17,13 +17,15 @@ from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of,
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores, then_personalise
-from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing
+from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing, watched
+from fedlayers.studies.skill import guessing
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.records.files import write_atomically, write_json
+from fl_core.scores import label_of, main_score
 from fl_core.task import Task
 
 OBEYS = "fedper"
@@ -64,18 +66,23 @@ class Choice:
         return self.winner.plan
 
     @property
+    def main(self) -> str:
+        """The score that arms are judged by beside the loss."""
+        return main_score(self.standing.judged.columns)
+
+    @property
     def table(self) -> pd.DataFrame:
         """A row per arm, the leader first: means over seeds of the scores that it was judged by."""
-        means = self.standing.judged.groupby("arm", sort=False)[["macro_f1", "loss", "score"]].mean().reset_index()
+        means = self.standing.judged.groupby("arm", sort=False)[[self.main, "loss", "score"]].mean().reset_index()
         return means.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
     def text(self) -> str:
         """The decision, how certain it is, and the table of arms."""
-        seeds = self.standing.judged["seed"].nunique()
+        seeds, word = self.standing.judged["seed"].nunique(), label_of(self.main)
         shown = pd.DataFrame(
             {
                 "arm": self.table["arm"],
-                "macro-F1 %": [f"{100 * value:.1f}" for value in self.table["macro_f1"]],
+                f"{word} %": [f"{100 * value:.1f}" for value in self.table[self.main]],
                 "loss": [f"{value:.3f}" for value in self.table["loss"]],
                 "score": [f"{value:+.2f}" for value in self.table["score"]],
             }
@@ -83,7 +90,7 @@ class Choice:
         notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
         legend = (
             f"Validation samples, the last evaluated rounds up to round {self.until}, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}; score = z(macro-F1) - z(loss) over the arms, higher = better."
+            f"{'seed' if seeds == 1 else 'seeds'}; score = z({word}) - z(loss) over the arms, higher = better."
         )
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
@@ -107,7 +114,7 @@ class Choice:
         shown = pd.DataFrame(
             {
                 "way": [way for way, _, _ in ways],
-                "macro-F1 %": [f"{100 * scores['macro_f1']:.1f}" for _, scores, _ in ways],
+                f"{label_of(self.main)} %": [f"{100 * scores[self.main]:.1f}" for _, scores, _ in ways],
                 "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
                 "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
                 "sent": [sized(cost.n_bytes) for _, _, cost in ways],
@@ -120,22 +127,24 @@ class Choice:
     def lead(self) -> str:
         """What to use and how certain that is, in one or two sentences."""
         do = self.winner.words[0].upper() + self.winner.words[1:] + "."
-        race, points = self.certainty, 100 * MARGIN
+        race, points, word = self.certainty, 100 * MARGIN, label_of(self.main)
         if race.verdict == "one race":
             loss = one_race([arm.name for arm in self.arms])
             parts = [f"One race says: {self.winner.words}.", loss, "How sure that is takes repeated races: --seeds 3."]
             return " ".join(part for part in parts if part)
         if race.verdict == "decided":
             return f"{do} Every other candidate is excluded (95 %, paired by seed)."
+        if race.verdict == "nothing learned":
+            return f"{race.guessed()} {do} It sends least."
         if race.verdict == "no matter":
             return (
-                f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of macro-F1 of each "
+                f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of {word} of each "
                 "other; this one sends least."
             )
         more = "more than 999 further seeds" if race.more_seeds is None else f"about {race.more_seeds} more seeds"
         return (
             f"Not decided between {listing(race.left)}. The leader, {self.winner.name} ({self.winner.words}), may lose "
-            f"up to {100 * race.at_stake:.1f} points of macro-F1; {more} would decide."
+            f"up to {100 * race.at_stake:.1f} points of {word}; {more} would decide."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -213,7 +222,8 @@ def choose(
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
     algorithm = config.algorithm if find(config.algorithm).splits else OBEYS
-    config = replace(config, algorithm=algorithm, options=config.options if algorithm == config.algorithm else {})
+    options = config.options if algorithm == config.algorithm else {}
+    config = watched(replace(config, algorithm=algorithm, options=options))
     task = runner.assemble(replace(config, seed=seeds[0]))
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
@@ -221,11 +231,13 @@ def choose(
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)
     tasks: dict[str, Task] = {}
+    guesses: dict[int, dict[str, float]] = {}
     for entry in entries:
         same_data = task.data if entry.config.seed == seeds[0] else None
         its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
+        guesses.setdefault(entry.config.seed, guessing(its_task.data))
     finished = (len(seeds) if each_seed else 1) * complete
     cost = foreseen(tasks, entries, until, finished, config.workers)
     tell(cost.text())
@@ -233,7 +245,7 @@ def choose(
     failed = run_entries(entries, until, config.workers, tell)
     if len(failed) == len(entries):
         raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
-    stands = standing(entries, until, failed)
+    stands = standing(entries, until, failed, guesses)
     sure = certainty(stands.judged)
     winner = _winner(racing, stands, sure, tasks)
     run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
@@ -258,9 +270,9 @@ def choose(
 
 
 def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, tasks: Mapping[str, Task]) -> Arm:
-    """The leading arm; if the difference does not matter, the remaining arm that sends least."""
+    """The leading arm; where differences do not matter or nothing was learned, the remaining arm that sends least."""
     by_name = {arm.name: arm for arm in racing}
-    if sure.verdict != "no matter":
+    if sure.verdict not in ("no matter", "nothing learned"):
         return by_name[leader_of(stands.judged)]
     return min((by_name[name] for name in sure.left), key=lambda arm: bytes_a_round(tasks[arm.name]))
 
@@ -285,7 +297,7 @@ def _with_evidence(plan: LayerPlan, stands: Standing, sure: Certainty, task: Tas
     return plan.with_shared(
         plan.shared,
         rule="race",
-        metric="macro_f1 - loss, standardised",
+        metric=f"{main_score(stands.judged.columns)} - loss, standardised",
         detail=detail,
         data=task.data.digest,
         checkpoint=tree.digest(tree.of(task.model)),

@@ -17,6 +17,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from fl_core.scores import main_score
 from fl_core.task import Task
 
 OWN_EPOCHS = 2
@@ -94,7 +95,7 @@ def then_personalise(task: Task, config: RunConfig, out: Path, tell: Tell) -> Pe
     failed = run_entries(entries, None, config.workers, tell)
     done = [*(entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed), start]
     table = pd.DataFrame({"arm": entry.arm.name, **last_scores(entry.path)} for entry in done)
-    table["score"] = standardised(table["macro_f1"]) - standardised(table["loss"])
+    table["score"] = standardised(table[main_score(table.columns)]) - standardised(table["loss"])
     best = done[int(table["score"].idxmax())]
     spent = [measured(task, [start], int(task.config.rounds or 1), 0, 1), measured(task, entries, 1, 0, config.workers)]
     n_bytes, seconds = (sum(getattr(each, name) for each in spent) for name in ("n_bytes", "seconds"))
@@ -102,9 +103,9 @@ def then_personalise(task: Task, config: RunConfig, out: Path, tell: Tell) -> Pe
 
 
 def last_scores(path: Path) -> dict[str, float]:
-    """``macro_f1`` and ``loss`` on validation samples after a run's last evaluated round."""
+    """``macro_f1`` (of a regression ``r2``) and ``loss`` on validation samples after a run's last evaluated round."""
     scores = validation_scores(store.Run(path).rows()[1])[-1]
-    return {name: scores[name] for name in ("macro_f1", "loss")}
+    return {name: value for name, value in scores.items() if name != "round"}
 
 
 def _foreseen(task: Task, start: Entry, n_depths: int) -> Cost:

@@ -45,10 +45,11 @@ def of_race(rounds: pd.DataFrame) -> Figure:
 
 def of_comparison(comparison: Comparison) -> dict[str, Figure]:
     """A comparison's pictures by name: scores with intervals, clients, and learning curves."""
-    table = comparison.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
+    score = comparison.score
+    table = comparison.table.rename(columns={score: "value", f"{score}_low": "low", f"{score}_high": "high"})
     table = table.assign(n=table["seeds"])
     return {
-        "comparison": figure_of(plots.comparison(table, "macro_f1")),
-        "clients": figure_of(plots.clients(comparison.frame, "macro_f1")),
-        "learning": figure_of(plots.learning(comparison.frame, "macro_f1")),
+        "comparison": figure_of(plots.comparison(table, score)),
+        "clients": figure_of(plots.clients(comparison.frame, score)),
+        "learning": figure_of(plots.learning(comparison.frame, score)),
     }

@@ -20,10 +20,12 @@ from fedlayers.studies.choose import Choice, choose
 from fedlayers.studies.compare import Comparison, check_folder, compare, jobs_of
 from fedlayers.studies.study_page import write_page
 from fl_core import runner
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, resolved
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from fl_core.scores import REGRESSION
+from fl_core.training.losses import LOSSES
 
 Say = Callable[[str], None]
 CHOSEN = "choose"
@@ -92,6 +94,8 @@ def study(
     """
     if config.plan is not None:
         raise UsageError("a study decides on its own plan; compare takes one")
+    if LOSSES[str(resolved(config).loss)].task == REGRESSION:
+        raise UsageError("a study reports on classes, and numbers are to be predicted: choose and compare do that")
     out = Path(out)
     check_folder(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)

@@ -235,5 +235,5 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
-    write_atomically(out / f"{name}.png", page.figure(figure, caption, alt=caption))
+    write_atomically(out / f"{name}.png", page.figure(figure, caption))
     plt.close(figure)

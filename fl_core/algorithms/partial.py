@@ -80,6 +80,10 @@ class FedBN(Algorithm):
     travels, keeps, cost = "all but batch normalisations", "its batch normalisations", "2(P - norms)"
     evaluates = "personal"
 
+    def notes(self) -> list[str]:
+        none = f"{self.name} keeps batch normalisations with each client, and the model has none: it is FedAvg"
+        return [] if self.problem.norms else [none]
+
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return super().shared(rnd, client) - self.problem.norms
 

@@ -28,7 +28,7 @@ from fl_core.execution.stacked import Stacked
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 from fl_core.interrupts import held_back
 
-SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker
+SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker, beside a kept optimiser's
 
 
 class Executor(Protocol):
@@ -77,7 +77,8 @@ class Workers:
     def __init__(self, client_runner: ClientRunner, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         packed = _Packed(client_runner)
-        room = SLOT_TREES * sum(tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values())
+        trees = SLOT_TREES + client_runner.training.kept
+        room = trees * sum(tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values())
         self._links: list[Channel] = []
         self._processes: list[Any] = []
         self._interrupted = False

@@ -134,9 +134,6 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
         signal.signal(signal.SIGINT, earlier)
 
 
-# --- a dead worker, a full disk --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def fails(tmp_path, monkeypatch, capsys):
     """Run a command that fails; its last line."""

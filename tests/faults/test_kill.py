@@ -50,9 +50,6 @@ MOMENTS = {
 }
 
 
-# --- in the child ----------------------------------------------------------------------------------------------
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
@@ -185,9 +182,6 @@ def nursery(cases: dict[str, dict]) -> None:
         outlived = [alive(pid) for pid in orphans]
         happened = {"killed": killed, "checkpoints": checkpoints, "ended": ended, "outlived": outlived}
         print(json.dumps({"name": name, **happened}), flush=True)
-
-
-# --- in the test -----------------------------------------------------------------------------------------------
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -27,9 +27,6 @@ LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d",
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
 
 
-# --- arms ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "shared"),
     [
@@ -72,9 +69,6 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
 def test_arms_that_cannot_race_are_refused(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         arms_of(names, LAYERS)
-
-
-# --- the race --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,9 +192,6 @@ def test_what_cannot_be_raced_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-# --- the cheap alternative -------------------------------------------------------------------------------------
-
-
 def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunConfig(dataset="heart", rounds=3, eval_every=1)
     choice = choose(config, tmp_path, arms=("nothing", "half"), personalise=True)
@@ -226,9 +217,6 @@ def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:
         choose(CONFIG, tmp_path, personalise=True, complete=False)
     with pytest.raises(UsageError, match="--then-personalise"):
         choose(CONFIG, tmp_path / "out", complete=False).side_by_side()
-
-
-# --- how sure --------------------------------------------------------------------------------------------------
 
 
 def judged_of(means: list[float], deviation: float, seeds: int, draw: int = 0) -> pd.DataFrame:

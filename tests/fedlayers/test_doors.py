@@ -42,9 +42,6 @@ def test_an_unknown_door_is_an_attribute_error():
         getattr(fl, "diagnosis")  # noqa: B009
 
 
-# --- run -------------------------------------------------------------------------------------------------------
-
-
 def test_run_takes_objects_in_the_place_of_names(tmp_path):
     plan = fl.LayerPlan.all_but_last(fl.layers_of(network("plain"), TOY.clients[0].train.x[:2]))
     engine = fl.run(algorithm="fedper", rounds=1, batch=8, data=TOY, model=network("plain"), plan=plan, progress=False)
@@ -96,8 +93,6 @@ def test_run_refuses_an_unknown_key_with_the_nearest():
     with pytest.raises(UsageError, match="unknown key of a run 'algoritm': did you mean 'algorithm'"):
         fl.run(algoritm="fedavg")
 
-
-# --- beside somebody's own files -------------------------------------------------------------------------------
 
 THEIRS = {"diagnostics.py": "MINE = 'their diagnostics'\n", "figures.py": "MINE = 'their figures'\n"}
 BOTH = """
@@ -160,9 +155,6 @@ def test_the_bare_name_is_the_same_package_where_nobody_else_has_it(tmp_path):
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
-
-
-# --- names -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", catalogue.HOMES)

@@ -64,9 +64,6 @@ def files(folder):
     return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
 
 
-# --- what it leaves --------------------------------------------------------------------------------------------
-
-
 def test_study_leaves_report_rows_plan_runs_and_pictures(out):
     named = {"report.html", "rows.jsonl", "plan.json", "comparison", *(f"{name}.png" for name in PICTURES)}
     assert {path.name for path in out.iterdir()} == named
@@ -144,14 +141,19 @@ def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
     assert "Federate" not in head
 
 
-# --- the report ------------------------------------------------------------------------------------------------
-
-
 def test_report_needs_nothing_else(html):
     assert html.count('src="data:image/png;base64,') == len(PICTURES)
     assert not re.search(r'(src|href)="(?!data:)', html)
     assert "http" not in re.sub(r'<meta http-equiv="[^>]*>', "", html)
     assert "<script" not in html
+
+
+def test_every_picture_of_the_report_is_described(html):
+    pairs = re.findall(r'alt="([^"]+)".*?</b> (.*?)</figcaption>', html, flags=re.DOTALL)
+    assert len(pairs) == len(PICTURES)
+    for alt, caption in pairs:
+        assert alt != caption
+        assert any(name in alt for name in ("fc1", "cleveland", "playerfl"))
 
 
 def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
@@ -217,9 +219,6 @@ def test_verdict_without_playerfl_refers_to_the_best():
         for m in ("macro_f1", "accuracy", "loss")
     ]
     assert verdict(Comparison(rows.frame(found))).startswith("Differences from `fedprox`")
-
-
-# --- going on, and refusing ------------------------------------------------------------------------------------
 
 
 def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, capsys):

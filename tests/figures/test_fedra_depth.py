@@ -42,6 +42,7 @@ def images(path: Path, side: int, classes: int, domains: int) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"depth": 4, "embed_dim": 8, "num_heads": 2}
     changes = {"rounds": 1, "batch": 8, "eval_every": 1, "checkpoint_every": 1}

@@ -27,12 +27,12 @@ READY = [name for name in ITEMS if items.REGISTRY[name].draw and items.REGISTRY[
 
 
 def drawings() -> list[Any]:
-    """What has rows; of several that one function draws, and of a paper's beyond the second, the others are slow."""
+    """What has rows; of several that one function draws, and of a paper's beyond the first, the others are slow."""
     parameters, functions, papers = [], set(), Counter[str]()
     for name in READY:
         draw = items.REGISTRY[name].draw
         function, paper = draw.func if isinstance(draw, partial) else draw, name.partition(".")[0]
-        quick = function not in functions and papers[paper] < 2
+        quick = function not in functions and not papers[paper]
         papers[paper] += quick
         functions.add(function)
         parameters.append(pytest.param(name, marks=[] if quick else [pytest.mark.slow]))

@@ -30,9 +30,6 @@ def check(monkeypatch: pytest.MonkeyPatch) -> recipe.Recipe:
     return small(monkeypatch, learning.ITEM, runs)
 
 
-# --- made in parts ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("check")
 def test_runs_are_made_once_and_a_partial_table_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -169,9 +166,6 @@ def test_recipes_name_what_there_is(name: str) -> None:
         if config.algorithm in registry():
             configured(find(config.algorithm), config.options)
     assert RECIPES[name].planned(1) == [(run, 0) for run in RECIPES[name].runs]
-
-
-# --- the learning check ----------------------------------------------------------------------------------------
 
 
 def test_learning_check_has_every_algorithm_but_those_of_depth() -> None:
