@@ -76,7 +76,7 @@ class RunConfig:
     participation: float = 1.0
     """Fraction of the clients that take part in a round; at least one does."""
     weights: str = "samples"
-    """How clients count in a mean: by training samples, or uniform."""
+    """Of clients in a mean: samples (of training) or uniform."""
     client_dropout: float = 0.0
     """Probability with which the reply of a client that takes part is lost."""
     dropout_trace: str | None = None
