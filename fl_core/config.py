@@ -76,7 +76,7 @@ class RunConfig:
     participation: float = 1.0
     """Fraction of the clients that take part in a round; at least one does."""
     weights: str = "samples"
-    """How clients count where they are averaged: by their training samples, or all the same (uniform)."""
+    """Of clients in a mean: samples (of training) or uniform."""
     client_dropout: float = 0.0
     """Probability with which the reply of a client that takes part is lost."""
     dropout_trace: str | None = None
@@ -98,7 +98,7 @@ class RunConfig:
     clip: float | None = None
     """Scale a step's gradient down to this norm where it is longer."""
     keep_optimizer: bool | None = None
-    """Keep each client's optimiser state from round to round, in place of a new one; default for adam and adamw."""
+    """Keep each client's optimiser state between rounds; default for adam, adamw."""
     loss: str | None = None
     """cross_entropy, focal, player_focal or bce (one output); of numbers mse, mae or huber."""
     loss_options: dict[str, Any] | None = None

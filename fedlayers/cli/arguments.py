@@ -134,7 +134,7 @@ def _switched(words: list[str]) -> bool:
 
 SWITCH = PrimitiveConstructorSpec(
     nargs="*",
-    metavar="[{True,False}]",
+    metavar="[BOOL]",
     instance_from_str=_switched,
     is_instance=lambda value: value is None or isinstance(value, bool),
     str_from_instance=lambda value: [] if value is None else [str(value)],

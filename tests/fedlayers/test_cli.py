@@ -124,7 +124,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
         (("run", "--rounds", "three"), "--rounds takes INT, not 'three';"),
         (("study", "--seeds", "1.5"), "--seeds takes INT, not '1.5';"),
         (("run", "--threshold", "high"), "--threshold takes FLOAT, not 'high';"),
-        (("run", "--amsgrad", "maybe"), "--amsgrad: it is True or False, not maybe;"),
+        (("run", "--amsgrad", "maybe"), "--amsgrad takes True or False, not 'maybe';"),
         (("run", "--out"), "--out needs a value;"),
         (("verify",), "verify needs DIR;"),
     ],
