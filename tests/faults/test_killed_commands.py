@@ -34,9 +34,6 @@ TIMED = ("seconds", "foreseen", "measured")  # what a choice says of the time th
 UNCOVERED = {"lock", "timing.jsonl"}
 
 
-# --- in the child ----------------------------------------------------------------------------------------------
-
-
 def given(folder: Path, command: str, die_at: int = 0, die_after: float = 0.0) -> tuple[int, int, float]:
     """Give a command in a forked process: its status, how many files it has put in place, and its seconds.
 
@@ -98,9 +95,6 @@ def nursery(where: str, command: str, shares: list[float]) -> None:
             json.dumps({"name": f"{share}", "killed": killed, "ended": given(base / f"{share}", command)[0]}),
             flush=True,
         )
-
-
-# --- in the test -----------------------------------------------------------------------------------------------
 
 
 def contents(path: Path) -> dict[str, bytes]:
