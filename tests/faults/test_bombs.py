@@ -78,8 +78,6 @@ def grow(path, n_bytes=VAST):
         pytest.skip(f"no sparse file of that size here: {error}")
 
 
-# --- larger than memory ----------------------------------------------------------------------------------------
-
 COVERED = ("config.json", "environment.json", "partition.safetensors", "manifest.json", "checkpoints/000002.json")
 
 
@@ -123,9 +121,6 @@ def test_vast_weights(tmp_path, suffix):
     path.write_bytes(b"\0")
     grow(path)
     refused(lambda: weights.read(path), path, UsageError)
-
-
-# --- headers that claim what is not there ----------------------------------------------------------------------
 
 
 def tensor_file(header, data=b"", length=None):
@@ -176,8 +171,6 @@ def forge(path, change):
     path.write_bytes(files.signed(found))
 
 
-# --- JSON that is nested ---------------------------------------------------------------------------------------
-
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 DEEPER_THAN_USE = json.loads("[" * 150 + "]" * 150)
 
@@ -225,9 +218,6 @@ def test_nested_texts_of_ones_own(tmp_path, line):
     path = tmp_path / "texts.jsonl"
     path.write_bytes(b'{"text": "a", "label": 0}\n' * (line - 1) + DEEP + b"\n")
     refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
-
-
-# --- packed files ----------------------------------------------------------------------------------------------
 
 
 def packed(path, **streams):
@@ -306,9 +296,6 @@ def test_images_that_unpack_to_more_than_they_hold(tmp_path):
     for k in range(1, 10):
         shutil.copy(tmp_path / "images/a/0.png", tmp_path / f"images/a/{k}.png")
     refused(lambda: runner.assemble(RunConfig(dataset=str(tmp_path / "images"))), tmp_path / "images", UsageError)
-
-
-# --- names of files --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["²", "00000²", "٠٠٠٠٠٣", "0000003", "+00003", "9" * 240])

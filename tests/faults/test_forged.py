@@ -70,8 +70,6 @@ def refused(act, run, *named):
     return said
 
 
-# --- values of another type ------------------------------------------------------------------------------------
-
 LAST = "checkpoints/000002.json"
 OTHERS = {"null": None, "a number": 7, "below 0": -7, "a text": "x", "a list": ["x"], "an object": {"x": [1]}}
 PLACES = {  # and what may stand there
@@ -161,8 +159,6 @@ def covered(run, name):
         chain = files.sha(path.read_bytes())
 
 
-# --- tensors of another shape or type --------------------------------------------------------------------------
-
 TENSORS = {
     "a row less": lambda tensor: tensor[:-1].clone(),
     "a dimension more": lambda tensor: tensor[None].clone(),
@@ -251,8 +247,6 @@ def test_meta_of_another_type(tmp_path):
             resume(run)
         assert str(run / LAST) in str(caught.value)
 
-
-# --- the partition, and rows -----------------------------------------------------------------------------------
 
 PARTITIONS = {
     "no meta": lambda tree: tree.pop("meta"),

@@ -35,9 +35,6 @@ TIMED = ("seconds", "foreseen", "measured")  # what a choice says of the time th
 UNCOVERED = {"lock", "timing.jsonl"}
 
 
-# --- in the child ----------------------------------------------------------------------------------------------
-
-
 def given(folder: Path, command: str, die_at: int = 0, die_after: float = 0.0) -> tuple[int, int, float]:
     """Give a command in a forked process: its status, how many files it has put in place, and its seconds.
 
@@ -106,9 +103,6 @@ def nursery(where: str, command: str, shares: list[float]) -> None:
             ),
             flush=True,
         )
-
-
-# --- in the test -----------------------------------------------------------------------------------------------
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -65,8 +65,6 @@ def fails(tmp_path, monkeypatch, capsys):
 
 SMALL = ("--rounds", "3", "--epochs", "1", "--checkpoint-every", "1", "--out", "run")
 
-# --- clocks ----------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("how", ["backwards", "to and fro", "standing still"])
 def test_clocks_that_jump(tmp_path, monkeypatch, undisturbed, how):
@@ -91,9 +89,6 @@ def test_clocks_that_jump(tmp_path, monkeypatch, undisturbed, how):
     assert Run(tmp_path / "run").verify()
     for line in (tmp_path / "run/timing.jsonl").read_text().splitlines():
         assert all(value >= 0 for value in json.loads(line).values())
-
-
-# --- limits and disks ------------------------------------------------------------------------------------------
 
 
 def at_round(which, act):
@@ -155,9 +150,6 @@ def test_an_error_of_the_disk_names_the_path_and_what_to_do(fails, monkeypatch, 
     assert said.endswith(f"; {WAYS[call, code]}, then fedlayers resume run goes on")
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
-
-
-# --- shared memory ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

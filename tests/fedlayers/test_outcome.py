@@ -25,8 +25,6 @@ from fl_core.config import RunConfig
 from fl_core.data import of_silos
 from tests.fedlayers.test_choose import judged_of
 
-# --- the lead --------------------------------------------------------------------------------------------------
-
 
 def comparison(**macro_f1: list[float]) -> Comparison:
     """One client's scores: macro-F1 as given, a value a seed; accuracy the same, but the majority's 0.85."""
@@ -89,9 +87,6 @@ def test_the_intervals_hold_together() -> None:
     )
 
 
-# --- baselines -------------------------------------------------------------------------------------------------
-
-
 def test_baselines_are_what_scikit_learn_says() -> None:
     random = np.random.default_rng(0)
     y = {name: (random.random(n) < share).astype(int) for name, n, share in (("a", 60, 0.2), ("b", 40, 0.7))}
@@ -128,9 +123,6 @@ def test_baselines_of_texts_and_of_one_class_have_values(tmp_path: Path) -> None
     found = rows.frame(baseline_rows(replace(task, data=replace(task.data, clients=tuple(alike)))))
     assert (found["status"] == "ok").all()
     assert set(found["algorithm"]) == set(BASELINES)
-
-
-# --- studies of data whose answer is known ---------------------------------------------------------------------
 
 
 def studied(tmp_path: Path, silos: dict[str, tuple[np.ndarray, np.ndarray]], **changes) -> Outcome:

@@ -61,9 +61,6 @@ def table(tmp_path):
     return path
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------
-
-
 def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_path):
     for_npz = tmp_path / "prices.npz"
     x, y = numbers()["north"]
@@ -183,9 +180,6 @@ def test_numbers_are_the_same_bits_with_workers_and_alike_in_a_stack(changes):
     assert tree.distance(models[0], models[2]) < 1e-4
 
 
-# --- two classes from one output -------------------------------------------------------------------------------
-
-
 def test_one_output_of_two_classes_is_trained_and_scored():
     data = federation("classification")
     engine = played(data, loss="bce", rounds=10, eval_every=10, stack="off")
@@ -198,9 +192,6 @@ def test_one_output_of_two_classes_is_trained_and_scored():
     assert model(torch.zeros(2, 5)).shape == (2, 1)
     with pytest.raises(UsageError, match="bce tells 2 classes apart, and there are 5"):
         runner.assemble(RunConfig(dataset="heart", loss="bce", loss_options={}))
-
-
-# --- class weights ---------------------------------------------------------------------------------------------
 
 
 def test_balanced_weights_are_of_all_clients_training_samples():

@@ -22,9 +22,6 @@ CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1)
 OVER = {"lr": "1e-4..1e-1:log", "mu": "0.01,0.1,1"}
 
 
-# --- what is tried ---------------------------------------------------------------------------------------------
-
-
 def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
     found = spaces.spaces({**OVER, "fedprox.clip": "1,10"}, ["fedavg", "fedprox"])
     assert {name: list(space) for name, space in found.items()} == {"fedavg": ["lr"], "fedprox": ["lr", "mu", "clip"]}
@@ -80,9 +77,6 @@ def test_other_mistakes_are_refused(tmp_path: Path, keys, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         fl.tune(**{"config": CONFIG, "algorithms": ["fedavg", "fedprox"], "over": OVER, "out": tmp_path, **keys})
     assert not list(tmp_path.iterdir())
-
-
-# --- one search ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +173,6 @@ def test_of_losses_the_smallest_is_chosen_and_an_end_is_noted(tmp_path: Path) ->
     assert result.table["value"].idxmin() == result.table["best"].idxmax()
     assert result.at_an_end() == ["local: the best lr is the largest that was tried; try beyond it"]
     assert "local has 3 different settings, which are all tried" in said
-
-
-# --- what is taken over ----------------------------------------------------------------------------------------
 
 
 def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:

@@ -32,9 +32,6 @@ EVERYONE = range(len(TOY.clients))
 TRACE = ((1, 1), *((2, client) for client in EVERYONE), (3, 0), (3, 2))
 
 
-# --- whose replies are lost --------------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 2**32), st.integers(0, 1000), st.sets(st.integers(0, 50)), st.floats(0, 0.99), st.floats(0, 0.99))
 def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
     seed: int, index: int, sampled: set[int], rate: float, other: float
@@ -77,9 +74,6 @@ def test_a_trace_that_says_nothing_is_refused(text: str, said: str, tmp_path: Pa
 def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nothing\.csv cannot be read as a trace of lost replies"):
         runner.run(replace(CONFIG, dropout_trace=str(tmp_path / "nothing.csv")), data=TOY, model=network("plain"))
-
-
-# --- what algorithms do without them -----------------------------------------------------------------------------
 
 
 @cache

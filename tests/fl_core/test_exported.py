@@ -185,9 +185,6 @@ def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path: Path, a
         fl.predict(made.path, x)
 
 
-# --- one short run ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "fedper"
@@ -276,9 +273,6 @@ def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format
 
     with pytest.raises(UsageError, match=r"cannot follow Branching .*; safetensors holds any model"):
         exported.OTHERS[format](Branching(3, 2), torch.ones(2, 3))
-
-
-# --- what is refused -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,6 @@ def test_curves_are_named_by_what_a_row_has_and_combined_over_clients() -> None:
     }
 
 
-# --- those that there are --------------------------------------------------------------------------------------
-
-
 def installed(name: str) -> pytest.MarkDecorator:
     there = all(find_spec(package) for package in LOGGERS[name].needs)
     return pytest.mark.skipif(not there, reason=f"{LOGGERS[name].needs} not installed: pip install 'fedlayers[{name}]'")

@@ -56,9 +56,6 @@ def samples(federated: FederatedData, *splits: str) -> np.ndarray:
     return x[np.argsort(indices)]
 
 
-# --- which columns ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", [{"columns": ["one", "age"]}, {"drop": ["dose"]}])
 def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[str, Any]) -> None:
     path = written(tmp_path / "t.csv", frame())
@@ -113,9 +110,6 @@ def test_many_columns_are_checked_at_once(tmp_path: Path) -> None:
         data.files.glance(path)
 
 
-# --- how the file is written -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "how", "fix"),
     [
@@ -154,9 +148,6 @@ def test_a_byte_order_mark_of_utf_8_is_no_part_of_the_first_name(tmp_path: Path)
     assert len(data.load(path).clients) == 3
 
 
-# --- labels in words -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["one", "split", "silos"])
 @pytest.mark.parametrize("classes", [None, ("well", "so so", "ill")])
 def test_labels_of_arrays_can_be_words(tmp_path: Path, kind: str, classes: tuple[str, ...] | None) -> None:
@@ -175,8 +166,6 @@ def test_labels_of_arrays_can_be_words(tmp_path: Path, kind: str, classes: tuple
     for split in (client.split(name) for client in federated.clients for name in SPLITS):
         assert (words[split.y] == y[split.x[:, 0].long()]).all()
 
-
-# --- missing numbers, scaling ----------------------------------------------------------------------------------
 
 SCALERS = {"standard": StandardScaler, "minmax": MinMaxScaler, "robust": RobustScaler}
 
@@ -274,9 +263,6 @@ def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(tmp_path: Path, monkeyp
     task = fl.load_models(tmp_path / "run")[1]
     assert task.data.preprocessing == stored
     assert abs(samples(task.data, "train").mean(axis=0)).max() < 1e-6
-
-
-# --- Parquet ---------------------------------------------------------------------------------------------------
 
 
 def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
