@@ -27,8 +27,9 @@ figures: $(READY) ## the figures and tables that have rows, drawn anew: figures/
 notebooks: $(READY) ## the notebooks executed anew and stored, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks
 
-lists: $(READY)  ## the README's lists and the papers' scorecard, made anew from what there is
+lists: $(READY)  ## the README's lists, the table of faults and the papers' scorecard, made anew from what there is
 	$(BIN)/python -m fedlayers.lists
+	$(BIN)/python -m tests.faults.table
 	$(BIN)/python -m figures scorecard
 
 test: $(READY)   ## style, types and tests

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from fl_core import rows, tree
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.rows import Row
+from fl_core.scores import REGRESSION
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.losses import Loss
@@ -100,6 +101,7 @@ def diagnose(
         check_known("column of the context", name, CONTEXT)
     check_resamples(resamples)
     criterion = _loss(loss)
+    request.check_task(criterion.task)
     subjects, n_models = _subjects(models, data, n_train, seed)
     with untouched(*{id(s.model): s.model for s in subjects}.values()):
         check_inputs(subjects, seed, any(metric.reads == "losses" for metric in request.metrics))
@@ -212,6 +214,16 @@ class DiagnosisRequest:
     def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
         """The layers that a metric is given: all of them if it is relative to the first layer or to the whole."""
         return every if metric.shared or metric.whole else self.kept(every)
+
+    def check_task(self, task: str) -> None:
+        """Refuse metrics that need classes where numbers are predicted.
+
+        Raises:
+            UsageError: names them.
+        """
+        lacking = [metric.name for metric in self.metrics if metric.classes and task == REGRESSION]
+        if lacking:
+            raise UsageError(f"a {task} has no classes, which are needed by {listing(lacking)}: leave that out")
 
     def check(self, every: Sequence[Layer]) -> None:
         """Refuse unknown layers, and options that do not fit the layers, batch or mode.

@@ -159,7 +159,9 @@ def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mappin
     layers = _layering(task, options) or layers_of(task.model, example(task.data.shape), by=options["by"])
     settings, _ = _settings(task, metrics, [c.name for c in task.data.clients if len(c.train)], options)
     how = {name: options[name] for name in ("probe", "layers", "mode") if name in options}
-    DiagnosisRequest.of(metrics, settings, batch=batch, **how).check(layers)
+    request = DiagnosisRequest.of(metrics, settings, batch=batch, **how)
+    request.check_task(task.criterion.task)
+    request.check(layers)
     check_resamples(options.get("resamples", 0))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
+from fl_core.scores import REGRESSION
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 
@@ -100,8 +101,12 @@ class _PlacedLoader:
             yield x, y.to(x.device)
 
 
-def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> Tensor:
     """The model's output for ``x``, checked to be logits [n, C] that fit the labels ``y`` [n].
+
+    Args:
+        loss: what it is held against, which may be of numbers, or of two classes and one output; None: nothing, so that
+            a single output fits any labels.
 
     Raises:
         UsageError: another output, or labels that are not class indices from 0 to C - 1.
@@ -110,9 +115,13 @@ def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
         output = f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         raise UsageError(f"{type(model).__name__} gives {output} for {len(x)} samples; logits [n, C] are needed")
+    one = z.shape[1] == 1 and (loss is None or loss.task == REGRESSION)
+    if one and y.ndim == 1:
+        return z
     if y.ndim != 1 or y.is_floating_point():
         raise UsageError(f"labels must be class indices [n]; these are {y.dtype} {tuple(y.shape)}")
+    classes = (z if loss is None else loss.logits(z)).shape[1]
     low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= z.shape[1]:
-        raise UsageError(f"label {low if low < 0 else high} does not fit a model of {z.shape[1]} classes")
+    if low < 0 or high >= classes:
+        raise UsageError(f"label {low if low < 0 else high} does not fit a model of {classes} classes")
     return z

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from fedlayers.studies.regret import Regret as Regret
     from fedlayers.studies.regret import regret as regret
     from fedlayers.studies.study import study as study
+    from fedlayers.studies.tune import Tuning as Tuning
+    from fedlayers.studies.tune import tune as tune
+    from fedlayers.studies.tuned import Tuned as Tuned
     from fl_core import __version__ as __version__
     from fl_core.algorithms.base import Algorithm as Algorithm
     from fl_core.algorithms.base import Message as Message
@@ -58,8 +61,15 @@ if TYPE_CHECKING:
     from fl_core.data.silos import of_silos as of_silos
     from fl_core.errors import RunError as RunError
     from fl_core.errors import UsageError as UsageError
+    from fl_core.exported import Exported as Exported
+    from fl_core.exported import Predictions as Predictions
+    from fl_core.exported import export as export
+    from fl_core.exported import predict as predict
     from fl_core.layers import Layer as Layer
     from fl_core.layers import layers_of as layers_of
+    from fl_core.loggers.base import LoggedRun as LoggedRun
+    from fl_core.loggers.base import Logger as Logger
+    from fl_core.loggers.base import logger as logger
     from fl_core.models.registry import model as model
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.records.store import Run as Run
@@ -77,14 +87,18 @@ _HOMES = {
     "Choice": "fedlayers.studies.choose",
     "Comparison": "fedlayers.studies.compare",
     "Context": "fl_core.training.context",
+    "Exported": "fl_core.exported",
     "FederatedData": "fl_core.data.federated",
     "Layer": "fl_core.layers",
     "LayerPlan": "fl_core.plan",
+    "LoggedRun": "fl_core.loggers.base",
+    "Logger": "fl_core.loggers.base",
     "METRICS": "fedlayers.diagnostics.metrics.base",
     "Measurement": "fedlayers.diagnostics.subject",
     "Message": "fl_core.algorithms.base",
     "Metric": "fedlayers.diagnostics.metrics.base",
     "Phase": "fl_core.training.local",
+    "Predictions": "fl_core.exported",
     "RULES": "fedlayers.diagnostics.decide.rules.base",
     "Regret": "fedlayers.studies.regret",
     "Report": "fedlayers.diagnostics.report",
@@ -96,6 +110,8 @@ _HOMES = {
     "RunError": "fl_core.errors",
     "State": "fl_core.algorithms.base",
     "Subject": "fedlayers.diagnostics.subject",
+    "Tuned": "fedlayers.studies.tuned",
+    "Tuning": "fedlayers.studies.tune",
     "Update": "fl_core.algorithms.base",
     "UsageError": "fl_core.errors",
     "__version__": "fl_core",
@@ -108,11 +124,13 @@ _HOMES = {
     "dataset": "fl_core.data.registry",
     "diagnose": "fedlayers.diagnostics.diagnosis",
     "explain": "fedlayers.diagnostics.decide.explain",
+    "export": "fl_core.exported",
     "first_epoch": "fl_core.runner",
     "frame": "fl_core.runner",
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
     "load_models": "fl_core.runner",
+    "logger": "fl_core.loggers.base",
     "measure": "fedlayers.diagnostics.measure:",
     "metric": "fedlayers.diagnostics.metrics.base",
     "model": "fl_core.models.registry",
@@ -120,6 +138,7 @@ _HOMES = {
     "partition": "fl_core.data.partitions.registry",
     "plan_cost": "fedlayers.diagnostics.costs",
     "plots": "fedlayers.diagnostics.plots:",
+    "predict": "fl_core.exported",
     "pretty": "fedlayers.studies.compare",
     "probe_set": "fedlayers.diagnostics.representation.probe",
     "register": "fl_core.algorithms.base",
@@ -131,6 +150,7 @@ _HOMES = {
     "select": "fedlayers.diagnostics.decide.select",
     "set_mode": "fedlayers.diagnostics.capture",
     "study": "fedlayers.studies.study",
+    "tune": "fedlayers.studies.tune",
 }
 __all__ = [*_HOMES]
 __getattr__, __dir__ = attach(__name__, _HOMES)

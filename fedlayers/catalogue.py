@@ -27,6 +27,7 @@ HOMES = {
     "dataset": ("fl_core.data.named", "dataset"),
     "partition": ("fl_core.data.partitions", "partition"),
     "model": ("fl_core.models", "model"),
+    "logger": ("fl_core.loggers", "logger"),
 }
 """Of each kind the package whose files hold the members, and the decorator that makes one."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fl_core.config import RunConfig
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,7 +17,13 @@ if TYPE_CHECKING:
     from fl_core.data import FederatedData
     from fl_core.decision import Instruments
     from fl_core.engine import Engine
+    from fl_core.loggers.base import Logger
     from fl_core.plan import LayerPlan
+
+CHOOSE = "choose"
+"""The plan of a run whose layers are chosen by a race beforehand."""
+RACE = "-race"
+"""What the folder of that race has behind the run's name."""
 
 
 def run(
@@ -28,6 +36,7 @@ def run(
     instruments: Instruments | None = None,
     command: str = "",
     progress: bool = True,
+    log: Collection[str | Logger] = (),
     **keys: Any,
 ) -> Engine:
     """Train one algorithm on one federation to the end; returns the run's last state and its rows.
@@ -45,14 +54,17 @@ def run(
         out: the run directory, new or empty; None keeps nothing on disk.
         data: your own, as :func:`fl.of_silos <fl_core.data.silos.of_silos>` makes them, in place of a dataset's name.
         model: a registered name, ``package.module:callable``, or your own module, which is copied.
-        plan: which layers are shared: a plan, the path of one, or ``auto`` to measure and decide first.
+        plan: which layers are shared: a plan, the path of one, ``auto`` to measure and decide first, or ``choose`` to
+            decide by a race beforehand (:func:`fedlayers.studies.choose.choose`, with its defaults and this seed).
         instruments: what measures and decides in mid-run; the diagnostics' by default.
         command: what was typed, for the record.
         progress: show a bar over the rounds.
+        log: where else its rows go, live: ``tensorboard``, ``mlflow``, ``package.module:Class``, or an object of a
+            class made of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
 
     Raises:
         UsageError: anything unknown or not fitting, before anything is written.
-        NonFiniteError, RunError: during the run; the directory keeps its last checkpoint.
+        DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     from fl_core import runner
     from fl_core.plan import LayerPlan
@@ -69,6 +81,10 @@ def run(
     elif plan is not None:
         keys["plan"] = str(plan)
     config = replace(config or RunConfig(), **keys)
+    if config.plan == CHOOSE:
+        if data is not None or own_model is not None:
+            raise UsageError("plan=choose races what a configuration names; not data or a model of your own")
+        config, own_plan = _raced(config, out, progress)
     return runner.run(
         config,
         out,
@@ -78,7 +94,38 @@ def run(
         plan=own_plan,
         command=command,
         progress=progress,
+        log=log,
     )
+
+
+def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[RunConfig, LayerPlan | None]:
+    """The configuration without its ``plan=choose``, and the plan of the winner of a race, made beside the run.
+
+    The race is kept in ``out`` with :data:`RACE` behind its name, from where a race that was stopped goes on.
+    """
+    from fedlayers.studies.choose import choose
+    from fl_core.algorithms.base import find
+    from fl_core.records import writing
+
+    config = replace(config, plan=None)
+    if not find(config.algorithm).splits:
+        raise UsageError(f"{config.algorithm} takes no plan, so there is none to choose: name one that does, as fedper")
+    tell = _say if progress else _keep_quiet
+    with TemporaryDirectory() as temporary:
+        if out is not None:
+            writing.check_free(Path(out))
+        folder = Path(temporary) if out is None else Path(out).with_name(Path(out).name + RACE)
+        choice = choose(config, folder, seeds=(config.seed,), complete=False, tell=tell)
+    tell(choice.text())
+    return config, choice.plan
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _keep_quiet(line: str) -> None:
+    pass
 
 
 def resume(out: Path | str, *, instruments: Instruments | None = None, **options: Any) -> Engine:
@@ -91,7 +138,7 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, **options
     1
 
     Args:
-        options: ``data``, ``model``, ``model_code`` and ``progress``, as of :func:`fl_core.runner.resume`.
+        options: ``data``, ``model``, ``model_code``, ``progress`` and ``log``, as of :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.

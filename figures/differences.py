@@ -67,7 +67,7 @@ def difference(scores: pd.DataFrame, run: str, reference: str) -> Difference:
     each = (scores.loc[run] - scores.loc[reference]).dropna()
     if each.empty:
         return Difference(NOTHING, NOTHING, 0)
-    return Difference(mean_interval(each), mean_interval(each, 0.9), len(each))
+    return Difference(mean_interval(each), mean_interval(each, level=0.9), len(each))
 
 
 def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, int]:

@@ -7,11 +7,15 @@ WAYS = ("block", "module")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 KEPT_OPTIMIZERS = ("adam", "adamw")
 """Those whose state a client keeps from round to round by default: second moments need more steps than a round has."""
-LOSSES = ("cross_entropy", "focal", "player_focal")
+LOSSES = ("cross_entropy", "focal", "player_focal", "bce", "mse", "mae", "huber")
+CLASS_WEIGHTS = ("none", "balanced")
+"""Weights of classes in the loss, beside W,W,...: none, or so that every class has the same total weight."""
 WEIGHTS = ("samples", "uniform")
 """How much clients count where their replies are averaged: by their training samples, or all the same."""
 STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
+ON_DIVERGENCE = ("note", "stop")
+"""What becomes of a run whose loss is still finite and far above where it began."""
 FORMATS = ("auto", "contiguous", "channels_last")
 """How images lie in memory."""
 SCALES = ("none", "standard", "minmax", "robust")

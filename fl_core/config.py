@@ -16,6 +16,7 @@ from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATO
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
 from fl_core.registry import is_outside
+from fl_core.scores import CLASSIFICATION
 
 if TYPE_CHECKING:
     from fl_core.training.local import Training
@@ -70,6 +71,8 @@ class RunConfig:
     """Share of the dominant classes in non_iid_2; default 0.5."""
     samples: int | None = None
     """Size of the pool that is dealt."""
+    task: str = CLASSIFICATION
+    """Of your own data: classification, or regression."""
     participation: float = 1.0
     """Fraction of the clients that take part in a round; at least one does."""
     weights: str = "samples"
@@ -97,9 +100,11 @@ class RunConfig:
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state from round to round, in place of a new one; default for adam and adamw."""
     loss: str | None = None
-    """cross_entropy, focal or player_focal."""
+    """cross_entropy, focal, player_focal or bce (one output); of numbers mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Of the loss; what is not given is the dataset's own, if the loss is."""
+    class_weights: str = "none"
+    """In the loss: none, balanced, or W,W,... one a class."""
     bn: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
     by: str = "block"
@@ -124,6 +129,8 @@ class RunConfig:
     """Rounds between evaluations of all clients; default a twentieth, or what costs a tenth of the time."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints; default a twentieth of the rounds."""
+    on_divergence: str = "note"
+    """note or stop (with exit code 1) once a client's loss is 20 times that of the start and that of guessing."""
     local_scores: bool = False
     """Score trained local models in every round, not only at evaluations."""
     local_models: int = 100
@@ -200,6 +207,7 @@ def check(config: RunConfig) -> None:
         ("value of weights", config.weights, choices.WEIGHTS),
         ("value of stack", config.stack, choices.STACKS),
         ("memory format", config.memory_format, choices.FORMATS),
+        ("value of on_divergence", config.on_divergence, choices.ON_DIVERGENCE),
     ):
         if value is not None:
             check_known(what, value, known)
@@ -207,12 +215,31 @@ def check(config: RunConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < least:
             raise UsageError(f"{name} must be at least {least}, not {value}")
+    weights_of(config.class_weights)
     if not config.threshold > 0:
         raise UsageError(f"threshold must be above 0, not {config.threshold}")
     if not 0 < config.participation <= 1:
         raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
     if not 0 <= config.client_dropout < 1:
         raise UsageError(f"client_dropout must be at least 0 and below 1, not {config.client_dropout}")
+
+
+def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
+    """The class weights that a configuration asks for: None, ``balanced``, or one number a class.
+
+    >>> weights_of("none"), weights_of("balanced"), weights_of("1,2.5")
+    (None, 'balanced', (1.0, 2.5))
+
+    Raises:
+        UsageError: neither these words nor numbers.
+    """
+    if class_weights in choices.CLASS_WEIGHTS:
+        return None if class_weights == choices.CLASS_WEIGHTS[0] else class_weights
+    try:
+        return tuple(float(weight) for weight in class_weights.split(","))
+    except ValueError:
+        check_known("value of class_weights (none, balanced, or W,W,...)", class_weights, choices.CLASS_WEIGHTS)
+        raise
 
 
 def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
@@ -227,7 +254,8 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     check(config)
     if given is not None:
         _check_undealt(config, given.name)
-        recipe = data.datasets().get(given.name) or data.general(given.shape, given.partition.kind == "natural")
+        natural = given.partition.kind == "natural"
+        recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task)
     else:
         recipe = data.recipe(
             config.dataset, data_root=config.data_root, download=config.download, **vars(config.reading)

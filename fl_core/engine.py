@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -15,17 +16,19 @@ from fl_core.algorithms import contract
 from fl_core.algorithms.base import Algorithm, Observation, Problem, Round, State, Update
 from fl_core.data import FederatedData
 from fl_core.decision import Decision
+from fl_core.divergence import DIVERGENCE, Limit, check_finite, guessing, starts_of
 from fl_core.dropout import REPLY_LOST
-from fl_core.errors import NonFiniteError
 from fl_core.execution.client_runner import ClientRunner, FinetuneJob, Job, Result, ScoreJob, TrainJob
 from fl_core.execution.executors import Executor
 from fl_core.execution.spilling import ClientStates, SpillingTrees
+from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.rows import Row, row
 from fl_core.schedule import Schedule, sampled_clients
+from fl_core.scores import why_missing
 from fl_core.training.local import Phase
 from fl_core.tree import Tree
 
@@ -42,6 +45,8 @@ class Engine:
         client_runner: of this process; ``executor`` may run clients in others.
         decision: how the run comes to a plan, if it begins without one that it needs.
         columns: further ones of every row.
+        on_divergence: ``note`` or ``stop``, once a client's loss is beyond the limit of :mod:`fl_core.divergence`.
+        loggers: that get every round's rows once they are complete.
     """
 
     def __init__(
@@ -56,10 +61,13 @@ class Engine:
         *,
         columns: Mapping[str, Any] | None = None,
         writer: Writer | None = None,
+        on_divergence: str = "note",
+        loggers: Sequence[Logger] = (),
     ) -> None:
         self.algorithm, self.data, self.initial = algorithm, data, initial
         self.client_runner, self.executor, self.schedule = client_runner, executor, schedule
         self.decision, self.writer = decision or Decision(), writer
+        self.loggers, self._unlogged = loggers, list[Row]()
         self.columns = {"algorithm": algorithm.name, "seed": self.problem.seed, **(columns or {})}
         self.names = [client.name for client in data.clients]
         self.server = algorithm.server_state(tree.clone(initial))
@@ -70,6 +78,7 @@ class Engine:
         self.rows: list[Row] = []
         self.done = 0
         self.clock, self.pace = Clock(), Pace()
+        self.limit = Limit(guessing(client_runner.criterion, data.n_classes), on_divergence)
         self._steps = 0  # of the current round
         self._flops: dict[tuple[frozenset[str], ...], float] = {}
 
@@ -92,6 +101,8 @@ class Engine:
         self.server, self.done = checkpoint.server, checkpoint.round
         self.clients = ClientStates(self.names, checkpoint.clients.__getitem__, self.folder)
         self.clients.changed.clear()
+        if self.writer:
+            self.limit.stored = partial(starts_of, self.writer.run)
         for kind, models in checkpoint.models.items():
             for name in models:
                 self._keep(kind, name, models[name])
@@ -104,6 +115,7 @@ class Engine:
 
         Raises:
             NonFiniteError: training or aggregation met NaN or infinity; earlier checkpoints stay.
+            DivergedError: a loss is finite and beyond the limit, and ``on_divergence`` is ``stop``.
             UsageError: a decision is needed and no instruments were given; or, before anything is trained, the
                 algorithm's phases name a loss, a step or an observer that is not there.
         """
@@ -119,6 +131,7 @@ class Engine:
             self._finetune(recorded=False)
             self._evaluate_all()
             self._flush()
+            self._log()
             self._note_time()
         label = f"{self.algorithm.name} seed {self.problem.seed}"
         bar = tqdm(
@@ -158,7 +171,7 @@ class Engine:
                 self._adopt(plan)
         self.done += 1
         contract.check_unchanged(self.algorithm)
-        self._check_finite()
+        check_finite(self.algorithm, self.server, self.done)
         self.record_work(work)
         last, evaluates = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
         if last or evaluates or saves:
@@ -166,6 +179,7 @@ class Engine:
         if evaluates:
             self._evaluate_all()
         self._flush()
+        self._log()
         if self.writer and saves:
             with self.clock.on("save"):
                 checkpoint = Checkpoint(self.done, self.server, self.clients, self.kept)
@@ -219,11 +233,11 @@ class Engine:
             phases, submodel = self.algorithm.phases(rnd, client), self.algorithm.submodel(rnd, client)
             if client in lost:
                 result.work = {name: value for name, value in result.work.items() if "/loss" not in name}
-                self._count_work(work, phases, submodel, result)
+                self._count_work(work, phases, submodel, result, rnd.index + 1)
                 continue
             self.clients[self.names[client]] = result.state
             work[client, "bytes_up", ""] += result.message.bytes
-            self._count_work(work, phases, submodel, result)
+            self._count_work(work, phases, submodel, result, rnd.index + 1)
             if result.tree is not None:
                 self._keep("local", self.names[client], result.tree)
             self._record_scores(client, "local", result.scores, rnd.index + 1)
@@ -291,7 +305,8 @@ class Engine:
         for client in rnd.sampled:  # everyone fine-tunes the final model, so everyone receives it once more
             work[client, "bytes_down", ""] = self.algorithm.send(self.server, client, rnd).bytes
         for result in self._run("train" if recorded else "evaluate", jobs()):
-            self._count_work(work, self.algorithm.finetuning(self.done, result.client), self.problem.tensors, result)
+            phases = self.algorithm.finetuning(self.done, result.client)
+            self._count_work(work, phases, self.problem.tensors, result, self.done)
             if result.tree is not None:
                 self._keep("personal", self.names[result.client], result.tree)
         self.record_work(work, variant="finish", rows=recorded)  # what is tuned to be evaluated is no cost of training
@@ -329,8 +344,22 @@ class Engine:
             n = len(self.data.clients[client].split(split))
             for metric, value in values.items():
                 self._row(metric, value, done, client, model=model, split=split, n_samples=n)
+            if split == "validation" and done:
+                self._check_loss(values["loss"], done, client, model=model, split=split)
+            elif split == "validation":
+                self.limit.begin(self.names[client], values["loss"])
 
-    def _count_work(self, work: Work, phases: Iterable[Phase], submodel: frozenset[str], result: Result) -> None:
+    def _check_loss(self, loss: float, done: int, client: int, **columns: Any) -> None:
+        """Record a loss that is finite and beyond the limit, and note it or stop."""
+        reason = self.limit.exceeded(self.names[client], loss)
+        if reason:
+            self._row(DIVERGENCE, math.nan, done, client, status=f"diverged: {reason}", **columns)
+            self._flush()
+            self.limit.tell(f"{self.algorithm.name}, round {done}, client {self.names[client]!r}", reason)
+
+    def _count_work(
+        self, work: Work, phases: Iterable[Phase], submodel: frozenset[str], result: Result, done: int
+    ) -> None:
         client = result.client
         for phase in phases:
             samples = result.work.get(f"{phase.name}/samples", 0)
@@ -341,6 +370,8 @@ class Engine:
             for name in result.work:
                 if name == loss or name.startswith(loss + "/"):
                     work[client, "train_loss", phase.name + name.removeprefix(loss)] = result.work[name]
+            if loss in result.work:
+                self._check_loss(result.work[loss], done, client, split="train", variant=phase.name)
 
     def _flops_of(self, phase: Phase, submodel: frozenset[str]) -> float:
         case = (phase.train, submodel)
@@ -359,8 +390,10 @@ class Engine:
     def _row(self, metric: str, value: float, done: int, client: int | None, **columns: Any) -> None:
         if client is not None:
             columns |= {"client": self.names[client], "n_train": self.problem.n_train[client]}
-        columns |= {"round": done, "status": "ok" if math.isfinite(value) else "not finite"}
+        columns = {"round": done, "status": why_missing(metric, value), **columns}
         self.rows.append(row(metric, value, unit=UNITS.get(metric, ""), **self.columns, **columns))
+        if self.loggers:
+            self._unlogged.append(self.rows[-1])
         if len(self.rows) >= BUFFER:
             self._flush()
 
@@ -370,22 +403,17 @@ class Engine:
                 self.writer.add_rows(self.rows)
             self.rows = []
 
+    def _log(self) -> None:
+        for logger in self.loggers:
+            logger.log(self._unlogged)
+        self._unlogged = []
+
     def _note_time(self) -> None:
         record = {"round": self.done, "steps": self._steps, **self.clock.take()}
         self.pace.add(record)
         self._steps = 0
         if self.writer:
             self.writer.add_timing(record)
-
-    def _check_finite(self) -> None:
-        for name, held in self.server.trees.items():
-            bad = tree.first_nonfinite(held)
-            if bad is not None:
-                layer = next((x.name for x in self.problem.layers if bad in x.tensors), "?")
-                raise NonFiniteError(
-                    f"{self.algorithm.name}, round {self.done}, server, aggregation: {bad!r} of {name!r} "
-                    f"(layer {layer!r}) is not finite"
-                )
 
 
 __all__ = ["Engine", "Schedule", "sampled_clients"]

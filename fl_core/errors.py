@@ -13,7 +13,11 @@ class RunError(RuntimeError):
     """The request was valid but running it failed. Exit code 1."""
 
 
-class NonFiniteError(RunError):
+class DivergedError(RunError):
+    """Training came to a loss far above where it began; the message names where."""
+
+
+class NonFiniteError(DivergedError):
     """Training or aggregation met NaN or infinity; the message names where."""
 
 

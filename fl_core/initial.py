@@ -54,7 +54,7 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
 def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
     """A run's global model after its last checkpoint, its vocabulary, and whether clients kept running statistics."""
     run = store.Run(path)
-    config = run.config
+    config = run.task_config()
     if not _has_global_model(run):
         raise UsageError(
             f"{path} is a run of {config['algorithm']}, whose models are the clients' own: start from a run with a "

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from fl_core import tree
+from fl_core import limits, tree
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.records.files import check_version, sha, write_json
@@ -287,11 +287,12 @@ class LayerPlan:
         if not path.is_file():
             raise UsageError(f"no plan at {path}")
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} is not a plan: {error}") from error
+            limits.check_size(path, path.stat().st_size, limits.JSON_BYTES)
+            return cls.from_json(limits.parsed_json(path.read_text(encoding="utf-8")))
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
+        except ValueError as error:  # no JSON, no UTF-8, or nested too deeply
+            raise UsageError(f"{path} is not a plan: {error}") from error
 
     @property
     def digest(self) -> str:

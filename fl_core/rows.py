@@ -6,12 +6,14 @@ value that could not be computed is there as a row with the reason, never as 0 a
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records.files import check_version, write_atomically
 
@@ -42,6 +44,9 @@ COLUMNS: dict[str, str] = {
 }
 _INTEGERS = ("seed", "round", "n_params", "n_samples", "n_train")
 _NUMBERS = ("value", "stderr")
+_SIZED = (*_INTEGERS, *_NUMBERS)
+_SIZES = frozenset((int, float, type(None)))
+_TEXTS = _SIZES | {str, bool}
 
 Row = dict[str, Any]
 Opener = Callable[[str, int], int]
@@ -72,7 +77,7 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
     if columns.get("stderr") is not None and not math.isfinite(columns["stderr"]):
         columns["stderr"] = None
     filled = {"metric": metric, "value": None if value is None else float(value), "status": status, **columns}
-    return {name: filled.get(name, None if name in (*_INTEGERS, *_NUMBERS) else "") for name in COLUMNS}
+    return {name: filled.get(name, None if name in _SIZED else "") for name in COLUMNS}
 
 
 def dumps(record: dict[str, Any]) -> str:
@@ -111,7 +116,10 @@ def read(path: Path, complete: int | None = None, opener: Opener | None = None) 
         CorruptError: a line in it is damaged.
     """
     header, lines = _opened(Path(path), complete, opener)
-    return header, frame(lines)
+    try:
+        return header, frame(lines)
+    except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a part where a count belongs
+        raise CorruptError(f"{path} has a row that is none of the schema: {error}") from error
 
 
 def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
@@ -131,19 +139,30 @@ def _opened(path: Path, complete: int | None, opener: Opener | None) -> tuple[di
     return header, lines
 
 
+def _is_row(record: Any) -> bool:
+    if (
+        not isinstance(record, dict)
+        or record.keys() != COLUMNS.keys()
+        or not _TEXTS.issuperset(map(type, record.values()))
+    ):
+        return False
+    return _SIZES.issuperset(map(type, map(record.__getitem__, _SIZED)))
+
+
 def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[dict[str, Any]]:
     end = 0
     with open(path, "rb", opener=opener) as file:
-        for number, line in enumerate(file, 1):
-            end += len(line)
-            if complete is not None and end > complete and not line.endswith(b"\n"):
-                return
+        for number in itertools.count(1):
             try:
-                record = json.loads(line.decode("utf-8"))
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                line = limits.read_line(file)
+                end += len(line)
+                if not line or (complete is not None and end > complete and not line.endswith(b"\n")):
+                    return
+                record = limits.parsed_json(line.decode("utf-8"))
+            except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
                 if number == 1:
                     raise UsageError(f"{path} is not a rows file: its first line is not a header ({error})") from error
                 raise CorruptError(f"{path}, line {number}: {error}") from error
-            if number > 1 and (not isinstance(record, dict) or record.keys() != COLUMNS.keys()):
+            if number > 1 and not _is_row(record):
                 raise CorruptError(f"{path}, line {number}: not a row of the schema")
             yield record

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,21 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import models, rows, tree
+from fl_core import models, restoring, rows, tree
 from fl_core.algorithms.base import Round
-from fl_core.config import AUTO, DEALING, READING, RunConfig
-from fl_core.data import FederatedData, Partition
+from fl_core.config import AUTO, RunConfig
+from fl_core.data import FederatedData
 from fl_core.decision import Decision, Instruments, first_models
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
-from fl_core.errors import UsageError, listing
+from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, executor
+from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
 from fl_core.registry import is_outside
+from fl_core.restoring import stored_config, task_of
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -44,6 +45,7 @@ def run(
     command: str = "",
     progress: bool = True,
     until: int | None = None,
+    log: Collection[str | Logger] = (),
 ) -> Engine:
     """Run to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
@@ -51,6 +53,7 @@ def run(
         data, loaded, model, plan: as of :func:`fl_core.task.assemble`.
         command: what was typed, for the record.
         until: stop after this round, with a checkpoint there; :func:`resume` goes on, and the end has the same bits.
+        log: where else its rows go, live: loggers, or their names (:mod:`fl_core.loggers`).
 
     Warns:
         UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
@@ -58,7 +61,7 @@ def run(
 
     Raises:
         UsageError: before anything is written.
-        NonFiniteError, RunError: during the run; the directory keeps its last checkpoint.
+        DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     task = assemble(config, data=data, loaded=loaded, model=model, plan=plan)
     instruments = instruments or Instruments()
@@ -68,10 +71,11 @@ def run(
         task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
     if out is not None:
         writing.check_free(Path(out))
+    loggers = loggers_of(log)
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
     if out is None:
-        return _execute(task, instruments, None, progress, until)
+        return _execute(task, instruments, None, progress, until, loggers=loggers)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
@@ -88,7 +92,7 @@ def run(
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
-        return _execute(task, instruments, writer, progress, until)
+        return _execute(task, instruments, writer, progress, until, loggers=loggers)
 
 
 def _check_storable(stored: Mapping[str, Any]) -> None:
@@ -109,6 +113,7 @@ def resume(
     model_code: str | Collection[str] | None = None,
     progress: bool = True,
     until: int | None = None,
+    log: Collection[str | Logger] = (),
 ) -> Engine:
     """Continue a run from its last complete checkpoint; the end is bit for bit that of an undisturbed run.
 
@@ -119,7 +124,7 @@ def resume(
         code: the ``package.module:name`` of everything in the run that is your own code (its model, algorithm, dataset
             or rule), said again: a run directory from elsewhere must not choose what is imported and called here.
         model_code: the same, by a former name.
-        until: as of :func:`run`.
+        until, log: as of :func:`run`.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.
@@ -127,24 +132,25 @@ def resume(
         CorruptError: what is stored is damaged.
     """
     with writing.reopen(out) as writer:
-        stored = writer.run.config
+        stored = writer.run.task_config()
         _check_own(writer.path, stored, _said(code, model_code), data=data, model=model)
-        config, plan = stored_config(stored)
-        partition, start = None, None
-        if writer.run.begun:
-            partition = Partition.from_tree(writer.run.partition()) if data is None else None
-            start = writer.run.start()
-        task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=start)
-        task.lost_replies = stored.get("lost_replies", [])
+        task = task_of(writer.run, data=data, model=model)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
             decision_of(task, instruments).check(task.algorithm(task.plan))
         _check_device(task.config.device)
+        loggers = loggers_of(log)
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
-            return _execute(task, instruments, writer, progress, until)
-        done = writer.rewind()
-        _check_same_start(task, writer.path, weights=done == 0)
+            return _execute(task, instruments, writer, progress, until, loggers=loggers)
+
+        def accept(found: store.Checkpoint) -> None:
+            _check_same_start(task, writer.path, weights=False)
+            restoring.check(writer.run, found, task, goes_on=True)
+
+        done = writer.rewind(accept)
+        if done == 0:
+            _check_same_start(task, writer.path, weights=True)
         changed = environment.changes(writer.run.environment)
         if changed and done < int(task.config.rounds or 1):
             warnings.warn(
@@ -152,20 +158,7 @@ def resume(
                 "undisturbed run's",
                 stacklevel=2,
             )
-        return _execute(task, instruments, writer, progress, until, resume_from=done)
-
-
-def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
-    """The configuration of a run and the plan given to it, from its ``config.json``."""
-    beside: tuple[str, ...] = (
-        *("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own", "lost_replies"),
-    )
-    if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
-        beside += (*READING, *DEALING)
-    rest = {name: value for name, value in stored.items() if name not in beside}
-    plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
-    config = RunConfig.from_json(rest)
-    return (replace(config, plan=None) if plan is not None else config), plan
+        return _execute(task, instruments, writer, progress, until, resume_from=done, loggers=loggers)
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -188,7 +181,19 @@ def _check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], **g
         if given[kind] is None:
             raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
     passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
-    needed = {key: name for key, name in code_of(stored).items() if not passed.get(key)}
+    check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
+
+
+def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
+    """Refuse to import code that only a file names, and the user has not named again.
+
+    Args:
+        needed: ``package.module:name`` by what it is in the file.
+        code: what the user has named.
+
+    Raises:
+        UsageError: names the file, what is missing, and how to say it.
+    """
     for key, name in needed.items():
         if name not in code:
             raise UsageError(
@@ -237,6 +242,7 @@ def _execute(
     progress: bool,
     until: int | None,
     resume_from: int = 0,
+    loggers: Sequence[Logger] = (),
 ) -> Engine:
     config = task.config
     place = {client.name: k for k, client in enumerate(task.data.clients)}
@@ -264,10 +270,24 @@ def _execute(
             decision_of(task, instruments),
             columns={"run": writer.path.name if writer else ""},
             writer=writer,
+            on_divergence=config.on_divergence,
+            loggers=loggers,
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
-        engine.run(progress)
+        path, name = (None, "") if writer is None else (writer.path, writer.run.id)
+        logged = LoggedRun(path, name, config.to_json(), engine.done)
+        try:
+            with opened(loggers, logged, lambda: engine.done == engine.schedule.rounds):
+                engine.run(progress)
+        except (RunError, OSError, UsageError):
+            raise
+        except Exception as error:  # which a hook may make of a state that no run has left
+            if writer and resume_from and engine.done == resume_from:
+                where = writer.run.checkpoint_path(resume_from)
+                told = f"{type(error).__name__}: {error}"
+                raise RunError(f"the round after {where} failed, perhaps for what is stored there: {told}") from error
+            raise
     return engine
 
 
@@ -346,14 +366,10 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    _check_own(found.path, found.config, _said(code, model_code), data=data, model=model)
-    config, plan = stored_config(found.config)
-    partition = Partition.from_tree(found.partition()) if data is None else None
-    task = assemble(config, data=data, model=model, partition=partition, plan=plan, start=found.start())
+    _check_own(found.path, found.task_config(), _said(code, model_code), data=data, model=model)
+    task = task_of(found, data=data, model=model)
     _check_same_start(task, found.path, weights=False)
-    algorithm = task.algorithm(task.plan)
-    if "plan" in checkpoint.server.meta:
-        algorithm = algorithm.with_plan(LayerPlan.from_json(checkpoint.server.meta["plan"]))
+    algorithm = restoring.check(found, checkpoint, task)
     rnd = Round(checkpoint.round)
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():

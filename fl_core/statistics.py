@@ -88,10 +88,14 @@ def median_interval(values: Values, n_resamples: int = 1000, seed: int = 0) -> I
     return Interval(median, float(low), float(high))
 
 
-def mean_interval(values: Values, level: float = 0.95) -> Interval:
-    """The mean with Student's t interval, mean -+ t((1 + level) / 2, n - 1) s / sqrt(n); one value has none (NaN).
+def mean_interval(values: Values, comparisons: int = 1, *, level: float = 0.95) -> Interval:
+    """The mean with Student's t interval, mean -+ t(0.975, n - 1) s / sqrt(n); one value has no interval (NaN).
 
-    At level 0.9 each end is a one-sided 95 % bound, as two one-sided tests of an equivalence need.
+    Args:
+        comparisons: of how many intervals it is one that shall hold together with 95 % (Bonferroni): the quantile is
+            t(1 - 0.025 / comparisons, n - 1).
+        level: another one than 95 %, between 0 and 1; at 0.9 each end is a one-sided 95 % bound, as two one-sided tests
+            of an equivalence need.
 
     Raises:
         UsageError: no values, or a level that is not between 0 and 1.
@@ -102,7 +106,9 @@ def mean_interval(values: Values, level: float = 0.95) -> Interval:
     mean = float(x.mean()) if _whole(x) else math.nan
     if len(x) < 2 or not _whole(x):
         return Interval(mean, math.nan, math.nan)
-    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    tail = round(1 - level, 12) / 2  # 0.025 to the bit
+    quantile = float(stats.t.ppf(1 - tail / comparisons, len(x) - 1))
+    half = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
     return Interval(mean, mean - half, mean + half)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 import fl_core
@@ -15,9 +16,11 @@ from fl_core import initial, models, tree
 from fl_core.algorithms.base import Algorithm, Problem, find, registry
 from fl_core.algorithms.options import configurations
 from fl_core.built import Built, Plain
-from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved
+from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved, weights_of
 from fl_core.data import FederatedData, Partition
+from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, listing
 from fl_core.execution.stacked import stacks
 from fl_core.execution.workspace import memory_format
@@ -26,9 +29,13 @@ from fl_core.models import weights
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
+from fl_core.scores import REGRESSION
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree
+
+SPREAD = 100.0
+"""Targets whose standard deviation is more than so many times 1, or less than a part of it, are noted."""
 
 
 @dataclass
@@ -52,18 +59,26 @@ class Task:
         return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
 
     def notes(self) -> list[str]:
-        """Warnings on clients with a single class or less than a batch, a fresh head, and a plan that is odd."""
-        in_force = self.algorithm(self.plan).plan
-        found = [*self.said, *(() if in_force is None else in_force.notes())]
+        """Warnings on odd data, clients with one class or less than a batch, targets of another scale, an odd plan."""
+        algorithm = self.algorithm(self.plan)
+        in_force = algorithm.plan
+        found = [*self.said, *(() if in_force is None else in_force.notes()), *algorithm.notes(), *notes(self.data)]
         batch = int(self.config.batch or 1)
         sizes = {client.name: len(client.train) for client in self.data.clients}
         single = [client.name for client in self.data.clients if len(client.train.y.unique()) < 2]
-        found += self._of_clients(single, lambda name: "training samples of one class only")
+        alike = "of one class only" if self.data.classes else "whose targets are all equal"
+        found += self._of_clients(single, lambda name: f"training samples {alike}")
         few = [name for name, n in sizes.items() if n < batch]
         less = f"training samples, less than a batch of {batch}"
-        return found + self._of_clients(
-            few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}"
-        )
+        found += self._of_clients(few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}")
+        if self.data.task == REGRESSION:
+            spread = float(torch.cat([client.train.y for client in self.data.clients]).double().std())
+            if not 1 / SPREAD <= spread <= SPREAD:
+                found.append(
+                    f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
+                    "rates are made for"
+                )
+        return found
 
     def _of_clients(self, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
         """A note on each of some clients, or one on all of them where they are many."""
@@ -95,6 +110,7 @@ def assemble(
     loaded: FederatedData | None = None,
     model: nn.Module | None = None,
     partition: Partition | None = None,
+    preprocessing: Preprocessing | None = None,
     plan: LayerPlan | None = None,
     start: Tree | None = None,
 ) -> Task:
@@ -104,7 +120,7 @@ def assemble(
         data, model: your own objects in place of those that the configuration names; the configuration then says
             nothing of how data are read or dealt.
         loaded: the configuration's own data, if they are at hand already.
-        partition: a stored partition, used in place of a new draw.
+        partition: a stored partition, used in place of a new draw, with what was fitted on its training samples.
         plan: a plan in place of the file that the configuration names.
         start: stored weights to start from, in place of those that the configuration's ``init`` names.
 
@@ -125,40 +141,41 @@ def assemble(
     if data is None:
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
-        data = datasets.load(config.dataset, indices=partition, **chosen)
+        data = datasets.load(config.dataset, indices=partition, preprocessing=preprocessing, **chosen)
     named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
     said = [] if given or named else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
+    criterion = _criterion(config, data)
+    outputs = criterion.outputs(data.n_classes)
+    _check_outputs(below, criterion, outputs, data.n_classes)
     if model is None:
         model = models.build(
             str(config.model),
             data.shape,
-            data.n_classes,
+            outputs,
             seed=config.seed,
             options=config.model_options,
         )
     else:
         model = copy.deepcopy(model)  # a run trains in it
-        models.check_fit(type(model).__name__, model, data.shape, data.n_classes)
+        models.check_fit(type(model).__name__, model, data.shape, outputs)
     if start is not None:
-        weights.put(model, start, "the run's start")
+        weights.put(model, start, "the run's start.safetensors")
     elif config.init is not None:
         said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.of(model)
     if config.bn == "drop":
-        _drop_statistics(model)
-    criterion = losses.build(str(config.loss), **(config.loss_options or {}))
-    criterion.check(data.n_classes)
+        drop_statistics(model)
     plain_layers = layers_of(model, models.example(data.shape), by=config.by)
     plain = Plain(model)
-    model = below.build(model, options, shape=data.shape, n_classes=data.n_classes, seed=config.seed)
+    model = below.build(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)
     if config.bn == "drop":
-        _drop_statistics(model)
+        drop_statistics(model)
     built = Built(plain, model, below.adds, models.example(data.shape), config.by, cuts=below.cuts)
     if built.changed:
-        models.check_fit(f"{type(model).__name__}, built for {algorithm.name},", model, data.shape, data.n_classes)
+        models.check_fit(f"{type(model).__name__}, built for {algorithm.name},", model, data.shape, outputs)
     layers = built.layers(plain_layers)
     problem = Problem(
         layers=layers,
@@ -190,7 +207,35 @@ def assemble(
     return task
 
 
+def _criterion(config: RunConfig, data: FederatedData) -> Loss:
+    """The loss that a configuration names, with its class weights.
+
+    Balanced weights are those of all clients' training samples together, so that the clients' losses add up to the one
+    that centralised training would weight likewise. Weights by each client's own frequencies would change what the
+    clients minimise together where their classes differ, and make the mismatch of local and global imbalance worse
+    (Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021).
+    """
+    criterion = losses.build(str(config.loss), **(config.loss_options or {}))
+    criterion.check(data.n_classes)
+    weights = weights_of(config.class_weights)
+    if weights is None:
+        return criterion
+    if isinstance(weights, str):
+        weights = losses.balanced(data.class_counts().sum().tolist(), data.classes) if data.classes else ()
+    weighted = losses.ClassWeighted(criterion, weights)
+    weighted.check(data.n_classes)
+    return weighted
+
+
 # --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _check_outputs(algorithm: type[Algorithm], criterion: Loss, outputs: int, n_classes: int) -> None:
+    """Refuse an algorithm that compares the logits of classes, where a model has a single output."""
+    if algorithm.needs_logits and outputs != n_classes:
+        raise UsageError(
+            f"{algorithm.name} compares the logits of classes, and with loss {criterion.name!r} a model has one output"
+        )
 
 
 def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
@@ -217,7 +262,8 @@ def _statistics(model: nn.Module) -> frozenset[str]:
     return frozenset(f"{name}.{key}" for name, m in _with_statistics(model).items() for key, _ in m.named_buffers())
 
 
-def _drop_statistics(model: nn.Module) -> None:
+def drop_statistics(model: nn.Module) -> None:
+    """Let batch normalisations keep no running statistics: they normalise by each batch, also when they predict."""
     for module in _with_statistics(model).values():
         module.track_running_stats = False  # type: ignore[assignment]
         for key in ("running_mean", "running_var", "num_batches_tracked"):

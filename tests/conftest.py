@@ -48,6 +48,14 @@ CONFIG = RunConfig(
 )
 
 
+def every_other(names: Iterable[str], start: int = 0) -> list[Any]:
+    """Every second of them in ``make test``, from that one on; the others are slow.
+
+    A property of every algorithm takes a run of each: those that begin at 1 hold for the ones that others leave out.
+    """
+    return [pytest.param(name, marks=[pytest.mark.slow] * ((k + start) % 2)) for k, name in enumerate(names)]
+
+
 def federation(
     sizes: Iterable[int] = SIZES, shape: tuple[int, ...] = (1, 6, 6), classes: int = 3, seed: int = 0
 ) -> FederatedData:

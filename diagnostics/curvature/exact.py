@@ -85,7 +85,7 @@ def exact_traces(
     totals: dict[str, Tensor] = {}
     n = 0
     for index, (x, y) in enumerate(batches(data, batch)):
-        with tapped(run.model, paths, len(x), passes=n_classes - 1) as taps:
+        with tapped(run.model, paths, len(x), passes=max(1, n_classes - 1)) as taps:
             logits, _ = run.forward(x, y, index)
         usable_taps = usable(taps, index)
         s, signs = factors(run.loss, logits, y)

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
+from fl_core.scores import REGRESSION
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
@@ -63,8 +64,10 @@ class Differentiable:
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(y):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise UsageError(f"the model must put out logits [n, C]; for {len(y)} samples it gave {got}")
-        if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]:
-            raise UsageError(f"labels must be class indices from 0 to {logits.shape[1] - 1}, as the model has logits")
+        if self.loss.task != REGRESSION:
+            classes = self.loss.logits(logits).shape[1]
+            if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= classes:
+                raise UsageError(f"labels must be class indices from 0 to {classes - 1}, as the model has logits")
         losses = self.loss.per_sample(logits, y)
         if not bool(torch.isfinite(losses).all()):
             raise LossNotFinite(x, index)

@@ -125,6 +125,8 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
     """
     if not header.get("layers"):
         raise UsageError("the rows' header names no layers; a plan cannot be made from them")
+    if not isinstance(header["layers"], list):
+        raise UsageError(f"the rows' header is damaged: its layers are {type(header['layers']).__name__}, not a list")
     return tuple(layer_from_json(item) for item in header["layers"])
 
 

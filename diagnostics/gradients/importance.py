@@ -39,7 +39,8 @@ class SensitivityAccumulator:
     I_l is the first-order Taylor importance of Molchanov et al. per weight (PLayer-FL, Eq. 1 and 2), with w and g as
     they are at the step, before the optimiser moves w. Feeding it costs one product and one norm a tensor, nothing is
     copied to the host, and the sums are float64: one for each tensor and each of the parts into which the steps are
-    dealt. Tensors that are frozen or that no gradient reached count neither in the sum nor in n.
+    dealt. A step on a short last batch counts as any other, as it does for the weights that it moves: I_l is a mean
+    over steps, not over samples. Tensors that are frozen or that no gradient reached count neither in the sum nor in n.
 
     Args:
         layers: in the order of the network.

@@ -145,7 +145,7 @@ class NoiseMeter:
         with torch_seeded(seed_of(self._seed, "noise survey")):
             # times one: the network may change its input in place, which a leaf would refuse
             leaf = x.detach().clone().requires_grad_() if x.is_floating_point() else None
-            losses = self._loss.per_sample(logits(self._model, x if leaf is None else leaf * 1, y), y)
+            losses = self._loss.per_sample(logits(self._model, x if leaf is None else leaf * 1, y, self._loss), y)
         if not bool(losses.isfinite().all()):
             self._params = {}  # nothing will have a value
         names, coupled = list(self._params), False

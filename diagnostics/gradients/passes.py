@@ -148,7 +148,7 @@ def _read(subject: Subject, measurement: Measurement, readers: Sequence[Gradient
             x, y = placed(model, x), y.to(total.device)
             for sampler in samplers if n_batches == 0 else ():
                 stack.enter_context(sampler.watching(model, params, loss, x, y, seed))
-            value = loss(logits(model, x, y), y)
+            value = loss(logits(model, x, y, loss), y)
             edges = {(k, name): edge for k, sampler in enumerate(samplers) for name, edge in sampler.edges().items()}
             grads, deltas = _gradients(value, params, edges)
             for meter in {id(meter): meter for meter in meters}.values():

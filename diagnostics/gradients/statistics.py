@@ -23,12 +23,12 @@ REDUCTIONS = ("epoch", "batch")
 
 
 class _BatchMeter:
-    """A statistic of each batch's gradient, layer by layer."""
+    """A statistic of each batch's gradient, layer by layer, with the batch's number of samples."""
 
     def __init__(self, layers: Sequence[Layer], tensors: str, statistic: Callable[[Sequence[Tensor]], Tensor]) -> None:
         self._names = {layer.name: tensors_of(layer, tensors) for layer in layers}
         self._statistic = statistic
-        self.values: dict[str, list[Tensor]] = {}
+        self.values: dict[str, list[tuple[Tensor, int]]] = {}
         self.sizes: dict[str, int] = {}
         self._batches = 0
 
@@ -37,7 +37,7 @@ class _BatchMeter:
         for layer, names in self._names.items():
             reached = [grads[name] for name in names if name in grads]
             if reached:
-                self.values.setdefault(layer, []).append(self._statistic(reached))
+                self.values.setdefault(layer, []).append((self._statistic(reached), n))
                 self.sizes[layer] = sum(grad.numel() for grad in reached)
         self._batches += 1
 
@@ -64,7 +64,9 @@ class Statistic:
     One row variant a statistic.
 
     * ``reduction="epoch"``: of the gradient of the mean loss over all the data; does not depend on the batch size.
-    * ``reduction="batch"``: the mean over batches of each batch's own, with its standard error.
+    * ``reduction="batch"``: the mean over batches of each batch's own, weighted by samples, so that a short last one
+      counts as its samples do; with its standard error, sqrt(B / (B - 1) sum_b p_b^2 (v_b - mean)^2) with the shares
+      p_b of B batches, which for equal ones is s / sqrt(B).
     """
 
     reduction: str = "epoch"
@@ -139,6 +141,10 @@ class Statistic:
             return values, torch.zeros_like(values), sum(grad.numel() for grad in grads)
         if layer.name not in meter.values:
             return nothing, None, 0
-        values = torch.stack(meter.values[layer.name])
-        stderr = values.std(0) / len(values) ** 0.5 if len(values) > 1 else None
-        return values.mean(0), stderr, meter.sizes[layer.name]
+        values = torch.stack([value for value, _ in meter.values[layer.name]])
+        counts = torch.tensor([n for _, n in meter.values[layer.name]]).to(values)[:, None]
+        weights = counts / counts.max()  # 1 for every whole batch
+        mean, many = (weights * values).sum(0) / weights.sum(), len(values)
+        spread = (weights * (values - mean)).square().sum(0).sqrt() / weights.sum()
+        stderr = spread * (many / (many - 1)) ** 0.5 if many > 1 else None
+        return mean, stderr, meter.sizes[layer.name]

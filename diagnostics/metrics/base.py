@@ -74,6 +74,7 @@ class Metric:
         pairs: whether a value belongs to two clients.
         distance: of pairs: whether a value is a distance, 0 = same, and not a similarity, 1 = same.
         reads: what of a client: the ``losses`` of its samples, ``samples`` without labels, or only the ``weights``.
+        classes: whether it needs labels that are classes, and so has no value of a regression.
         whole: whether it needs all layers of the network to give the value of one.
         shared: whether it reads the pass over the gradients that all such metrics share: the method ``reader()`` of
             its options then gives a :class:`~diagnostics.gradients.passes.GradientReader`, or None for a pass alone.
@@ -99,6 +100,7 @@ class Metric:
     pairs: bool = False
     distance: bool = False
     reads: str = "losses"
+    classes: bool = False
     whole: bool = False
     shared: bool = False
     decides: str = ""
@@ -228,6 +230,7 @@ def metric(
     pairs: bool = False,
     distance: bool = False,
     reads: str = "losses",
+    classes: bool = False,
     whole: bool = False,
     shared: bool = False,
     decides: str = "",
@@ -262,7 +265,8 @@ def metric(
         check_known("attribute of a look", name, [each.name for each in fields(Look)])
     facts: dict[str, Any] = {
         "how": how, "unit": unit, "variants": tuple(variants), "look": Look(**(look or {})), "pairs": pairs,
-        "distance": distance, "reads": reads, "whole": whole, "shared": shared, "decides": decides, "rule": rule,
+        "distance": distance, "reads": reads, "classes": classes, "whole": whole, "shared": shared, "decides": decides,
+        "rule": rule,
     }  # fmt: skip
 
     def add(function: Compute) -> Compute:

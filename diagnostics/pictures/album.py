@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.training.evaluate import SCORES
+from fl_core.scores import SCORES, SHOWN
 
 from ..metrics.base import known
 from .costs import costs
@@ -63,7 +63,9 @@ FURTHER: dict[str, Further] = {
 
 
 def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callable[[], Figure]]:
-    """All pictures of the named metrics, or of all: scores over rounds and by client, curves over layers, insides.
+    """All pictures of the named metrics: scores over rounds and by client, curves over layers, insides.
+
+    Unless named, these are all but the further scores, such as AUROC, which are many and some without a value.
 
     Each is drawn when it is called, so that not all need be open at once.
 
@@ -76,8 +78,10 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
     present = list(frame["metric"].unique())
     if not present:
         raise UsageError("there are no rows to draw")
+    usual = {name for names in SHOWN.values() for name in names}
+    wanted = metrics or [name for name in present if name in usual or name not in SCORES]
     pictures: dict[str, Callable[[], Figure]] = {}
-    for name in dict.fromkeys(check_known("metric among the rows", name, present) for name in metrics or present):
+    for name in dict.fromkeys(check_known("metric among the rows", name, present) for name in wanted):
         for title, draw in _pictures(frame[frame["metric"] == name], name).items():
             pictures[title] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
     if not pictures:

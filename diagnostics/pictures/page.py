@@ -18,24 +18,43 @@ from matplotlib.figure import Figure
 from fl_core.errors import UsageError, check_known
 from fl_core.records.files import write_atomically
 
+from . import described
+
 DPI = 200
+NARROW = 390
+"""Pixels that a page has beside its margins on a telephone."""
 _CSS = """
-body { max-width: 860px; margin: 2em auto; padding: 0 1.5em; color: #1a1a1a; background: #fff;
-       font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #333; --paper: #fff; --inset: #f3f3f3; --line: #ccc; }
+body { max-width: 860px; margin: 2em auto; padding: 0 1.5em; color: var(--ink); background: var(--paper);
+       font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.7em; line-height: 1.2; margin-bottom: .4em; }
-h2 { font-size: 1.25em; margin: 1.8em 0 .4em; border-bottom: 1px solid #ccc; }
+h2 { font-size: 1.25em; margin: 1.8em 0 .4em; border-bottom: 1px solid var(--line); }
 h3 { font-size: 1.05em; margin: 1.4em 0 .3em; }
-.lead { font-size: 1.1em; color: #333; }
-code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; background: #f3f3f3; padding: 0 .2em; }
+.lead { font-size: 1.1em; color: var(--soft); }
+code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; background: var(--inset); padding: 0 .2em;
+       overflow-wrap: anywhere; }
 figure { margin: 1.5em 0; break-inside: avoid; }
 figure img { max-width: 100%; height: auto; }
-figcaption { font-size: .9em; color: #333; margin: .3em 0; }
+figcaption { font-size: .9em; color: var(--soft); margin: .3em 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .87em; font-variant-numeric: tabular-nums; }
-th, td { padding: .25em .7em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top; }
-thead th { border-bottom: 2px solid #444; }
+th, td { padding: .25em .7em; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
+thead th { border-bottom: 2px solid var(--soft); }
 .number { text-align: right; white-space: nowrap; }
-@media print { body { max-width: none; margin: 0; padding: 0; font-size: 10.5pt; } h2, h3 { break-after: avoid; }
+@media screen and (max-width: 600px) {
+  body { margin: 1em auto; padding: 0 .9em; }
+  h1 { font-size: 1.4em; }
+  ul { padding-left: 1.2em; }
+  figure img { width: min(var(--width), 480px); max-width: none; } /* smaller, its text would be illegible */
+  .scrolled figcaption::after { content: " (Scroll the picture sideways.)"; font-style: italic; }
+  th, td { padding: .25em .45em; }
+}
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e4e4e4; --soft: #c4c4c4; --paper: #16181b; --inset: #26292e; --line: #44484e; }
+  figure img { background: #fff; padding: 6px; border-radius: 4px; filter: brightness(.88); box-sizing: border-box; }
+}
+@media print { :root { color-scheme: light; }
+               body { max-width: none; margin: 0; padding: 0; font-size: 10.5pt; } h2, h3 { break-after: avoid; }
                thead { display: table-header-group; } tr { break-inside: avoid; } .wide { overflow: visible; } }
 """
 
@@ -76,11 +95,14 @@ class Page:
             elif any(lines):
                 self._parts.append(f"<p>{_inline(' '.join(lines))}</p>")
 
-    def figure(self, figure: Figure | Axes, caption: str, alt: str) -> None:
+    def figure(self, figure: Figure | Axes, caption: str, alt: str = "") -> bytes:
         """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.
 
         Args:
-            alt: what the picture shows, for a reader who cannot see it.
+            alt: what the picture shows, for a reader who cannot see it; default: :func:`described.in_words` of it.
+
+        Returns:
+            The picture as a PNG file.
 
         Raises:
             UsageError: axes that were taken off their figure.
@@ -92,11 +114,15 @@ class Page:
         file = io.BytesIO()
         drawn.savefig(file, format="png", dpi=DPI, bbox_inches="tight", facecolor="white", metadata={"Software": None})
         png = file.getvalue()
-        inches = int.from_bytes(png[16:20], "big") / DPI  # the width field of PNG's first chunk
+        pixels = f"{int.from_bytes(png[16:20], 'big') / DPI * 120:.0f}"  # the width field of PNG's first chunk
+        scrolled = ' class="scrolled"' if int(pixels) > NARROW else ""
         self._parts.append(
-            f'<figure><img src="data:image/png;base64,{base64.b64encode(png).decode()}" width="{inches * 120:.0f}" '
-            f'alt="{escape(alt)}"><figcaption><b>Figure {self._figures}.</b> {_inline(caption)}</figcaption></figure>'
+            f'<figure{scrolled}><div class="wide"><img src="data:image/png;base64,{base64.b64encode(png).decode()}" '
+            f'width="{pixels}" style="--width: {pixels}px" '
+            f'alt="{escape(alt or described.in_words(drawn))}"></div>'
+            f"<figcaption><b>Figure {self._figures}.</b> {_inline(caption)}</figcaption></figure>"
         )
+        return png
 
     def table(self, table: pd.DataFrame, caption: str, formats: Mapping[str, str] | None = None) -> None:
         """Add a table with a number and a caption above; numbers are right-aligned, missing ones are a dash.
@@ -133,7 +159,7 @@ class Page:
         """The whole document as HTML."""
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
             f"<title>{escape(self.title)}</title><style>{_CSS}</style></head>\n<body>\n"

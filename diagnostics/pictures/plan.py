@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from fl_core.errors import UsageError, check_known
+from fl_core.ordering import in_order
 from fl_core.plan import LayerPlan
 
 from ..metrics.base import known
@@ -28,9 +29,10 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
         UsageError: a vote for a layer, or a number of values, that is not the plan's.
     """
     names, why = plan.names, plan.why
+    votes = [(client, why.votes[client]) for client in in_order(why.votes)]
     if why.values and len(why.values) != len(names):
         raise UsageError(f"the plan's evidence has {len(why.values)} values for {len(names)} layers")
-    ends = {client: names.index(check_known("layer", vote, names)) + 1 for client, vote in why.votes.items()}
+    ends = {client: names.index(check_known("layer", vote, names)) + 1 for client, vote in votes}
     tight = sum(len(name) + 2 for name in names) > 46
     line = 0.22
     numbers: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.0, "rotation": 0}

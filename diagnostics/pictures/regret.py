@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from fl_core.errors import UsageError, check_known
+from fl_core.scores import SCORES, TABLE, label_of
 from fl_core.statistics import mean_interval
-from fl_core.training.evaluate import SCORES
 
 from .drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
 
@@ -75,11 +75,12 @@ def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1
         upright = sum(len(str(name)) + 2 for name in last) > 46
         axes.set_xticks(x, ticks, rotation=90 if upright else 0, fontsize=small(len(ticks), 8))
         bottom, top = axes.get_ylim()
-        axes.set_ylim(max(bottom, -0.02), min(top, 1.02) if SCORES[score] else top)
+        if score != "r2":  # which has no lower end
+            axes.set_ylim(max(bottom, -0.02), min(top, 1.02) if TABLE[score].share else top)
         better = "higher" if SCORES[score] else "lower"
         axes.set(
             xlabel=with_notes("layers federated, and the last of them", notes),
-            ylabel=f"validation {score.replace('macro_f1', 'macro F1')} ({better} is better)",
+            ylabel=f"validation {label_of(score)} ({better} is better)",
         )
         legend(axes)
     return axes

@@ -14,7 +14,7 @@ from matplotlib.colors import Normalize, to_rgb
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.ordering import in_order
-from fl_core.training.evaluate import SCORES
+from fl_core.scores import TABLE, label_of
 
 from .drawing import (
     COLOURS,
@@ -88,7 +88,8 @@ def learning(
 ) -> Axes:
     """Draw a score over the rounds, one line per algorithm: the mean over clients, weighted by training samples.
 
-    With several seeds the line is the mean over them and the band reaches from the lowest to the highest.
+    With several seeds the line is the mean over them and the band reaches from the lowest to the highest. In a new
+    picture the untrained start lies outside the axis where it would take much of it, and is noted beneath.
 
     Args:
         frame: rows of one or more runs.
@@ -101,7 +102,7 @@ def learning(
     rows, notes = _scores(frame, metric, model, split)
     means = weighted_mean(rows, ["algorithm", "seed", "round"])
     with canvas(ax, width=5.6) as axes:
-        numbers = set()
+        numbers, drawn = set(), []
         for k, name in enumerate(rows["algorithm"].unique()):
             runs = means.loc[name].unstack("seed").sort_index()
             x, every = runs.index.to_numpy(dtype=np.float64), max(1, len(runs) // 8)
@@ -111,6 +112,9 @@ def learning(
             if runs.shape[1] > 1:
                 axes.fill_between(x, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, linewidth=0)
             numbers.add(runs.shape[1])
+            drawn.append(runs)
+        if ax is None:
+            notes = [*_leave_start_outside(axes, pd.concat(drawn, axis=1)), *notes]
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1))
         axes.set(xlabel=with_notes("round", notes), ylabel=_score_label(metric, split))
         of = f"mean of {max(numbers)} seeds" if len(numbers) == 1 else "mean over seeds"
@@ -118,10 +122,30 @@ def learning(
     return axes
 
 
+def _leave_start_outside(axes: Axes, scores: pd.DataFrame) -> list[str]:
+    """Limit the axis to what was scored after round 0, where that would take over half of it; notes that.
+
+    Args:
+        scores: rounds x runs.
+    """
+    if not (scores.index == 0).any() or not (scores.index > 0).any():
+        return []
+    start, later = (scores[where].to_numpy(dtype=np.float64) for where in (scores.index == 0, scores.index > 0))
+    start, later = start[np.isfinite(start)], later[np.isfinite(later)]
+    if not start.size or not later.size:
+        return []
+    low, high = later.min(), later.max()
+    if not high > low or max(high, start.max()) - min(low, start.min()) <= 2.2 * (high - low):
+        return []
+    axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    ends = dict.fromkeys(f"{end:.3g}" for end in (start.min(), start.max()))
+    return [f"round 0, untrained, lies outside: {' to '.join(ends)}"]
+
+
 def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes:
     """Draw a table's scores with their intervals, a dot per row in the table's order, values written beside.
 
-    The axis of accuracy and macro-F1 ends at 0 and 1, though the interval of a few seeds may reach beyond.
+    The axis of a share, such as accuracy, ends at 0 and 1, though the interval of a few seeds may reach beyond.
 
     Args:
         table: columns ``algorithm``, ``value``, ``low`` and ``high`` (ends of the interval, missing where there is
@@ -146,7 +170,7 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
             axes.text(1.02, k, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
         axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
         axes.set(ylim=(len(table) - 0.4, -0.6), xlabel=_score_label(metric))
-        if SCORES.get(metric):  # those of which more is better are shares
+        if metric in TABLE and TABLE[metric].share:
             left, right = axes.get_xlim()
             axes.set_xlim(max(left, 0.0), min(right, 1.0))
     return axes
@@ -183,8 +207,8 @@ def clients(
 
 
 def _score_label(metric: str, split: str = "") -> str:
-    direction = {True: " (higher is better)", False: " (lower is better)"}[SCORES[metric]] if metric in SCORES else ""
-    return f"{split} {metric.replace('macro_f1', 'macro F1').replace('_', ' ')}".strip() + direction
+    better = f" ({'higher' if TABLE[metric].higher_is_better else 'lower'} is better)" if metric in TABLE else ""
+    return f"{split} {label_of(metric)}".strip() + better
 
 
 def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> tuple[pd.DataFrame, list[str]]:

@@ -24,18 +24,18 @@ RESULTS = {"plan": "plan", "rows": "diagnosis"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
-        "samples_per_client", "dominance", "samples", "client_column", "label_column",
+        "samples_per_client", "dominance", "samples", "task", "client_column", "label_column",
         "text_column", "columns", "drop", "separator", "encoding", "scale", "impute",
     ),
     "model": ("model", "init", "bn", "by"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
         "rounds", "participation", "client_dropout", "dropout_trace", "weights", "epochs", "batch", "lr", "optimizer",
-        "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss",
+        "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss", "class_weights",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",
-        "local_scores",
+        "on_divergence", "local_scores",
     ),
 }  # fmt: skip
 """The configuration's fields as the help groups them; what the ``--set`` arguments fill is not among them."""
@@ -48,7 +48,7 @@ MARKERS = (DisallowNone, FlagCreatePairsOff)
 
 def hint(default: str) -> str:
     """The default of a flag, as help shows it; empty where the help text says it already."""
-    return "" if default in ("None", "False", "") else f"(default: {default})"
+    return "" if default in ("None", "False", "", "''") else f"(default: {default})"
 
 
 def option(help: str, metavar: str | None = None, name: str | None = None) -> Any:
@@ -170,14 +170,19 @@ def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: an argument without ``=``, or a key that was given twice.
     """
-    values: dict[str, Any] = {}
+    return {key: _value(value) for key, value in texts(flag, arguments).items()}
+
+
+def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
+    """Parse ``key=value`` arguments, values as they are written; errors as of :func:`pairs`."""
+    values: dict[str, str] = {}
     for item in arguments:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise UsageError(f"{flag} takes KEY=VALUE, not {item!r}")
         if key in values:
             raise UsageError(f"{flag} gives {key!r} twice")
-        values[key] = _value(value)
+        values[key] = value
     return values
 
 

@@ -28,7 +28,7 @@ class List(Command):
         fedlayers list datasets
     """
 
-    what: Annotated[Positional[str], option("algorithms, datasets, models, metrics or rules.", "WHAT")]
+    what: Annotated[Positional[str], option("algorithms, datasets, models, metrics, rules or loggers.", "WHAT")]
 
     def main(self, line: str) -> None:
         print(LISTINGS[check_known("listing", self.what, LISTINGS)]())
@@ -62,10 +62,7 @@ def algorithms() -> str:
 
 
 def datasets() -> str:
-    """Name and defaults of every dataset; rounds are times local epochs where those are not 1.
-
-    An optimiser that is ``kept`` has its state go on from round to round.
-    """
+    """Name and defaults of every dataset; rounds are times local epochs where those are not 1."""
     from fl_core import data
 
     shown = ("model", "clients", "partition", "alpha", "samples", "rounds", "batch", "lr", "optimizer", "loss")
@@ -77,14 +74,15 @@ def datasets() -> str:
         values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
         values["samples"] = recipe.samples or "all"
         values["rounds"] = recipe.rounds if recipe.epochs == 1 else f"{recipe.rounds} x {recipe.epochs}"
-        kept = [KEPT] * (recipe.optimizer in KEPT_OPTIMIZERS)
-        values["optimizer"] = " ".join([_with(recipe.optimizer, recipe.optimizer_options), *kept])
+        values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
         values["loss"] = _with(recipe.loss, recipe.loss_options)
         lines.append({"name": name, **values})
     for name, entry in catalogue.entries("dataset").items():
         if name not in recipes:  # another package's, which is not imported to be listed
             lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
-    return f"{_table(lines)}\n\n{KEPT}: a client's optimiser state goes on from round to round (--keep-optimizer)."
+    names = " and ".join(KEPT_OPTIMIZERS)
+    kept = f"Clients keep the state of {names} from round to round; sgd's is new in each."
+    return f"{_table(lines)}\n\n{textwrap.fill(f'{kept} --keep-optimizer says otherwise.', _width(WIDTH))}"
 
 
 def own_data() -> str:
@@ -130,14 +128,19 @@ def rules() -> str:
     return _table([{"name": name, "rule": entry.facts.get("summary", entry.summary)} for name, entry in entries])
 
 
+def loggers() -> str:
+    """Name and one line of every logger."""
+    return _table([{"name": name, "logger": entry.summary} for name, entry in catalogue.entries("logger").items()])
+
+
 WIDTH = 160
-KEPT = "kept"
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,
     "models": models,
     "metrics": metrics,
     "rules": rules,
+    "loggers": loggers,
 }
 
 

@@ -24,12 +24,23 @@ COMMANDS = {
     "diagnose": "layers",
     "select": "layers",
     "plot": "pictures",
+    "export": "exports",
+    "predict": "exports",
     "choose": "studies",
     "compare": "studies",
+    "tune": "studies",
     "regret": "studies",
     "list": "listings",
 }
 """The module of each command, which is a class of the command's name there."""
+MENDED_BY = {
+    "ENOSPC EDQUOT EFBIG": "make room there",
+    "EMFILE ENFILE": "allow more open files (ulimit -n 4096)",
+    "EIO ESTALE ENODEV": "see to that disk or its network",
+    "EROFS": "make that file system writable",
+    "EXDEV": "keep that folder on one file system",
+}
+"""What mends an error of the operating system, by the names of its numbers."""
 KINDS = {f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")}
 CHECKED = {
     **{name: {**KINDS, "--algorithms": "algorithm"} for name in ("run", "study", "choose", "compare", "regret")},
@@ -80,14 +91,14 @@ def _main(words: Sequence[str]) -> None:
 
 
 def _way_out(error: Exception, command: Command) -> str:
-    """What the user can do after an error outside the run: free space, and continue what was begun."""
+    """What the user can do after an error outside the run: mend what failed, and continue what was begun."""
     import errno
 
     from fedlayers.cli.base import Command
 
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    begun = command.interrupted() if (full or isinstance(error, WorkerError)) else ""
-    steps = ["make room there"] if full else []
+    name = errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    steps = [step for names, step in MENDED_BY.items() if name in names.split()]
+    begun = command.interrupted() if (steps or isinstance(error, WorkerError)) else ""
     if begun and begun != Command.interrupted(command):
         steps.append(begun)
     return f"; {', then '.join(steps)}" if steps else ""
@@ -176,7 +187,11 @@ class _Notes:
         text = " ".join(str(message).split())
         if text not in self.seen:
             self.seen.add(text)
-            print(f"fedlayers: note: {text}", file=sys.stderr)
+            line, bars = f"fedlayers: note: {text}", sys.modules.get("tqdm")
+            if bars is None:
+                print(line, file=sys.stderr)
+            else:  # on a line of its own, above the bar of a run that goes on
+                bars.tqdm.write(line, file=sys.stderr)
 
 
 def _leave(code: int, reason: str) -> NoReturn:

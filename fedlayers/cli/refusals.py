@@ -11,7 +11,6 @@ _WORDS = (
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 takes INT, not \2"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 takes FLOAT, not \2"),
     (r"Error parsing (\S+): (.*)", r"\1: \2"),
-    (r"invalid choice '(.*)' for argument '(\S+)'\..*'True'.*", r"\2 takes True or False, not '\1'"),
     (r"Missing value for argument '(\S+)'\..*", r"\1 needs a value"),
     (r"Missing from fedlayers (\w+): (\S+) .*", r"\1 needs \2"),
 )  # fmt: skip

@@ -7,19 +7,29 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
+from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command, ModelCode, RunDirectory
+from fedlayers.runs import CHOOSE
 from fl_core.config import RunConfig
+
+Log = Annotated[
+    tuple[str, ...],
+    option("Send rows there too, live: tensorboard, mlflow, or package.module:Class.", "NAME [NAME ...]"),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(Command):
     """Train one algorithm on one federation, into a run directory.
 
+    With --plan choose a race decides beforehand which layers are shared; it is kept beside the run, in DIR-race.
+
     Examples:
         fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl
         fedlayers run --dataset digits --algorithm fedper --plan auto --rounds 10
+        fedlayers run --dataset digits --algorithm fedper --plan choose
         fedlayers run --dataset digits --partition dirichlet --alpha 0.1 --clients 3
         fedlayers run --dataset mine.npz --model timm:resnet18 --out runs/mine
         fedlayers run --model my_models:network --algorithm fedprox --set mu=0.01
@@ -30,17 +40,23 @@ class Run(Command):
     set: Set = ()
     set_model: SetModel = ()
     set_loss: SetLoss = ()
+    log: Log = ()
 
     def main(self, line: str) -> None:
         config = configured(self.config, self.set, self.set_model, self.set_loss)
+        for name in self.log:
+            catalogue.check("logger", name)
 
         from fedlayers import runs
 
-        finished(runs.run(config, self.out, command=line), self.out)
+        finished(runs.run(config, self.out, command=line, log=self.log), self.out)
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
-        return f"fedlayers resume {shlex.quote(str(self.out))} goes on" if begun else super().interrupted()
+        if not begun and self.config.plan == CHOOSE:
+            return "the same command goes on"
+        again = shlex.join([str(self.out), *(["--log", *self.log] if self.log else [])])
+        return f"fedlayers resume {again} goes on" if begun else super().interrupted()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,11 +69,15 @@ class Resume(Command):
 
     dir: RunDirectory
     model_code: ModelCode = ()
+    log: Log = ()
 
     def main(self, line: str) -> None:
+        for name in self.log:
+            catalogue.check("logger", name)
+
         from fedlayers import runs
 
-        finished(runs.resume(self.dir, model_code=self.model_code), self.dir)
+        finished(runs.resume(self.dir, model_code=self.model_code, log=self.log), self.dir)
 
     def interrupted(self) -> str:
         return "the same command goes on"

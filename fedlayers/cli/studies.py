@@ -12,8 +12,17 @@ from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured,
 from fedlayers.cli.base import Command
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
+from fl_core.scores import MAIN
 
 Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
+Score = Annotated[str, option(f"What counts, such as auroc; default {', of numbers '.join(MAIN.values())}.")]
+Arms = Annotated[
+    tuple[str, ...],
+    option(
+        "What races: nothing, half, all_but_last, all, first_K, last_K, PLAN.json, an algorithm, or ALGORITHM:CUT.",
+        "ARM [ARM ...]",
+    ),
+]
 
 
 class ManyRuns(Command):
@@ -71,13 +80,17 @@ class Compare(SeveralAlgorithms):
     Examples:
         fedlayers compare --algorithms local fedavg playerfl --seeds 5 --out out/heart
         fedlayers compare --algorithms fedprox ditto --set fedprox.mu=0.01
+        fedlayers compare --algorithms fedavg fedprox --tuned out/tune/tuned.json
     """
 
     algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedper", "playerfl"),
     )
     seeds: Seeds = 3
+    tuned: Annotated[Path | None, option("What tune has chosen for each algorithm: its tuned.json.", "FILE")] = None
     best_val: Annotated[bool, option("Score each client at its evaluated round of lowest validation loss.")] = False
+    score: Score = ""
+    baselines: Annotated[bool, option("Add the majority class and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
@@ -96,12 +109,64 @@ class Compare(SeveralAlgorithms):
         if config.plan not in (None, AUTO):
             plan, config = LayerPlan.load(str(config.plan)), dataclasses.replace(config, plan=None)
         comparison = compare(
-            config, self.algorithms, seeds, self.out, options=options, plan=plan, best=self.best_val, command=line
+            config,
+            self.algorithms,
+            seeds,
+            self.out,
+            options=options,
+            plan=plan,
+            tuned=self.tuned,
+            best=self.best_val,
+            score=self.score,
+            baselines=self.baselines,
+            command=line,
         )
         for name, figure in pictures.of_comparison(comparison).items():
             pictures.save(figure, self.out / f"{name}.png")
         print(comparison.text())
         print(f"\nrows, table and pictures: {self.out}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tune(SeveralAlgorithms):
+    """Search the learning rate and the algorithms' own keys, alike for all.
+
+    Every algorithm tries as many settings, judged on validation samples only; --workers trains runs side by side. What
+    it costs is printed first, and after a stop the same command goes on.
+
+    Examples:
+        fedlayers tune --algorithms fedavg fedprox --over lr=1e-4..1e-1:log mu=0.01,0.1,1 --trials 8
+        fedlayers tune --algorithms fedper ditto --over lr=0.001,0.01,0.1 ditto.lam=0.1..10:log --seeds 2 --workers 2
+    """
+
+    algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")]
+    over: Annotated[
+        tuple[str, ...],
+        option(
+            "KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log; a KEY is lr, momentum, weight_decay, clip, an "
+            "algorithm's own, or ALGORITHM.KEY.",
+            "KEY=SEARCH [KEY=SEARCH ...]",
+        ),
+    ]
+    trials: Annotated[int, option("Settings of each algorithm; all that there are, if these are fewer.")] = 8
+    seeds: Annotated[int, option("Number of seeds, from --seed + 1000, so that a comparison's are others.")] = 1
+    score: Annotated[str, option("accuracy, macro_f1 or loss.")] = "macro_f1"
+    out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
+    set: SetEach = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
+
+    def main(self, line: str) -> None:
+        config, seeds, options = self.of_several()
+        arguments.check_folder(self.out)
+        over = arguments.texts("--over", self.over)
+
+        from fedlayers.studies.tune import APART, tune
+
+        asked: dict[str, Any] = {"trials": self.trials, "score": self.score, "options": options, "tell": _say}
+        result = tune(config, self.algorithms, over, self.out, seeds=[APART + seed for seed in seeds], **asked)
+        print(f"\n{result.text()}\n\nto compare by it: fedlayers compare --tuned {self.out / 'tuned.json'}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,18 +178,16 @@ class Choose(OneAlgorithm):
 
     Examples:
         fedlayers choose --dataset heart --seeds 3 --out out/choose
+        fedlayers choose --dataset heart --then-personalise
         fedlayers choose --dataset digits --arms nothing half all_but_last all ditto --workers 2
     """
 
-    arms: Annotated[
-        tuple[str, ...],
-        option(
-            "nothing, half, all_but_last, all, first_K, last_K, PLAN.json, an algorithm, or ALGORITHM:CUT.",
-            "ARM [ARM ...]",
-        ),
-    ] = ("nothing", "half", "all_but_last")
+    arms: Arms = ("nothing", "half", "all_but_last")
     seeds: Seeds = 1
     share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1.")] = 0.6
+    then_personalise: Annotated[
+        bool, option("Also: one run of FedAvg, then a few epochs of each client alone, beside the winner.")
+    ] = False
     race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
@@ -136,11 +199,20 @@ class Choose(OneAlgorithm):
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
         arguments.check_folder(self.out)
+        if self.then_personalise and self.race_only:
+            raise UsageError("--then-personalise is held against the winner's end: leave --race-only out")
 
         from fedlayers.studies.choose import choose
 
         choice = choose(
-            config, self.out, arms=self.arms, seeds=seeds, share=self.share, complete=not self.race_only, tell=_say
+            config,
+            self.out,
+            arms=self.arms,
+            seeds=seeds,
+            share=self.share,
+            complete=not self.race_only,
+            personalise=self.then_personalise,
+            tell=_say,
         )
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 
@@ -165,7 +237,7 @@ class Regret(OneAlgorithm):
         option("Read on federation_sensitivity or METRIC.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
     ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
     seeds: Seeds = 3
-    score: Annotated[str, option("macro_f1, accuracy or loss.")] = "macro_f1"
+    score: Score = ""
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
@@ -183,7 +255,7 @@ class Regret(OneAlgorithm):
 
         pictures.to_files()
         result = regret(config, self.rules, seeds, self.out, score=self.score, command=line)
-        figure = figure_of(plots.regret(result.scores, result.decisions, self.score))
+        figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
         pictures.save(figure, self.out / "regret.png")
         print(result.text())
         print(f"\ntables and picture: {self.out}")
@@ -191,31 +263,47 @@ class Regret(OneAlgorithm):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(SeveralAlgorithms):
-    """Measure, decide, federate and compare; write a report.
+    """Decide by a race, federate and compare; write a report.
 
-    Every client trains once and its layers are measured; a rule decides which layers to federate; the
-    algorithms are run over several seeds; report.html shows it all. After a stop the same command goes on.
+    A few candidates race in every seed, which also tells how sure the decision is; each seed's winner is
+    compared with the algorithms, on test samples; report.html leads with the outcome. With --rule one local
+    epoch is measured and the rule decides from that. After a stop the same command goes on.
 
     Examples:
         fedlayers study
         fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
+        fedlayers study --dataset heart --rule sensitivity_ratio --out out/ruled
     """
 
     algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
+    rule: Annotated[str | None, option("Decide by this rule from one local epoch, in place of a race.")] = None
+    arms: Arms = ("nothing", "half", "all_but_last")
     seeds: Seeds = 5
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan"))]
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     set: SetEach = ()
     set_model: SetModel = ()
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
+        if self.rule is not None:
+            catalogue.check_deciding(self.rule)
 
         from fedlayers.studies import pictures
         from fedlayers.studies.study import study
 
         pictures.to_files()
-        study(config, self.algorithms, seeds, self.out, options=options, command=line, say=print)
+        study(
+            config,
+            self.algorithms,
+            seeds,
+            self.out,
+            rule=self.rule,
+            arms=self.arms,
+            options=options,
+            command=line,
+            say=_say,
+        )

@@ -121,4 +121,4 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
 
 def _is_cut(text: str) -> bool:
     end, _, size = text.partition("_")
-    return text in CUTS or text.endswith(".json") or (end in ("first", "last") and size.isdigit())
+    return text in CUTS or text.endswith(".json") or (end in ("first", "last") and size.isascii() and size.isdigit())

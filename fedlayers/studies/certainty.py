@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fedlayers.studies.arms import DEFAULT
+from fedlayers.studies.skill import UNKNOWN, Skill, skill
+from fl_core.scores import main_score
+
 MARGIN = 0.01
 """Differences of macro-F1 within this are said not to matter: one point."""
 LEVEL = 0.95
+
+
+class OneRace(NamedTuple):
+    """What one race of the default arms loses on average against the best cut, in macro-F1 (0 to 1), as measured.
+
+    Attributes:
+        loss, low, high: the mean over federations and its 95 % interval.
+        of_random: what a cut drawn at random loses.
+        source: where it was measured.
+    """
+
+    loss: float
+    low: float
+    high: float
+    of_random: float
+    source: str
+
+    def text(self) -> str:
+        """The loss in a sentence."""
+        low, high = (f"{100 * end:.1f}" for end in (self.low, self.high))
+        return (
+            f"One race has lost {100 * self.loss:.1f} points of macro-F1 on average [{low}, {high}], where a cut at "
+            f"random has lost {100 * self.of_random:.1f} ({self.source})."
+        )
+
+
+ONE_RACE: OneRace | None = None
+"""The measured loss of one race; None = not measured yet."""
+
+
+def one_race(arms: Sequence[str]) -> str:
+    """What one race of these arms loses on average, in a sentence; empty where that has not been measured."""
+    return ONE_RACE.text() if ONE_RACE is not None and tuple(arms) == DEFAULT else ""
 
 
 @dataclass(frozen=True)
@@ -21,7 +60,8 @@ class Certainty:
 
     Attributes:
         verdict: ``decided`` (every other arm is excluded), ``no matter`` (those left are within the margin of each
-            other), ``not decided``, or ``one race`` (nothing can be said without repetition).
+            other), ``not decided``, ``nothing learned`` (no candidate is shown to do better than guessing, so that
+            no difference says which layers to share), or ``one race`` (nothing can be said without repetition).
         left: arms that are not excluded, the leader first.
         differences: a line for each other arm: leader - arm in macro-F1 (0 to 1), its simultaneous 95 % interval
             (Tukey's, over all pairs of arms, so that picking the best of them is allowed for), and ``excluded``.
@@ -35,6 +75,16 @@ class Certainty:
     differences: pd.DataFrame
     at_stake: float
     more_seeds: int | None
+    skill: Skill = UNKNOWN
+    """Balanced accuracy above guessing."""
+
+    def guessed(self) -> str:
+        """That no candidate is shown to have learned anything, in a sentence."""
+        value, low = (f"{100 * number:+.1f}" for number in self.skill)
+        return (
+            f"Not decided: no candidate is shown to do better than guessing on validation samples (balanced accuracy "
+            f"{value} points above it, at least {low} with 95 % confidence)."
+        )
 
 
 def leader_of(judged: pd.DataFrame) -> str:
@@ -49,12 +99,14 @@ def leader_of(judged: pd.DataFrame) -> str:
 
 
 def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
-    """How certain the leading arm is, by macro-F1 on validation samples, paired by seed.
+    """How certain the leading arm is, by macro-F1 (of a regression R2) on validation samples, paired by seed.
 
     With F[a, s] of arm a and seed s, the residuals r = F - arm's mean - seed's mean + mean of all have the pooled
     variance s^2 = sum r^2 / ((A - 1)(S - 1)), and a difference of two arms' means the standard error s sqrt(2 / S).
     An arm is excluded where the leader is above it by more than the studentized range's q sqrt(1 / 2) standard errors.
-    Those left do not matter where two one-sided t tests place each pair within the margin.
+    Those left do not matter where two one-sided t tests place each pair within the margin. None of this is asked where
+    the arms together are not shown to do better than guessing (:mod:`fedlayers.studies.skill`): a difference in
+    macro-F1 is then one of how they guess.
 
     Args:
         judged: as :class:`~fedlayers.studies.race.Standing` has it; arms that failed are excluded.
@@ -72,7 +124,7 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     ('decided', ('a',))
     """
     leader = leader_of(judged)
-    table = judged.pivot(index="arm", columns="seed", values="macro_f1").loc[judged["arm"].unique()]
+    table = judged.pivot(index="arm", columns="seed", values=main_score(judged.columns)).loc[judged["arm"].unique()]
     failed = [str(name) for name in table.index[table.isna().any(axis=1)] if name != leader]
     values = table.drop(index=failed)
     others = [str(name) for name in values.index if name != leader]
@@ -102,16 +154,19 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
         left += [] if excluded else [name]
     lines += [[name, math.nan, math.nan, math.nan, True] for name in failed]
     differences = pd.DataFrame(lines, columns=columns)
+    learned = skill(judged)
+    if learned.shown is False:
+        differences["excluded"] = differences["arm"].isin(failed)
+        return Certainty("nothing learned", (leader, *others), differences, math.nan, None, learned)
     if len(left) == 1:
-        return Certainty("decided", (leader,), differences, 0.0, None)
+        return Certainty("decided", (leader,), differences, 0.0, None, learned)
     one_sided = float(stats.t.ppf(LEVEL, freedom)) * error
     spread = float(means[left].max() - means[left].min())
     at_stake = float(-differences.loc[~differences["excluded"].astype(bool), "low"].min())
     if spread + one_sided <= margin:
-        return Certainty("no matter", tuple(left), differences, at_stake, None)
-    return Certainty(
-        "not decided", tuple(left), differences, at_stake, _more(means, left, deviation, reach, n_seeds, margin)
-    )
+        return Certainty("no matter", tuple(left), differences, at_stake, None, learned)
+    more = _more(means, left, deviation, reach, n_seeds, margin)
+    return Certainty("not decided", tuple(left), differences, at_stake, more, learned)
 
 
 @cache

@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
-from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of
+from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of, one_race
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing
+from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
+from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores, then_personalise
+from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing, watched
+from fedlayers.studies.skill import guessing
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.records.files import write_atomically, write_json
+from fl_core.scores import label_of, main_score
 from fl_core.task import Task
 
 OBEYS = "fedper"
 """What obeys the cuts where the configuration's algorithm takes no plan."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a choice.
-
-    Attributes:
-        runs, rounds: how many runs race, and their rounds in all, the winner's completion included.
-        full_runs: the same in runs of full length.
-        n_bytes: what all clients together send and receive, at most.
-        seconds: of local training on this machine with the given workers, roughly, from a few timed steps.
-    """
-
-    runs: int
-    rounds: int
-    full_runs: float
-    n_bytes: float
-    seconds: float
-
-    def text(self) -> str:
-        """The cost in one line."""
-        return (
-            f"{self.runs} runs, {self.rounds} rounds in all ({self.full_runs:.1f} full runs), "
-            f"up to {_sized(self.n_bytes)} sent and received, about {_timed(self.seconds)} of training"
-        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +42,10 @@ class Choice:
         standing: how they stood at the end of the race.
         certainty: how sure that is.
         run: the winner's run directory; complete, unless the race was all that was asked for.
-        cost: what was foreseen; ``seconds`` what it took.
+        of_seed: what each seed's own race would choose, its run complete, where these were asked for.
+        until: the round after which the race was judged.
+        cost: what was foreseen; ``measured`` what the runs' own rows and clocks say; ``seconds`` what this call took.
+        personalised: the cheap alternative, where it was asked for.
     """
 
     winner: Arm
@@ -73,9 +53,12 @@ class Choice:
     standing: Standing
     certainty: Certainty
     run: Path
+    of_seed: dict[int, Entry]
     until: int
     cost: Cost
+    measured: Cost
     seconds: float
+    personalised: Personalised | None = None
 
     @property
     def plan(self) -> LayerPlan | None:
@@ -83,18 +66,23 @@ class Choice:
         return self.winner.plan
 
     @property
+    def main(self) -> str:
+        """The score that arms are judged by beside the loss."""
+        return main_score(self.standing.judged.columns)
+
+    @property
     def table(self) -> pd.DataFrame:
         """A row per arm, the leader first: means over seeds of the scores that it was judged by."""
-        means = self.standing.judged.groupby("arm", sort=False)[["macro_f1", "loss", "score"]].mean().reset_index()
+        means = self.standing.judged.groupby("arm", sort=False)[[self.main, "loss", "score"]].mean().reset_index()
         return means.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
     def text(self) -> str:
         """The decision, how certain it is, and the table of arms."""
-        seeds = self.standing.judged["seed"].nunique()
+        seeds, word = self.standing.judged["seed"].nunique(), label_of(self.main)
         shown = pd.DataFrame(
             {
                 "arm": self.table["arm"],
-                "macro-F1 %": [f"{100 * value:.1f}" for value in self.table["macro_f1"]],
+                f"{word} %": [f"{100 * value:.1f}" for value in self.table[self.main]],
                 "loss": [f"{value:.3f}" for value in self.table["loss"]],
                 "score": [f"{value:+.2f}" for value in self.table["score"]],
             }
@@ -102,27 +90,61 @@ class Choice:
         notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
         legend = (
             f"Validation samples, the last evaluated rounds up to round {self.until}, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}; score = z(macro-F1) - z(loss) over the arms, higher = better."
+            f"{'seed' if seeds == 1 else 'seeds'}; score = z({word}) - z(loss) over the arms, higher = better."
         )
-        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend])
+        cost = self.cost.beside(self.measured)
+        beside = [] if self.personalised is None else [self.side_by_side()]
+        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, cost, *beside])
+
+    def side_by_side(self) -> str:
+        """The winner's end beside that of the cheap alternative: scores on validation samples, and what each has cost.
+
+        Raises:
+            UsageError: the alternative was not asked for.
+        """
+        other = self.personalised
+        if other is None:
+            raise UsageError("there is nothing beside the race: choose with personalise=True (--then-personalise)")
+        seed = self.standing.judged["seed"].iloc[0]
+        best = other.table.set_index("arm").loc[other.best.name]
+        ways = [
+            (f"race: {self.winner.name}", last_scores(self.run), self.measured),
+            (f"FedAvg, {OWN_EPOCHS} own epochs: {other.best.name}", best, other.measured),
+        ]
+        shown = pd.DataFrame(
+            {
+                "way": [way for way, _, _ in ways],
+                f"{label_of(self.main)} %": [f"{100 * scores[self.main]:.1f}" for _, scores, _ in ways],
+                "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
+                "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
+                "sent": [sized(cost.n_bytes) for _, _, cost in ways],
+                "training": [timed(cost.seconds) for _, _, cost in ways],
+            }
+        )
+        legend = f"Validation samples of seed {seed}, at the end of each; first_K: the first K layers stay FedAvg's."
+        return f"{shown.to_string(index=False)}\n\n{legend}"
 
     def lead(self) -> str:
         """What to use and how certain that is, in one or two sentences."""
         do = self.winner.words[0].upper() + self.winner.words[1:] + "."
-        race, points = self.certainty, 100 * MARGIN
+        race, points, word = self.certainty, 100 * MARGIN, label_of(self.main)
         if race.verdict == "one race":
-            return f"{do} That is what one race says; how sure it is takes repeated races: --seeds 3."
+            loss = one_race([arm.name for arm in self.arms])
+            parts = [f"One race says: {self.winner.words}.", loss, "How sure that is takes repeated races: --seeds 3."]
+            return " ".join(part for part in parts if part)
         if race.verdict == "decided":
             return f"{do} Every other candidate is excluded (95 %, paired by seed)."
+        if race.verdict == "nothing learned":
+            return f"{race.guessed()} {do} It sends least."
         if race.verdict == "no matter":
             return (
-                f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of macro-F1 of each "
+                f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of {word} of each "
                 "other; this one sends least."
             )
         more = "more than 999 further seeds" if race.more_seeds is None else f"about {race.more_seeds} more seeds"
         return (
-            f"Not decided between {listing(race.left)}. {do} That may lose up to {100 * race.at_stake:.1f} points of "
-            f"macro-F1; {more} would decide."
+            f"Not decided between {listing(race.left)}. The leader, {self.winner.name} ({self.winner.words}), may lose "
+            f"up to {100 * race.at_stake:.1f} points of {word}; {more} would decide."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +162,9 @@ class Choice:
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
             "until": self.until,
             "foreseen": asdict(self.cost),
+            "measured": asdict(self.measured),
             "seconds": self.seconds,
+            "personalised": None if self.personalised is None else self.personalised.to_json(),
             "version": __version__,
         }
 
@@ -153,6 +177,8 @@ def choose(
     seeds: Sequence[int] = (0,),
     share: float = SHARE,
     complete: bool = True,
+    each_seed: bool = False,
+    personalise: bool = False,
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates on the same data, start and batches, judge them on validation, continue the winner.
@@ -171,6 +197,10 @@ def choose(
         seeds: one for a decision; three or more also tell how sure it is.
         share: of the rounds that are raced, from 0.5 to 1.
         complete: train the winner to the end.
+        each_seed: and, for every seed, the run that this seed's validation samples alone would choose: what may be
+            scored on that seed's test samples, which other seeds have validated on.
+        personalise: also do the cheap alternative with the first seed, for comparison: one run of FedAvg, then a few
+            epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
         tell: hears what it costs, and a line whenever an arm has reached the end of the race.
 
     Raises:
@@ -185,39 +215,53 @@ def choose(
     ('one race', 3)
     """
     out = Path(out)
+    if personalise and not complete:
+        raise UsageError("the winner's end is what personalisation is held against: complete it")
     if config.plan is not None:
         raise UsageError("choose makes its plans itself; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
     algorithm = config.algorithm if find(config.algorithm).splits else OBEYS
-    config = replace(config, algorithm=algorithm, options=config.options if algorithm == config.algorithm else {})
+    options = config.options if algorithm == config.algorithm else {}
+    config = watched(replace(config, algorithm=algorithm, options=options))
     task = runner.assemble(replace(config, seed=seeds[0]))
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
     racing = arms_of(arms, task.layers, algorithm)
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)
+    tasks: dict[str, Task] = {}
+    guesses: dict[int, dict[str, float]] = {}
     for entry in entries:
         same_data = task.data if entry.config.seed == seeds[0] else None
-        check_stored(entry.path, runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data))
-    cost = foreseen(task, entries, until, complete, config.workers)
+        its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
+        check_stored(entry.path, its_task)
+        tasks.setdefault(entry.arm.name, its_task)
+        guesses.setdefault(entry.config.seed, guessing(its_task.data))
+    finished = (len(seeds) if each_seed else 1) * complete
+    cost = foreseen(tasks, entries, until, finished, config.workers)
     tell(cost.text())
     began = time.monotonic()
     failed = run_entries(entries, until, config.workers, tell)
     if len(failed) == len(entries):
         raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
-    stands = standing(entries, until, failed)
+    stands = standing(entries, until, failed, guesses)
     sure = certainty(stands.judged)
-    winner = _winner(racing, stands, sure, task)
+    winner = _winner(racing, stands, sure, tasks)
     run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
+    of_seed = _of_seeds(entries, stands) if each_seed and complete else {}
     if complete:
-        tell(f"going on with {winner.name} to round {task.config.rounds}")
-        reasons = run_entries([run], None, 0, tell)
+        finishing = [run, *(entry for entry in of_seed.values() if entry != run)]
+        tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
+        reasons = run_entries(finishing, None, config.workers, tell)
         if reasons:
             raise RunError(next(iter(reasons.values())))
+    spent = measured(task, entries, until, finished, config.workers)
+    alternative = then_personalise(task, config, out / "personalised", tell) if personalise else None
     plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
     winner = replace(winner, plan=plan)
-    choice = Choice(winner, racing, stands, sure, run.path, until, cost, time.monotonic() - began)
+    took = time.monotonic() - began
+    choice = Choice(winner, racing, stands, sure, run.path, of_seed, until, cost, spent, took, alternative)
     write_atomically(out / "standing.csv", stands.rounds.to_csv(index=False).encode())
     write_json(out / "choice.json", choice.to_json())
     if plan is not None:
@@ -225,12 +269,26 @@ def choose(
     return choice
 
 
-def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, task: Task) -> Arm:
-    """The leading arm; if the difference does not matter, the remaining arm that sends least."""
+def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, tasks: Mapping[str, Task]) -> Arm:
+    """The leading arm; where differences do not matter or nothing was learned, the remaining arm that sends least."""
     by_name = {arm.name: arm for arm in racing}
-    if sure.verdict != "no matter":
+    if sure.verdict not in ("no matter", "nothing learned"):
         return by_name[leader_of(stands.judged)]
-    return min((by_name[name] for name in sure.left), key=lambda arm: _bytes_a_round(task, arm))
+    return min((by_name[name] for name in sure.left), key=lambda arm: bytes_a_round(tasks[arm.name]))
+
+
+def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
+    """For each seed the run of the arm that leads by this seed's validation samples alone.
+
+    Raises:
+        RunError: every arm failed with a seed.
+    """
+    leaders = {}
+    for seed, part in stands.judged.groupby("seed"):
+        if part["score"].isna().all():
+            raise RunError(f"every arm failed with seed {seed}")
+        leaders[seed] = leader_of(part)
+    return {entry.config.seed: entry for entry in entries if leaders[entry.config.seed] == entry.arm.name}
 
 
 def _with_evidence(plan: LayerPlan, stands: Standing, sure: Certainty, task: Task) -> LayerPlan:
@@ -239,65 +297,10 @@ def _with_evidence(plan: LayerPlan, stands: Standing, sure: Certainty, task: Tas
     return plan.with_shared(
         plan.shared,
         rule="race",
-        metric="macro_f1 - loss, standardised",
+        metric=f"{main_score(stands.judged.columns)} - loss, standardised",
         detail=detail,
         data=task.data.digest,
         checkpoint=tree.digest(tree.of(task.model)),
         seed=task.config.seed,
         version=__version__,
     )
-
-
-# --- what it costs ---------------------------------------------------------------------------------------------
-
-
-def foreseen(task: Task, entries: Sequence[Entry], until: int, complete: bool, workers: int) -> Cost:
-    """Estimate the cost of a race before it starts."""
-    full = int(task.config.rounds or 1)
-    rest = (full - until) * complete
-    rounds = until * len(entries) + rest
-    arms = [entry.arm for entry in entries]
-    most = max(_bytes_a_round(task, arm) for arm in arms)
-    sent = until * sum(_bytes_a_round(task, arm) for arm in arms) + rest * most
-    training = task.config.training
-    steps = sum(-(-n // training.batch) for n in task.data.weights) * int(task.config.epochs or 0)
-    seconds_a_round = steps * task.config.participation * _seconds_a_step(task)
-    side_by_side = max(1, min(workers, len(entries)))
-    seconds = seconds_a_round * (until * len(entries) / side_by_side + rest)
-    return Cost(len(entries), rounds, rounds / full, sent, seconds)
-
-
-def _bytes_a_round(task: Task, arm: Arm) -> float:
-    """Bytes that all sampled clients send and receive in a round; without a plan at most, the whole model's."""
-    live = tree.live(task.model)
-    names = live.keys() if arm.plan is None else arm.plan.body_tensors & live.keys()
-    return 2 * tree.n_bytes(tree.pick(live, frozenset(names))) * len(task.data.clients) * task.config.participation
-
-
-def _seconds_a_step(task: Task, steps: int = 4) -> float:
-    """Seconds of one training step on a batch of the largest client, in one thread, after one that is not counted."""
-    largest = max(task.data.clients, key=lambda client: len(client.train)).train
-    batch = int(task.config.batch or 1)
-    x, y = largest.x[:batch], largest.y[:batch]
-    seconds, model = [], copy.deepcopy(task.model)
-    with tree.one_thread(), torch.random.fork_rng():
-        for _ in range(steps):
-            began = time.perf_counter()
-            loss = task.criterion(model(x), y)
-            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-            seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
-
-
-def _sized(n_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.3g} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.3g} TB"
-
-
-def _timed(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

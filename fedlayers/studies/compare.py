@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from fedlayers.runs import of_diagnostics
+from fedlayers.studies.baselines import BASELINES as NAIVE
+from fedlayers.studies.baselines import baseline_rows
+from fedlayers.studies.tuned import Tuned
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
@@ -23,8 +26,9 @@ from fl_core.errors import UsageError, check_distinct, check_known, listing
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from fl_core.records.files import write_atomically
+from fl_core.scores import REGRESSION, SCORES, SHOWN, TABLE, check_score, label_of, main_score
+from fl_core.training.losses import LOSSES
 
-METRICS = ("macro_f1", "accuracy", "loss")
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
 BEST = "@best_val"
@@ -32,8 +36,8 @@ BEST = "@best_val"
 MOMENTS = {False: "after the last round", True: "at each client's evaluated round of lowest validation loss"}
 LEGEND = (
     "Test split {moment}, combined over clients by training samples; mean ± half the 95 % interval over "
-    "seeds.\nfairness: variance over clients of macro-F1, lower is fairer. incentive: clients whose macro-F1 is above "
-    "both local's\nand fedavg's. rank: by macro-F1, mean over seeds, 1 is best."
+    "seeds.\nfairness: variance over clients of {score}, lower is fairer. incentive: clients whose {score} is {better} "
+    "both local's\nand fedavg's. rank: by {score}, mean over seeds, 1 is best."
 )
 
 
@@ -45,17 +49,22 @@ class Comparison:
         frame: the rows of all runs.
         best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
         training: the local training in words.
+        score: by which algorithms are ranked, one of :data:`fl_core.scores.SCORES`; default macro-F1, of numbers R2.
         scores: one value a run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).
         table: one line an algorithm: for each metric mean and 95 % interval over seeds, then fairness, incentive and
-            mean rank (by macro-F1).
+            mean rank (by the score); what no federation is needed for (:mod:`fedlayers.studies.baselines`) has no rank.
         clients: the mean over seeds for each algorithm, client and metric.
-        friedman: test over seeds as blocks that the algorithms' macro-F1 differ.
+        friedman: test over seeds as blocks that the algorithms' scores differ.
+
+    Raises:
+        UsageError: no finished run, rows without the score, or a run without a value of it.
     """
 
     frame: pd.DataFrame
     best: bool = False
     training: str = ""
+    score: str = field(default="", kw_only=True)
     scores: pd.DataFrame = field(init=False)
     table: pd.DataFrame = field(init=False)
     clients: pd.DataFrame = field(init=False)
@@ -65,6 +74,8 @@ class Comparison:
         final = headline(self.frame, best=self.best)
         if final.empty:
             raise UsageError("no test scores of a finished run in these rows")
+        there = list(final["metric"].unique())
+        self.score = check_known("score in these rows", self.score or main_score(there), there)
         means = final.groupby(["algorithm", "client", "metric"], sort=False)["value"].mean()
         self.clients = means.reset_index()
         keys = ["algorithm", "seed", "model", "metric"]
@@ -74,9 +85,9 @@ class Comparison:
                 for key, part in final.groupby(keys, sort=False)
             ]
         )
-        blocks = self._blocks("macro_f1")
+        blocks = self._blocks(self.score).drop(index=list(NAIVE), errors="ignore")
         self.friedman = statistics.friedman(blocks)
-        self.table = self._table(statistics.ranks(blocks, higher_is_better=True))
+        self.table = self._table(statistics.ranks(blocks, higher_is_better=SCORES[self.score]))
 
     def _blocks(self, metric: str) -> pd.DataFrame:
         """A metric's scores as a table algorithms x seeds."""
@@ -85,14 +96,17 @@ class Comparison:
 
     def _table(self, ranks: pd.Series) -> pd.DataFrame:
         lines = []
+        there = self.scores["metric"].unique()
+        metrics = [name for name in dict.fromkeys((*_shown(there), *SCORES)) if name in there]
         for name, part in self.scores.groupby("algorithm", sort=False):
             line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0], "seeds": part["seed"].nunique()}
-            for metric in METRICS:
-                mean, low, high = statistics.mean_interval(part.loc[part["metric"] == metric, "value"])
+            for metric in metrics:
+                values = part.loc[part["metric"] == metric, "value"]  # none in the runs of an earlier version
+                mean, low, high = statistics.mean_interval(values) if len(values) else (np.nan,) * 3
                 line |= {metric: mean, f"{metric}_low": low, f"{metric}_high": high}
-            line["fairness"] = statistics.fairness(self._of(str(name), "macro_f1"))
+            line["fairness"] = statistics.fairness(self._of(str(name), self.score))
             line["incentive"] = self._incentive(str(name))
-            line["rank"] = ranks[name]
+            line["rank"] = ranks.get(name, np.nan)
             lines.append(line)
         return pd.DataFrame(lines)
 
@@ -103,16 +117,18 @@ class Comparison:
     def _incentive(self, name: str) -> float:
         if name in BASELINES or not set(BASELINES) <= set(self.clients["algorithm"]):
             return float("nan")
-        local, fedavg = (self._of(base, "macro_f1") for base in BASELINES)
-        return statistics.incentive(self._of(name, "macro_f1"), local, fedavg, higher_is_better=True)
+        local, fedavg = (self._of(base, self.score) for base in BASELINES)
+        return statistics.incentive(self._of(name, self.score), local, fedavg, SCORES[self.score])
 
-    def differences(self, reference: str, metric: str = "macro_f1") -> pd.DataFrame:
+    def differences(self, reference: str, metric: str = "") -> pd.DataFrame:
         """Each other algorithm's score minus the reference's, paired by seed: mean, 95 % interval, number of seeds.
+
+        The score is the comparison's own, unless another ``metric`` is named.
 
         Raises:
             UsageError: the reference is not in this comparison.
         """
-        blocks = self._blocks(metric)
+        blocks = self._blocks(metric or self.score)
         check_known("algorithm of this comparison", reference, blocks.index)
         lines = []
         for name in blocks.index.drop(reference):
@@ -123,32 +139,38 @@ class Comparison:
 
     @property
     def legend(self) -> str:
-        """The meaning of the table's columns, and how clients trained."""
-        trained = f"\nlocal training: {self.training}." if self.training else ""
-        return LEGEND.format(moment=MOMENTS[self.best]) + trained
+        """The meaning of the table's columns, how clients trained, and what the baselines are."""
+        better = "above" if SCORES[self.score] else "below"
+        columns = LEGEND.format(moment=MOMENTS[self.best], score=label_of(self.score), better=better)
+        trained = [f"local training: {self.training}."] if self.training else []
+        naive = [f"{name}: {NAIVE[name].words}." for name in self.table["algorithm"] if name in NAIVE]
+        return "\n".join([columns, *trained, *naive])
 
     def text(self) -> str:
         """The table as text for a terminal, with the meaning of its columns."""
-        return f"{pretty(self.table).to_string(index=False)}\n\n{self.legend}"
+        return f"{pretty(self.table, self.score).to_string(index=False)}\n\n{self.legend}"
 
 
-def pretty(table: pd.DataFrame) -> pd.DataFrame:
-    """A comparison's table formatted: scores in percent, intervals behind the mean."""
+def _shown(there: Iterable[str]) -> tuple[str, ...]:
+    """The scores to show of those that there are."""
+    return SHOWN[TABLE[main_score(list(there))].task]
+
+
+def pretty(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
+    """A comparison's table formatted: shares in percent, intervals behind the mean; with a further score, if named."""
     shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
-    for metric, title, scale in (
-        ("macro_f1", f"macro-F1{_GAP}%", 100),
-        ("accuracy", f"accuracy{_GAP}%", 100),
-        ("loss", "loss", 1),
-    ):
+    usual = _shown(table.columns)
+    for metric in usual if score in ("", *usual) else (score, *usual):
+        scale, digits = (100, 1) if TABLE[metric].share else (1, 3)
+        title = label_of(metric) + f"{_GAP}%" * (scale == 100)
         spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2 * scale
-        digits = 1 if scale == 100 else 3
         shown[title] = [
             f"{m * scale:.{digits}f}" + (f"{_GAP}±{_GAP}{s:.{digits}f}" if np.isfinite(s) else "")
             for m, s in zip(table[metric], spread, strict=True)
         ]
     shown["fairness"] = [f"{v:.1e}" for v in table["fairness"]]
     shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
-    shown["rank"] = [f"{v:.1f}" for v in table["rank"]]
+    shown["rank"] = ["–" if np.isnan(v) else f"{v:.1f}" for v in table["rank"]]
     return shown
 
 
@@ -163,7 +185,7 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
         UsageError: a client without a validation loss, of which there is no best round.
     """
     run = ["algorithm", "seed"]
-    scored = frame[frame["metric"].isin(METRICS) & (frame["model"] != "local")]
+    scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
     test = scored[scored["split"] == split]
     final = test[test["round"] == test.groupby(run)["round"].transform("max")]
     has_personal = final.groupby(run)["model"].transform(lambda m: (m == "personal").any())
@@ -200,10 +222,14 @@ def jobs_of(
     out: Path | str | None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
+    settings: Mapping[str, dict[str, Any]] | None = None,
 ) -> list[Job]:
     """The runs of a comparison, checked also against those already below ``out``; writes nothing.
 
     Without ``out`` the runs are checked for themselves.
+
+    Args:
+        settings: keys of the configuration that are an algorithm's own, by algorithm.
 
     Warns:
         UserWarning: a plan was measured on samples that some seeds test on.
@@ -225,6 +251,7 @@ def jobs_of(
         data = None  # the same for all algorithms of a seed
         for name in algorithms:
             run_config = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
+            run_config = replace(run_config, **(settings or {}).get(name, {}))
             its_plan = plans.get(name) if name in obey else None
             run_config = run_config if name in obey else replace(run_config, plan=None)
             jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
@@ -247,7 +274,11 @@ def compare(
     instruments: Instruments | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
+    tuned: Tuned | Path | str | None = None,
     best: bool = False,
+    score: str = "",
+    baselines: bool = False,
+    beside: pd.DataFrame | None = None,
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
@@ -266,16 +297,29 @@ def compare(
         instruments: what measures and decides in mid-run; the diagnostics' by default.
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
+        tuned: what :func:`~fedlayers.studies.tune.tune` has chosen for each algorithm, or the path of its file.
         best: score clients at their best round on validation (:func:`headline`); the runs are the same.
+        score: by which algorithms are ranked; see :class:`Comparison`.
+        baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
+        beside: rows of other runs with these seeds, under a name of their own among the algorithms.
 
     Raises:
         UsageError: anything unknown or not fitting, before the first run.
         RunError: a run failed; the same call goes on from there.
     """
     out, instruments = Path(out), instruments or of_diagnostics()
-    jobs = jobs_of(config, algorithms, seeds, out, options, plan)
+    kind = LOSSES[str(resolved(config).loss)].task
+    if score:
+        check_score(score, kind)
+    if baselines and kind == REGRESSION:
+        raise UsageError("the baselines are classifiers, and numbers are to be predicted: leave them out")
+    settings: Mapping[str, dict[str, Any]] = {}
+    if tuned is not None:
+        tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
+        settings, options = tuned.applied(config, algorithms, seeds, options)
+    jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
     data_of: dict[int, FederatedData] = {}  # the data of one seed at a time
-    frames = []
+    frames = [] if beside is None else [beside]
     for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):
         if not (job.path / "config.json").exists():
             if job.config.seed not in data_of:
@@ -293,8 +337,10 @@ def compare(
             code = runner.code_of(job.config.to_json()).values()  # what this very call names
             runner.resume(job.path, instruments=instruments, model_code=code, progress=False)
         frames.append(store.Run(job.path).rows()[1])
+    for job in jobs[:: len(algorithms)] if baselines else ():
+        frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
-    result = Comparison(pd.concat(frames, ignore_index=True), best, task.config.training.words)
+    result = Comparison(pd.concat(frames, ignore_index=True), best, task.config.training.words, score=score)
     header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
     write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
@@ -351,7 +397,7 @@ def check_stored(path: Path, task: runner.Task) -> None:
     if not (path / "config.json").exists():
         return writing.check_free(path)
     run = store.Run(path)
-    stored, plan = runner.stored_config(run.config)
+    stored, plan = runner.stored_config(run.task_config())
     config = replace(task.config, plan=None) if task.plan is not None else task.config
     free = {"workers", "device", "data_root", "download"}  # these do not change results
     for name in (f.name for f in fields(RunConfig) if f.name not in free):

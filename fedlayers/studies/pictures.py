@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.figure import Figure
 
 from fedlayers.diagnostics import plots
 from fedlayers.diagnostics.pictures.album import figure_of
+from fl_core import rows
 
 if TYPE_CHECKING:
     from fedlayers.studies.compare import Comparison
@@ -27,12 +29,27 @@ def save(figure: Figure, path: Path, dpi: int = 200) -> None:
     plt.close(figure)
 
 
+def of_race(rounds: pd.DataFrame) -> Figure:
+    """A race's picture: each arm's macro-F1 on validation samples over the rounds, with a band over the seeds.
+
+    Args:
+        rounds: as :class:`~fedlayers.studies.race.Standing` has them.
+    """
+    columns = ("arm", "seed", "round", "macro_f1")
+    found = [
+        rows.row("macro_f1", value, algorithm=arm, seed=seed, round=done, model="personal", split="validation")
+        for arm, seed, done, value in rounds[list(columns)].itertuples(index=False)
+    ]
+    return figure_of(plots.learning(rows.frame(found), "macro_f1", split="validation"))
+
+
 def of_comparison(comparison: Comparison) -> dict[str, Figure]:
     """A comparison's pictures by name: scores with intervals, clients, and learning curves."""
-    table = comparison.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
+    score = comparison.score
+    table = comparison.table.rename(columns={score: "value", f"{score}_low": "low", f"{score}_high": "high"})
     table = table.assign(n=table["seeds"])
     return {
-        "comparison": figure_of(plots.comparison(table, "macro_f1")),
-        "clients": figure_of(plots.clients(comparison.frame, "macro_f1")),
-        "learning": figure_of(plots.learning(comparison.frame, "macro_f1")),
+        "comparison": figure_of(plots.comparison(table, score)),
+        "clients": figure_of(plots.clients(comparison.frame, score)),
+        "learning": figure_of(plots.learning(comparison.frame, score)),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +15,20 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.diagnostics.measure import instruments
+from fedlayers.studies import skill
 from fedlayers.studies.arms import Arm
 from fl_core import runner, statistics
 from fl_core.config import RunConfig, resolved
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
+from fl_core.scores import TABLE, main_score
 
 SHARE = 0.6
 """Of the rounds, how many are raced by default: the ranking of cuts changes until about half of them are over."""
 LEAST = 0.5
 """Nobody is dropped before this share of the rounds."""
+EVALUATIONS = 20
+"""Of a race's runs, where their configuration does not say how many."""
 WINDOW = 3
 """Evaluated rounds over which an arm is judged, up to the end of the race."""
 Tell = Callable[[str], None]
@@ -43,9 +47,10 @@ class Standing(NamedTuple):
     """The scores of a race at a given round.
 
     Attributes:
-        rounds: a line an arm, seed and evaluated round: ``macro_f1`` and ``loss`` on validation, means over the clients
-            weighted by training samples, and ``score`` = z(macro_f1) - z(loss), standardised over the arms of that
-            seed and round; higher is better.
+        rounds: a line an arm, seed and evaluated round: ``macro_f1`` (of a regression ``r2``) and ``loss`` on
+            validation, means over the clients weighted by training samples, and ``score`` = z(macro_f1) - z(loss),
+            standardised over the arms of that seed and round; higher is better. ``skill``: the balanced accuracy above
+            guessing, NaN where it was not asked for or is not recorded.
         judged: a line an arm and seed: their means over the last evaluated rounds; NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
     """
@@ -53,6 +58,20 @@ class Standing(NamedTuple):
     rounds: pd.DataFrame
     judged: pd.DataFrame
     failed: dict[tuple[str, int], str]
+
+
+def watched(config: RunConfig) -> RunConfig:
+    """The configuration of a race's runs: evaluated after every twentieth of the rounds, if it says nothing else.
+
+    A run's own default may be longer where evaluating is dear, and three rounds to judge by would then begin far before
+    the end of the race.
+
+    >>> watched(RunConfig(dataset="heart", rounds=100)).eval_every, watched(RunConfig(eval_every=25)).eval_every
+    (5, 25)
+    """
+    if config.eval_every is not None:
+        return config
+    return replace(config, eval_every=max(1, int(resolved(config).rounds or 1) // EVALUATIONS))
 
 
 def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:
@@ -92,7 +111,7 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
 def run_entry(entry: Entry, until: int | None) -> str:
     """Train one run up to a round (None: to the end) from where it stopped; returns why it failed, or "".
 
-    A run whose training meets NaN or infinity has lost its race; any other failure is an error.
+    A run whose training diverges has lost its race; any other failure is an error.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is to be noted of the data was noted before the race
@@ -108,8 +127,9 @@ def run_entry(entry: Entry, until: int | None) -> str:
                     until=until,
                 )
             elif _done(entry.path) < (until or int(resolved(entry.config).rounds or 1)):
-                runner.resume(entry.path, instruments=instruments(), progress=False, until=until)
-        except NonFiniteError as error:
+                code = runner.code_of(entry.config.to_json()).values()  # what this very race names
+                runner.resume(entry.path, instruments=instruments(), code=code, progress=False, until=until)
+        except DivergedError as error:
             return str(error)
     return ""
 
@@ -137,12 +157,16 @@ def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell:
             + f" failed: {reason}" * bool(reason)
         )
 
-    if workers <= 1:
+    if min(workers, len(entries)) <= 1:
         for done, entry in enumerate(entries, 1):
             note(entry, run_entry(entry, until), done)
         return failed
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(entries)), mp_context=context) as pool:
+    try:
+        pool = ProcessPoolExecutor(min(workers, len(entries)), mp_context=multiprocessing.get_context("spawn"))
+    except OSError as error:  # their locks are files in /dev/shm
+        warnings.warn(f"no worker processes ({error.strerror}, in /dev/shm): one run after the other", stacklevel=2)
+        return run_entries(entries, until, 0, tell)
+    with pool:
         waiting: dict[Future[str], Entry] = {pool.submit(run_entry, entry, until): entry for entry in entries}
         done = 0
         try:
@@ -157,49 +181,83 @@ def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell:
     return failed
 
 
-def standing(entries: Sequence[Entry], until: int, failed: dict[tuple[str, int], str]) -> Standing:
+def standing(
+    entries: Sequence[Entry],
+    until: int,
+    failed: dict[tuple[str, int], str],
+    guesses: Mapping[int, Mapping[str, float]] | None = None,
+) -> Standing:
     """The arms' scores after a round of the race, from validation samples alone.
+
+    Args:
+        guesses: by seed, each client's balanced accuracy by guessing (:func:`~fedlayers.studies.skill.guessing`).
 
     Raises:
         UsageError: no evaluated round up to there.
     """
-    lines = []
+    lines, main = [], main_score(())
     for entry in entries:
         if (entry.arm.name, entry.config.seed) not in failed:
-            for line in _validation(store.Run(entry.path).rows()[1], until):
+            of_seed = None if guesses is None else guesses[entry.config.seed]
+            frame = store.Run(entry.path).rows()[1]
+            main = main_score(frame["metric"].unique())
+            for line in validation_scores(frame, until, of_seed):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
-    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", "macro_f1", "loss"])
+    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])
     if rounds.empty:
         raise UsageError("no arm has an evaluated round to judge by")
-    rounds["macro_f1"] = rounds["macro_f1"].fillna(0.0)
+    if not TABLE[main].share:  # what has no lower end is at the round's lowest
+        rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
+    rounds[main] = rounds[main].fillna(0.0)
     finite = rounds["loss"].replace(np.inf, np.nan)  # a loss beyond all bounds stands as the round's largest
     rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
     by_round = rounds.groupby(["seed", "round"])
-    rounds["score"] = by_round["macro_f1"].transform(_standardised) - by_round["loss"].transform(_standardised)
+    rounds["score"] = by_round[main].transform(standardised) - by_round["loss"].transform(standardised)
     judged = []
     for entry in entries:
         name, seed = entry.arm.name, entry.config.seed
         latest = rounds[(rounds["arm"] == name) & (rounds["seed"] == seed)].tail(WINDOW)
-        judged.append({"arm": name, "seed": seed, **latest[["macro_f1", "loss", "score"]].mean().to_dict()})
+        judged.append({"arm": name, "seed": seed, **latest[[main, "loss", "skill", "score"]].mean().to_dict()})
     return Standing(rounds, pd.DataFrame(judged), failed)
 
 
-def _validation(frame: pd.DataFrame, until: int) -> list[dict[str, float]]:
-    """Validation scores of each evaluated round after the start, for the model that a client would use."""
-    scored = frame[(frame["split"] == "validation") & frame["metric"].isin(["macro_f1", "loss"])]
-    scored = scored[(scored["model"] != "local") & (scored["round"] > 0) & (scored["round"] <= until)]
+def validation_scores(
+    frame: pd.DataFrame,
+    until: int | None = None,
+    guesses: Mapping[str, float] | None = None,
+    metrics: Sequence[str] = (),
+) -> list[dict[str, float]]:
+    """Validation scores of each evaluated round after the start, for the model that a client would use.
+
+    Args:
+        until: the last round that counts; None = all.
+        guesses: each client's balanced accuracy by guessing.
+        metrics: names; default the score that algorithms are ranked by, and the loss.
+
+    Returns:
+        For each round ``round``, ``macro_f1`` (of a regression ``r2``) and ``loss``, or the metrics asked for: means
+        over the clients weighted by training samples; with ``guesses`` also ``skill``, the balanced accuracy above
+        guessing.
+    """
+    metrics = metrics or (main_score(frame["metric"].unique()), "loss")
+    scored = frame[(frame["split"] == "validation") & frame["metric"].isin([*metrics, skill.METRIC])]
+    scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
+    scored = scored if until is None else scored[scored["round"] <= until]
     lines = []
     for index, part in scored.groupby("round"):
         part = part[part["model"] == ("personal" if (part["model"] == "personal").any() else "global")]
         means = {
             metric: statistics.combine(of_metric["value"], of_metric["n_train"])
             for metric, of_metric in part.groupby("metric")
+            if metric in metrics
         }
+        if guesses is not None:
+            means["skill"] = skill.above_guessing(part[part["metric"] == skill.METRIC], guesses)
         lines.append({"round": int(str(index)), **means})
     return lines
 
 
-def _standardised(values: pd.Series) -> pd.Series:
+def standardised(values: pd.Series) -> pd.Series:
     """Scores standardised over the arms to mean 0 and deviation 1; 0 if they are all equal."""
     spread = values.std(ddof=0)
     return (values - values.mean()) / spread if spread > 1e-12 else values * 0.0

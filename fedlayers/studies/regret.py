@@ -18,12 +18,13 @@ from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.studies.compare import check_folder, compare, headline
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
-from fl_core.config import RunConfig
-from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
+from fl_core.config import RunConfig, resolved
+from fl_core.errors import RunError, UsageError, check_distinct, listing
 from fl_core.layers import Layer
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.records.files import write_atomically
-from fl_core.training.evaluate import SCORES
+from fl_core.scores import MAIN, SCORES, TABLE, check_score
+from fl_core.training.losses import LOSSES
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
 RANDOM = "random cut"
@@ -108,12 +109,14 @@ class Regret:
 
     def text(self) -> str:
         """The table as text for a terminal, the best cuts, and the meaning of the columns."""
-        scale = 100 if SCORES[self.score] and self.score != "loss" else 1
+        scale, digits = (100, 1) if TABLE[self.score].share else (1, 3)
         unit = " %" if scale == 100 else ""
         shown = pd.DataFrame({"rule": self.table["rule"], "seeds": self.table["seeds"], "cuts": self.table["cuts"]})
         for name in ("validation", "regret", "over_random", "test", "test_regret"):
             shown[name.replace("_", " ") + unit] = [
-                "–" if pd.isna(m) else f"{scale * m:.1f}" + ("" if pd.isna(high) else f" ± {scale * (high - m):.1f}")
+                "–"
+                if pd.isna(m)
+                else f"{scale * m:.{digits}f}" + ("" if pd.isna(high) else f" ± {scale * (high - m):.{digits}f}")
                 for m, high in zip(self.table[name], self.table[f"{name}_high"], strict=True)
             ]
         best = self.choices.drop_duplicates("seed")
@@ -131,7 +134,7 @@ def regret(
     seeds: Sequence[int] = (0, 1, 2),
     out: Path | str = Path("out/regret"),
     *,
-    score: str = "macro_f1",
+    score: str = "",
     command: str = "",
     progress: bool = True,
 ) -> Regret:
@@ -147,13 +150,14 @@ def regret(
     Args:
         config: what is trained, small enough that L + 1 runs a seed can be afforded; its ``threshold`` is the rules'.
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``; ``vote`` reads the default metrics.
-        score: ``macro_f1``, ``accuracy`` or ``loss``.
+        score: one of :data:`fl_core.scores.SCORES`; default macro-F1, of numbers R2.
 
     Raises:
         UsageError: anything unknown or not fitting; before the first run where it can be known then.
         RunError: a run failed; the same call goes on from there. A rule that cannot decide is a line with its reason.
     """
-    check_known("score", score, SCORES)
+    task = LOSSES[str(resolved(config).loss)].task
+    score = check_score(score or MAIN[task], task)
     parsed_rules = {text: _parsed(text) for text in rules}
     check_distinct("regret", "rule", rules)
     check_distinct("regret", "seed", seeds)

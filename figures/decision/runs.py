@@ -34,6 +34,7 @@ NAME = "decision.runs"
 HELD_OUT = "held_out"
 """The split that scores a choice: test samples together with samples that the federation left over."""
 WORST = "worst_"
+SCORES = ("accuracy", "macro_f1", "loss")
 RULES = ("sensitivity_ratio", "largest_jump", "change_point")
 DECISION = "decision of a rule"
 DITTO = "ditto"
@@ -87,7 +88,7 @@ class Scores:
             found = {number: self._score(model, parts[number]) for number, model in models.items()}
             n_samples = sum(len(part) for part in parts.values())
             about = {"estimator": kind, "variant": variant, "split": split, "n_samples": n_samples, **columns}
-            for metric in evaluate.SCORES:
+            for metric in SCORES:
                 values = [scores[metric] for scores in found.values()]
                 lines.append(rows.row(metric, statistics.combine(values, weights), **about, **labels(self.task)))
                 worst = min(values) if evaluate.SCORES[metric] else max(values)

@@ -13,7 +13,7 @@ from figures import items
 from figures.recipe import Recipe, labels, scored_at_end, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.training.evaluate import SCORES
+from fl_core.scores import CLASSIFICATION, SHOWN
 
 NAME = "player_fl.runs"
 METHODS = {
@@ -168,7 +168,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record each client's final test scores, for every model that exists, and the shared layers."""
     engine, frame = trained(task)
     done = frame["round"] == task.config.rounds
-    final = frame[done & frame["metric"].isin(list(SCORES)) & (frame["split"] == "test") & (frame["client"] != "")]
+    scored = frame["metric"].isin(SHOWN[CLASSIFICATION])
+    final = frame[done & scored & (frame["split"] == "test") & (frame["client"] != "")]
     plan = engine.algorithm.plan
     if plan is None or plan.cut is None:
         return final

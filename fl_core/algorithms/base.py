@@ -33,6 +33,7 @@ class Algorithm:
     ====================  =======  =====================  ============================================================
     hook                  process  times                  when
     ====================  =======  =====================  ============================================================
+    notes                 server   any                    before a run: what its user is told
     under                 both     any                    to know whose model and options these are
     build                 server   1 a start              before a run, and before it is gone on with: makes the model
     default_plan          server   any                    before a run that obeys a plan and is given none
@@ -78,6 +79,7 @@ class Algorithm:
         evaluates: name of the model that exists after every round, ``global`` or ``personal``.
         cuts: whether :meth:`build` leaves layers of the model out.
         needs_blocks: whether the model must be made of residual blocks that a client can do without.
+        needs_logits: whether it compares the logits of classes, so that a model with a single output does not do.
         foreseeable: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
         adds: for each module or tensor path that :meth:`build` adds to the model, ``shared`` or ``personal``; what
             it puts around a module's weights (an adapter) joins that module's layer unless it is named here.
@@ -122,6 +124,7 @@ class Algorithm:
     evaluates: str = "global"
     cuts: ClassVar[bool] = False
     needs_blocks: ClassVar[bool] = False
+    needs_logits: ClassVar[bool] = False
     foreseeable: bool = True
     adds: ClassVar[Mapping[str, str]] = {}
 
@@ -169,6 +172,10 @@ class Algorithm:
         if not callable(attribute):
             check_known(what, name, contract.methods(self))
         return cast(Callable[..., Any], attribute)
+
+    def notes(self) -> list[str]:
+        """Warnings about this algorithm for this model and these clients, a plain line each. Default: none."""
+        return []
 
     # --- the model ---
 

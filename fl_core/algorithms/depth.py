@@ -358,6 +358,7 @@ class DepthFL(Limited):
     """
 
     name = "depthfl"
+    needs_logits = True
     paper = "Kim et al. 2023 (DepthFL)"
     trains = "adapters and classifiers"
     adds: ClassVar = {"exits": "shared"}

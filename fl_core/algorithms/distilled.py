@@ -28,6 +28,7 @@ class PFedSD(Algorithm):
     """
 
     name = "pfedsd"
+    needs_logits = True
     paper = "Jin et al. 2022"
     trains = "all, taught by the client's last model"
     keeps = "its last local model"

@@ -29,6 +29,7 @@ class FedRoD(Algorithm):
     """
 
     name = "fedrod"
+    needs_logits = True
     trains, travels, keeps = "all, and a personal head", "all but the personal head", "the personal head"
     cost = "2P, of the model with one head"
     paper = "FedRoD (Chen and Chao 2022)"

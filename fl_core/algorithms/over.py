@@ -47,6 +47,9 @@ class Over(Algorithm):
     def method(self, name: str, what: str = "method") -> Callable[..., Any]:
         return self.inner.method(name, what)
 
+    def notes(self) -> list[str]:
+        return self.inner.notes()
+
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         return self.inner.default_plan(layers)
 

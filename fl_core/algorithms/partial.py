@@ -80,6 +80,10 @@ class FedBN(Algorithm):
     travels, keeps, cost = "all but batch normalisations", "its batch normalisations", "2(P - norms)"
     evaluates = "personal"
 
+    def notes(self) -> list[str]:
+        none = f"{self.name} keeps batch normalisations with each client, and the model has none: it is FedAvg"
+        return [] if self.problem.norms else [none]
+
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return super().shared(rnd, client) - self.problem.norms
 
@@ -152,6 +156,25 @@ class FedBABU(FineTuned, Partial):
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (Phase("body", self.body, self.problem.epochs),)
+
+
+@register
+class LocalHead(Partial):
+    """Every client trains its head alone, above a body that stays as the run starts with it.
+
+    With a run of FedAvg as its start (``init``) it is FedAvg, then fine-tuning of the last layers (Yu et al. 2020, who
+    also freeze the base). Where nothing is shared it is Local, bit for bit.
+    """
+
+    name = "local_head"
+    paper = "Yu et al. 2020 (frozen base)"
+    trains, travels, keeps, cost = "the head", "nothing", "its model", "0"
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return frozenset()
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("head", self.head, self.problem.epochs),) if self.head else ()
 
 
 @register

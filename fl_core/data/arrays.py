@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION, REGRESSION
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
 Cells = Sequence[str] | NDArray[np.float64]
+AS_NUMBERS = "; if numbers are to be predicted and not classes, say so: task regression (--task regression)"
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """What a cell without a value holds, in small letters."""
 
@@ -64,6 +66,40 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
     return out
 
 
+def answers(
+    y: Array, where: str, task: str, names: Sequence[str] | None = None, place: Place = row_of_array
+) -> tuple[Array, tuple[str, ...]]:
+    """What is to be predicted: class indices with the classes' names (:func:`labels`), or targets without any.
+
+    Raises:
+        UsageError: as :func:`labels` and :func:`targets`; names of classes beside targets.
+    """
+    if task != REGRESSION:
+        return labels(y, where, names, place)
+    if names is not None:
+        raise UsageError(f"{where}: names of classes do not go with targets that are numbers (task {task})")
+    return targets(y, where, place), ()
+
+
+def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
+    """Check targets of a regression, finite numbers or text of such, as float32 [n].
+
+    Raises:
+        UsageError: names the first value that is no finite float32.
+    """
+    _check_flat(y, where)
+    if y.dtype.kind == "U":
+        y = numbers(y.tolist(), where, place)
+    if y.dtype.kind not in "buif":
+        raise UsageError(f"{where}, {place(0)}: {str(y[0])!r} is not a number")
+    with np.errstate(over="ignore"):
+        found = y.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(found))
+    if bad.size:
+        raise UsageError(f"{where}, {place(int(bad[0]))}: {y[bad[0]]} is not a finite float32")
+    return found
+
+
 def labels(
     y: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
 ) -> tuple[Integers, tuple[str, ...]]:
@@ -80,7 +116,7 @@ def labels(
         if names is None:
             return written_labels(y.tolist(), where, place)
         y = _codes(y.tolist(), names, where, place)
-    values = whole_numbers(y, where, place)
+    values = whole_numbers(y, where, place, AS_NUMBERS)
     if names is None:
         distinct, values = np.unique(values, return_inverse=True)
         names = [str(value) for value in distinct]
@@ -94,15 +130,19 @@ def labels(
     return values.astype(np.int64), tuple(names)
 
 
-def words_or_numbers(y: Array, where: str) -> Array:
+def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
     """Labels [n] as they are if they are text, else as whole numbers; objects that are all text are text.
+
+    Of a regression, targets.
 
     Raises:
         UsageError: neither.
     """
     if y.dtype.kind == "O" and all(isinstance(value, str) for value in y.flat):
         y = y.astype(np.str_)
-    return y if y.dtype.kind == "U" else whole_numbers(y, where)
+    if task == REGRESSION:
+        return targets(y, where)
+    return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
 
 
 def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
@@ -200,8 +240,11 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Integers:
+def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_: str = "") -> Integers:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
+
+    Args:
+        else_: what to do about numbers with a fraction, for the message.
 
     Raises:
         UsageError: names the first value that is no whole number.
@@ -213,7 +256,7 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array) -> Int
         numbers = values.astype(np.float64)
         bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)))
         if bad.size:
-            raise UsageError(f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is not a whole number")
+            raise UsageError(f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is not a whole number{else_}")
     return values.astype(np.int64)
 
 

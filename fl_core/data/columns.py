@@ -9,6 +9,7 @@ from typing import Any
 
 from fl_core import choices
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION, TASKS
 
 CLIENT_COLUMN = "client"
 LABEL_COLUMN = "label"
@@ -29,6 +30,7 @@ class Reading:
         separator: of a .csv file's cells, one character, or ``tab``.
         encoding: of a .csv or .jsonl file, as Python names it.
         scale, impute: what is fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`.
+        task: what the labels are: classes (``classification``), or numbers to be predicted (``regression``).
 
     Raises:
         UsageError: names the key and what it may be.
@@ -43,6 +45,7 @@ class Reading:
     encoding: str = ENCODING
     scale: str = choices.SCALES[0]
     impute: str = choices.IMPUTES[0]
+    task: str = CLASSIFICATION
 
     def __post_init__(self) -> None:
         for key in ("columns", "drop"):
@@ -64,6 +67,7 @@ class Reading:
             ) from error
         check_known("scale", self.scale, choices.SCALES)
         check_known("impute", self.impute, choices.IMPUTES)
+        check_known("task", self.task, TASKS)
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Reading:

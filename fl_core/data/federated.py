@@ -14,11 +14,12 @@ from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import check_known
+from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples ``x``, contiguous float32 [n, *shape], and their class indices ``y``, int64 [n].
+    """Samples ``x``, contiguous float32 [n, *shape], and their class indices ``y``, int64 [n], or targets, float32 [n].
 
     Texts are int64 token ids [n, length].
     """
@@ -63,13 +64,14 @@ class FederatedData:
     Attributes:
         name: registry name or path.
         shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.tokens.TokenShape`.
-        classes: names of the classes, in the order of class indices.
+        classes: names of the classes, in the order of class indices; none: numbers are predicted.
         clients: the clients, in order.
         partition: which sample went where.
         source_digest: SHA-256 of the samples, whoever has them.
         digest: SHA-256 of the samples and of who holds which in which split.
         words: of texts, the vocabulary in the order of token ids, after the special ones; otherwise None.
         mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.
+        images: whether the samples were uint8 images before they were scaled to 0..1.
         preprocessing: of a table with a header, or one that was scaled or filled, what its numbers went through.
     """
 
@@ -83,11 +85,17 @@ class FederatedData:
     words: tuple[str, ...] | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    images: bool = False
     preprocessing: Preprocessing | None = None
 
     @property
+    def task(self) -> str:
+        """What is predicted: a class, or where there are none a number; of :data:`fl_core.scores.TASKS`."""
+        return CLASSIFICATION if self.classes else REGRESSION
+
+    @property
     def n_classes(self) -> int:
-        """Number of classes, whether or not every client has samples of each."""
+        """Number of classes, whether or not every client has samples of each; 0 where numbers are predicted."""
         return len(self.classes)
 
     @property
@@ -105,11 +113,14 @@ class FederatedData:
         return self.clients[names.index(check_known("client", name, names))]
 
     def class_counts(self, split: str = "train") -> pd.DataFrame:
-        """Samples of each class at each client: clients x classes, by name.
+        """Samples of each class at each client: clients x classes, by name; of numbers one column, ``samples``.
 
         Raises:
             UsageError: an unknown split.
         """
+        if not self.classes:
+            sizes = {client.name: len(client.split(split)) for client in self.clients}
+            return pd.DataFrame({"samples": sizes})
         counts = [torch.bincount(client.split(split).y, minlength=self.n_classes).cpu() for client in self.clients]
         names = [client.name for client in self.clients]
         return pd.DataFrame(torch.stack(counts).numpy(), index=names, columns=list(self.classes))
@@ -119,16 +130,18 @@ class FederatedData:
         return replace(self, clients=tuple(client.to(device) for client in self.clients))
 
 
-def gather(source: Source, partition: Partition) -> FederatedData:
+def gather(source: Source, partition: Partition, preprocessing: Preprocessing | None = None) -> FederatedData:
     """Build a federation's tensors from a source and a partition.
 
-    Texts use the vocabulary of all clients' training samples together, and a table's scaling is fitted on them.
+    Texts use the vocabulary of all clients' training samples together, and a table's preprocessing is fitted on them,
+    unless it is given.
 
     Raises:
         UsageError: the partition was made for another source.
     """
     partition.check(source)
-    whole, source = source, source.fitted(np.concatenate([part["train"] for part in partition.indices.values()]))
+    train = np.concatenate([part["train"] for part in partition.indices.values()])
+    whole, source = source, source.fitted(train, preprocessing)
     clients = tuple(
         ClientData(name, **{split: _split(source, splits[split]) for split in SPLITS})
         for name, splits in partition.indices.items()
@@ -137,6 +150,7 @@ def gather(source: Source, partition: Partition) -> FederatedData:
     scale = (source.mean, source.std) if source.is_image else ((), ())
     return FederatedData(
         *(source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words, *scale),
+        images=source.is_image,
         preprocessing=source.preprocessing,
     )
 

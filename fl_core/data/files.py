@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from fl_core import limits
 from fl_core.data import arrays, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import SPECIAL, TokenShape
 
 OWNER_KEYS = ("client", "domain", "center")
@@ -23,7 +28,9 @@ IMAGES = (".png", ".jpg", ".jpeg")
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
-_DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_NO_HEADER = (SyntaxError, tokenize.TokenError)  # of an array, which is written as Python
+_NO_ZIP = (zipfile.BadZipFile, zlib.error)
+_DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, *_NO_ZIP, *_NO_HEADER)
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _Listing = dict[str, dict[str, list[Path]]]
 
@@ -44,14 +51,25 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     * ``.parquet``, the same; an index without a name is passed over.
     * ``.jsonl``, texts: an object a line with the keys text, label and, optionally, client.
 
+    For the task ``regression`` labels are any finite numbers, which a model is to predict.
+
     Raises:
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
+    _check_size(path)
     if path.is_dir() or path.suffix.lower() == ".npz":
         check_plain(str(path), reading)
-        return read_folder(path) if path.is_dir() else read_npz(path, missing=reading.missing)
+        if path.is_dir():
+            reading.check_unasked(f"{path} is a folder, whose images are named by classes", "task")
+            return read_folder(path)
+        return read_npz(path, reading.missing, reading.task)
     read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_table
     return read_table(path, reading)
+
+
+def _check_size(path: Path) -> None:
+    if not path.is_dir():
+        limits.check_size(path, path.stat().st_size)
 
 
 def check_plain(what: str, reading: Reading) -> None:
@@ -72,6 +90,7 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
     Raises:
         UsageError: the path is not one of the kinds that :func:`read` takes.
     """
+    _check_size(path)
     if path.is_dir():
         images_of = _list_folder(path)
         images = [file for classes in images_of.values() for files in classes.values() for file in files]
@@ -92,7 +111,7 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
     return _tokens() if features is None else (len(features),), reading.client_column in header
 
 
-def read_npz(path: Path, missing: bool = False) -> Source:
+def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
     """Read a dataset from an .npz file (see :func:`read`); with ``missing``, a table's features may be NaN.
 
     Raises:
@@ -102,6 +121,7 @@ def read_npz(path: Path, missing: bool = False) -> Source:
         known = (*_SPLIT_FORM, *_ONE_FORM, "is_train", "classes", *OWNER_KEYS, *(f"{key}_names" for key in OWNER_KEYS))
         for key in file.files:
             check_known(f"array in {path}", key, known)
+        _check_sizes(path)
         try:
             data: dict[str, Array] = {key: file[key] for key in file.files}
         except _DAMAGED as error:
@@ -115,7 +135,7 @@ def read_npz(path: Path, missing: bool = False) -> Source:
             )
     if split:
         _refuse(path, data, ("x", "y", "is_train", *OWNER_KEYS), "x_train")
-        return _split_npz(path, data, missing)
+        return _split_npz(path, data, missing, task)
     _refuse(path, data, _SPLIT_FORM, "x")
     keys = [key for key in OWNER_KEYS if key in data]
     if len(keys) > 1:
@@ -127,7 +147,7 @@ def read_npz(path: Path, missing: bool = False) -> Source:
         if f"{key}_names" in data and key not in data:
             raise UsageError(f"{path}: array '{key}_names' without an array {key!r}")
     x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
-    y, classes = arrays.labels(data["y"], f"{path}, array 'y'", _names(path, data, "classes"))
+    y, classes = arrays.answers(data["y"], f"{path}, array 'y'", task, _names(path, data, "classes"))
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
     for key in keys:
@@ -138,7 +158,7 @@ def read_npz(path: Path, missing: bool = False) -> Source:
     return Source(str(path), x, y, classes, owner, owner_names, is_train)
 
 
-def _split_npz(path: Path, data: dict[str, Array], missing: bool) -> Source:
+def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> Source:
     sides = [arrays.features(data[key], f"{path}, array {key!r}", missing=missing) for key in ("x_train", "x_test")]
     for key in ("train", "test"):
         _check_length(path, data, f"y_{key}", f"x_{key}")
@@ -148,13 +168,13 @@ def _split_npz(path: Path, data: dict[str, Array], missing: bool) -> Source:
             f"but x_test is {data['x_test'].dtype} {list(sides[1].shape)}"
         )
     names = _names(path, data, "classes")
-    train, test = (arrays.words_or_numbers(data[key], f"{path}, array {key!r}") for key in ("y_train", "y_test"))
+    train, test = (arrays.words_or_numbers(data[key], f"{path}, array {key!r}", task) for key in ("y_train", "y_test"))
     n_train = len(train)
 
     def place(row: int) -> str:
         return arrays.row_of_array(row) if row < n_train else f"y_test {arrays.row_of_array(row - n_train)}"
 
-    y, classes = arrays.labels(np.concatenate([train, test]), f"{path}, array 'y_train'", names, place)
+    y, classes = arrays.answers(np.concatenate([train, test]), f"{path}, array 'y_train'", task, names, place)
     is_train = np.arange(len(y)) < n_train
     return Source(name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train)
 
@@ -174,26 +194,63 @@ def read_folder(path: Path) -> Source:
         for name in sorted(images_of[client])
         for file in images_of[client][name]
     ]
-    headers = [_image_header(file) for file, _, _ in files]
-    size = headers[0][0]
-    for (file, _, _), (other, _) in zip(files, headers, strict=True):
-        if other != size:
-            raise UsageError(
-                f"{file} is {other[0]}x{other[1]}; {files[0][0]} is {size[0]}x{size[1]}: one size is needed"
-            )
-    mode = "L" if _gray(headers) else "RGB"
-    x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
-    for row, (file, _, _) in enumerate(files):
-        try:
-            with Image.open(file) as image:
-                x[row] = np.asarray(image.convert(mode))
-        except _UNREADABLE as error:
-            raise UsageError(f"{file}: {error}") from error
+    x = pixels([file for file, _, _ in files], where=path)
     y, names = arrays.labels(np.array([label for _, label, _ in files]), str(path), classes)
     if clients == [""]:
         return Source(name=str(path), x=x, y=y, classes=names)
     owner = np.array([owner for _, _, owner in files])
     return Source(name=str(path), x=x, y=y, classes=names, owner=owner, owner_names=tuple(clients))
+
+
+def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None = None) -> NDArray[np.uint8]:
+    """Image files of one size as uint8 [n, H, W] if all are gray, otherwise [n, H, W, 3].
+
+    Args:
+        gray: whether they must be gray; None = as they are. If not, gray ones get three equal channels.
+        where: the folder that a refusal for their size in memory names; default that of the first.
+
+    Raises:
+        UsageError: an image that cannot be read, has another size than the first, or is not gray where it must be.
+    """
+    headers = [_image_header(file) for file in files]
+    size = headers[0][0]
+    for file, (other, mode) in zip(files, headers, strict=True):
+        if other != size:
+            raise UsageError(f"{file} is {other[0]}x{other[1]}; {files[0]} is {size[0]}x{size[1]}: one size is needed")
+        if gray and not _gray([(other, mode)]):
+            raise UsageError(f"{file} is in colour; gray images are needed")
+    mode = "L" if (_gray(headers) if gray is None else gray) else "RGB"
+    packed = sum(file.stat().st_size for file in files)
+    limits.check_unpacked(where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode))
+    x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
+    for row, file in enumerate(files):
+        try:
+            with Image.open(file) as image:
+                x[row] = np.asarray(image.convert(mode))
+        except _UNREADABLE as error:
+            raise UsageError(f"{file}: {error}") from error
+    return x
+
+
+def images_below(path: Path) -> list[Path]:
+    """All image files in a folder and in those within it, but hidden ones, in the order of their paths."""
+    folders = [path, *(entry for entry in sorted(path.rglob("[!.]*")) if entry.is_dir())]
+    return sorted(file for folder in folders for file in _images(folder))
+
+
+def array_of(path: Path, key: str) -> Array:
+    """One array of an .npz file, never unpickled; other arrays in it are passed over.
+
+    Raises:
+        UsageError: not such a file, no such array, or one of Python objects.
+    """
+    with _open_npz(path) as file:
+        check_known(f"array in {path}", key, file.files)
+        _check_sizes(path)
+        try:
+            return file[key]
+        except _DAMAGED as error:
+            raise UsageError(f"{path}: {error}; store plain numbers and text, not Python objects") from error
 
 
 def _list_folder(path: Path) -> _Listing:
@@ -256,6 +313,24 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise UsageError(f"{path} holds a single array; an .npz file of named arrays is needed")
     return file
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse, before anything is unpacked, arrays of far more bytes than the file has, or than their headers say.
+
+    Nothing that is unpacked later is longer than the archive's own list says.
+    """
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    limits.check_unpacked(path, path.stat().st_size, sum(entry.file_size for entry in entries))
+    for entry in entries:
+        key = entry.filename.removesuffix(".npy")
+        shape, dtype = _npy_header(path, key)
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > entry.file_size:
+            raise UsageError(
+                f"{path}, array {key!r} is not readable: its header says {list(shape)} numbers of {dtype}, "
+                f"{limits.sized(math.prod(shape) * dtype.itemsize)}, and it has {limits.sized(entry.file_size)}"
+            )
 
 
 def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:

@@ -56,7 +56,8 @@ def unused(whole: Source, data: FederatedData, most: int = MOST) -> dict[str, Sp
         if by_owner and whole.owner is not None:
             left = rest[whole.owner[rest] == whole.owner[own[0]]]
         draw = seeds.numpy_generator(data.partition.seed, "unused", number)
-        chosen = _proportional(whole.y[left], np.bincount(whole.y[own], minlength=len(whole.classes)), most, draw)
+        counts = np.bincount(whole.labels[own], minlength=len(whole.classes))
+        chosen = _proportional(whole.labels[left], counts, most, draw)
         if len(chosen):
             rows = left[chosen]
             further[name] = Split(encoded.tensor(rows), torch.from_numpy(encoded.y[rows]))

@@ -13,12 +13,14 @@ from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.making import options_of
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import Recipe, general
 from fl_core.data.registry import DATASETS, Location
 from fl_core.data.silos import source_of_pair, source_of_silos
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import is_outside
+from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
 def load(
@@ -36,6 +38,7 @@ def load(
     seed: int = 0,
     splits: Sequence[float] | None = None,
     indices: Partition | None = None,
+    preprocessing: Preprocessing | None = None,
     **reading: Any,
 ) -> FederatedData:
     """A dataset partitioned over clients, each with train, validation and test samples.
@@ -64,6 +67,7 @@ def load(
         seed: of the partition.
         splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
+        preprocessing: what was fitted then, to be used again as well.
         reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``drop`` and ``scale``.
 
     Raises:
@@ -73,10 +77,10 @@ def load(
     how = Reading.of(reading)
     if _is_named(dataset):
         files.check_plain(str(dataset), how)
-        source, defaults = _opened(str(dataset), data_root, download)
+        source, defaults = _opened(str(dataset), data_root, download, how.task)
     else:
         source = files.read(_path(dataset), how)
-        defaults = general(source.shape, source.owner is not None)
+        defaults = general(source.shape, source.owner is not None, how.task)
     source = source.asked(how.scale, how.impute)
     if samples is None:  # a file may hold fewer samples than the published pool
         samples = min(defaults.samples or len(source), len(source))
@@ -90,7 +94,7 @@ def load(
     if indices is not None:
         shares = None if splits is None else list(splits)
         _check_agrees(indices, {"partition": partition, "clients": clients, **options, "splits": shares})
-        return gather(source, indices)
+        return gather(source, indices, preprocessing)
     kind = partition or defaults.partition
     partitioning = PARTITIONS[kind]
     if alpha is None and "alpha" in options_of(partitioning):
@@ -115,9 +119,10 @@ def recipe(
     Raises:
         UsageError: neither a name, nor the place of a function, nor an existing path of a known kind.
     """
+    how = Reading.of(reading)
     if _is_named(dataset):
-        return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download)[1]
-    return general(*files.glance(_path(dataset), Reading.of(reading)))
+        return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
+    return general(*files.glance(_path(dataset), how), how.task)
 
 
 def open_named(name: str, *, data_root: Location | None = None, download: bool = False) -> Source:
@@ -152,7 +157,7 @@ def at_hand(*names: str, data_root: Location | None = None) -> str:
     raise UsageError("; ".join(reasons) or "at_hand needs the name of a dataset")
 
 
-def _opened(name: str, data_root: Location | None, download: bool) -> tuple[Source, Recipe]:
+def _opened(name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION) -> tuple[Source, Recipe]:
     """A named dataset's samples, with its own default settings or the general ones."""
     member = DATASETS[name]
     offered = {"data_root": data_root, "download": download}
@@ -161,19 +166,21 @@ def _opened(name: str, data_root: Location | None, download: bool) -> tuple[Sour
         if required and parameter not in offered:
             raise UsageError(f"dataset {name!r} is a function with a parameter {parameter!r} that nothing fills")
     returned = member.open(**{key: value for key, value in offered.items() if key in parameters})
-    source = replace(_as_source(returned, name), name=name)
-    recipe = member.recipe or general(source.shape, source.owner is not None)
+    source = replace(_as_source(returned, name, task), name=name)
+    if task == REGRESSION and source.classes:
+        raise UsageError(f"dataset {name!r} has classes, {listing(source.classes, 4)}: it is no {task}")
+    recipe = member.recipe or general(source.shape, source.owner is not None, task)
     return replace(source, mean=recipe.mean or source.mean, std=recipe.std or source.std), recipe
 
 
-def _as_source(returned: Any, name: str) -> Source:
+def _as_source(returned: Any, name: str, task: str) -> Source:
     """Check what a dataset's function returned."""
     if isinstance(returned, Source):
         return returned
     if isinstance(returned, Mapping):
-        return source_of_silos(returned, name=name)
+        return source_of_silos(returned, name=name, task=task)
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
-        return source_of_pair(*returned, name=name)
+        return source_of_pair(*returned, name=name, task=task)
     kind = type(returned).__name__
     raise UsageError(f"dataset {name!r} returned a {kind}; it may be a Source, a pair (x, y) or {{client: (x, y)}}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_core import limits
 from fl_core.data.arrays import Cells
 from fl_core.errors import UsageError
 
@@ -36,8 +37,10 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[st
     """
     import pyarrow
 
+    file = _opened(path)
+    limits.check_unpacked(path, path.stat().st_size, 8 * len(names) * file.metadata.num_rows)
     try:
-        table = _opened(path).read(columns=list(names))
+        table = file.read(columns=list(names))
     except (pyarrow.ArrowException, OSError) as error:
         raise UsageError(f"{path} is not a readable .parquet file: {error}") from error
     if not table.num_rows:

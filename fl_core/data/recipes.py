@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.tokens import TokenShape
 
 SHARES = (0.64, 0.16, 0.20)
@@ -57,18 +58,21 @@ TEXT: dict[str, Any] = {"model": "text_transformer", "model_options": {"width": 
 model's table of 768 columns, and a fresh one learns as well in fewer."""
 
 
-def general(shape: tuple[int, ...], has_clients: bool) -> Recipe:
+def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATION) -> Recipe:
     """The default settings for data that come without any of their own.
 
     Natural clients where the data name them, otherwise Dirichlet(0.5) over 5 clients; a convolutional network for
-    images, a small transformer for texts, a multilayer perceptron for everything else.
+    images, a small transformer for texts, a multilayer perceptron for everything else. Where numbers are to be
+    predicted, the loss is ``mse``, and the partition without natural clients ``iid``.
 
     Args:
         shape: shape of one sample.
         has_clients: whether the data name natural clients.
+        task: of :data:`fl_core.scores.TASKS`.
     """
-    natural: dict[str, Any] = {"clients": None, "partition": "natural"} if has_clients else {}
+    own: dict[str, Any] = {"loss": "mse", "partition": "iid"} if task == REGRESSION else {}
+    own |= {"clients": None, "partition": "natural"} if has_clients else {}
     if isinstance(shape, TokenShape):
-        return Recipe(**natural, **TEXT, rounds=50, note="general values for texts without a recipe")
+        return Recipe(**own, **TEXT, rounds=50, note="general values for texts without a recipe")
     model = "mlp" if len(shape) != 3 else "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
-    return Recipe(**natural, model=model, batch=32, rounds=50, note="general values for data without a recipe")
+    return Recipe(**own, model=model, batch=32, rounds=50, note="general values for data without a recipe")

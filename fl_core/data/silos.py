@@ -16,6 +16,7 @@ from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
+from fl_core.scores import CLASSIFICATION
 
 
 def of_silos(
@@ -27,6 +28,7 @@ def of_silos(
     splits: Sequence[float] | None = None,
     scale: str = "none",
     impute: str = "none",
+    task: str = CLASSIFICATION,
 ) -> FederatedData:
     """Make a federation of silos' tensors or arrays, one client per silo in the given order: ``data`` for a run.
 
@@ -41,18 +43,20 @@ def of_silos(
     Args:
         silos: {client: (x, y)}, checked as an .npz file's arrays are (:func:`fl_core.data.files.read`): x are images,
             uint8 [n, H, W] or [n, H, W, C], which are scaled to 0..1, or numbers [n, ...], taken as they are; y are
-            whole numbers or words [n].
+            whole numbers or words [n], or targets.
         classes: names of labels 0..C-1; default: the distinct labels of all silos together, in ascending order.
         name: of the data, in records.
         seed, splits: how each silo's samples are divided; see :func:`fl_core.data.partitions.make`.
         scale, impute: how a table's columns are scaled and their missing numbers, NaN, filled, as fitted on the
             training samples of all silos; see :data:`fl_core.choices.SCALES` and the next.
+        task: ``classification``, or ``regression``: y are numbers to be predicted, and there are no classes.
 
     Raises:
         UsageError: names the silo and the first bad row, or what the silos do not have in common.
     """
-    how = Reading(scale=scale, impute=impute)
-    source = source_of_silos(silos, classes=classes, name=name, missing=how.missing).asked(scale, impute)
+    how = Reading(scale=scale, impute=impute, task=task)
+    source = source_of_silos(silos, classes=classes, name=name, missing=how.missing, task=task)
+    source = source.asked(scale, impute)
     return gather(source, make(source, "natural", seed=seed, splits=splits))
 
 
@@ -62,6 +66,7 @@ def source_of_silos(
     classes: Sequence[str] | None = None,
     name: str = "own",
     missing: bool = False,
+    task: str = CLASSIFICATION,
 ) -> Source:
     """The samples of all silos one after another, with each silo as a natural client (see :func:`of_silos`)."""
     if not silos:
@@ -73,32 +78,32 @@ def source_of_silos(
     for silo, pair in silos.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UsageError(f"silo {silo!r}: give a pair (x, y), not {type(pair).__name__}")
-        x, y = _checked(*pair, f"silo {silo!r}", missing)
+        x, y = _checked(*pair, f"silo {silo!r}", missing, task)
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
             raise UsageError(f"silo {silo!r} has {here}, and {next(iter(silos))!r} has {before}")
         parts.append((x, y))
-    y, class_names = arrays.labels(np.concatenate([y for _, y in parts]), "labels of all silos", classes)
+    y, class_names = arrays.answers(np.concatenate([y for _, y in parts]), "labels of all silos", task, classes)
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
 
 
-def source_of_pair(x: Any, y: Any, *, name: str = "own") -> Source:
+def source_of_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFICATION) -> Source:
     """A source from samples x [n, ...] and labels y [n] without natural clients, checked as in :func:`of_silos`.
 
     Raises:
         UsageError: names the first bad row.
     """
-    x, y = _checked(x, y, name)
-    y, class_names = arrays.labels(y, f"{name}, y")
+    x, y = _checked(x, y, name, task=task)
+    y, class_names = arrays.answers(y, f"{name}, y", task)
     return Source(name, x, y, class_names)
 
 
-def _checked(x: Any, y: Any, where: str, missing: bool = False) -> tuple[Array, Array]:
-    """Check one silo's features and labels, whole numbers or words, which must have equal lengths."""
+def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:
+    """Check one silo's features and labels, whole numbers, words or targets, which must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
-    x, y = arrays.features(x, f"{where}, x", missing=missing), arrays.words_or_numbers(y, f"{where}, y")
+    x, y = arrays.features(x, f"{where}, x", missing=missing), arrays.words_or_numbers(y, f"{where}, y", task)
     if len(x) != len(y):
         raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
     return x, y

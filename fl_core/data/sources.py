@@ -29,8 +29,8 @@ class Source:
         name: registry name or path.
         x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], taken as it is;
             or int64 codes [n, length] of ``words``.
-        y: class indices, int64 [n].
-        classes: names of the classes.
+        y: class indices, int64 [n]; or targets, float32 [n].
+        classes: names of the classes; none: ``y`` holds targets, numbers that are to be predicted.
         owner: index of each sample's natural client, int64 [n]; None = no natural clients.
         owner_names: names of the natural clients.
         is_train: false for samples of the official test set, bool [n]; None = there is none.
@@ -44,7 +44,7 @@ class Source:
 
     name: str
     x: Array
-    y: Integers
+    y: Array
     classes: tuple[str, ...]
     owner: Integers | None = None
     owner_names: tuple[str, ...] = ()
@@ -60,6 +60,11 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def labels(self) -> Integers:
+        """Class indices, int64 [n]; where numbers are to be predicted all 0: one class."""
+        return self.y.astype(np.int64, copy=False) if self.classes else np.zeros(len(self), dtype=np.int64)
 
     @property
     def is_image(self) -> bool:
@@ -121,27 +126,29 @@ class Source:
             x.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
         return x
 
-    def fitted(self, train: Integers) -> Source:
+    def fitted(self, train: Integers, made: Preprocessing | None = None) -> Source:
         """The source with what its training samples ``train`` decide: a table filled and scaled, texts encoded.
 
-        A table is preprocessed by :func:`fl_core.data.preprocessing.fitted`, if that is asked for. Texts are encoded
-        over a vocabulary, the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
+        A table is preprocessed as was asked for, by what was ``made`` before or is fitted now. Texts are encoded over a
+        vocabulary, the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
         by falling frequency and, where that is equal, in alphabetical order. (Words met once have no row of their own
         to learn from, and teach the row of the unknown.)
         """
         if self.prepares:
-            made = preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
+            made = made or preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
             return replace(self, x=made.transform(self.x), preprocessing=made)
         if self.words is None:
             return replace(self, preprocessing=Preprocessing(self.columns)) if self.columns else self
         first = len(SPECIAL)
         counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
         order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so that the stable order is theirs
-        chosen = order[counts[order] >= LEAST]
-        ids = np.full(first + len(self.words), UNKNOWN, dtype=np.int64)
-        ids[:first] = np.arange(first)
-        ids[first + chosen] = first + np.arange(len(chosen))
-        return replace(self, x=ids[self.x], words=tuple(self.words[k] for k in chosen))
+        return self.spelled(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
+
+    def spelled(self, vocabulary: tuple[str, ...]) -> Source:
+        """The source of texts with the codes of another vocabulary; a word that it does not have is the unknown."""
+        code = {word: len(SPECIAL) + k for k, word in enumerate(vocabulary)}
+        ids = [*range(len(SPECIAL)), *(code.get(word, UNKNOWN) for word in self.words or ())]
+        return replace(self, x=np.array(ids, dtype=np.int64)[self.x], words=vocabulary)
 
     def take(self, indices: Integers) -> Source:
         """The source restricted to these samples, in this order; classes and clients stay the same."""
@@ -171,7 +178,8 @@ class Source:
             raise UsageError(f"samples={samples!r}: {self.name} has {len(self)} samples; ask for 1 to {len(self)}")
         if samples == len(self):
             return np.arange(samples)
-        keys = [key for key in (self.owner, self.is_train, None if self.shuffled else self.y) if key is not None]
+        labels = None if self.shuffled or not self.classes else self.y
+        keys = [key for key in (self.owner, self.is_train, labels) if key is not None]
         if not keys:
             return np.arange(samples)
         _, group = np.unique(np.stack([key.astype(np.int64) for key in keys]), axis=1, return_inverse=True)

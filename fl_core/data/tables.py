@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, ROLES, WRITTEN, Reading, repeated
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.limits import parsed_json
 
 PARQUET = ".parquet"
 SEPARATORS = (";", "\t", "|", ",")
@@ -38,13 +38,15 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     columns, place = _columns(path, header, [*beside, *(names or ())], beside, reading)
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
     if names is None:
-        return text.source(path, texts, place, client=client, label=label, text=text_column)
+        return text.source(path, texts, place, client=client, label=label, text=text_column, task=reading.task)
     owner = None
     owner_names: tuple[str, ...] = ()
     if client in texts:
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(texts[client], dtype=str), where, place=place)
-    y, classes = arrays.written_labels(texts[label], f"{path}, column {label!r}", place)
+    y, classes = arrays.answers(
+        np.array(texts[label], dtype=str), f"{path}, column {label!r}", reading.task, place=place
+    )
     words = [name for name in names if not arrays.holds_numbers(columns[name])]
     if words and owner is None:
         raise UsageError(
@@ -52,7 +54,7 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
             "numbers, so encode words or leave them out (--drop); what names the clients, client_column "
             "(--client-column) says"
         )
-    x = _features(path, {name: columns[name] for name in names}, place, reading.missing)
+    x = features(path, {name: columns[name] for name in names}, place, reading.missing)
     return Source(str(path), x, y, classes, owner, owner_names, columns=tuple(names))
 
 
@@ -62,14 +64,46 @@ def read_features(path: Path, names: Sequence[str], reading: Reading = PLAIN) ->
     Raises:
         UsageError: a column that is not there, or a cell that is neither empty nor a finite number.
     """
+    return features(path, *named_columns(path, names, (), reading), missing=True)
+
+
+def read_texts(path: Path, reading: Reading = PLAIN) -> tuple[Sequence[str], arrays.Place]:
+    """The texts of a .csv or .parquet table, whatever else it has, and how messages name one.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    name = reading.text_column
+    columns, place = named_columns(path, (name,), (name,), reading)
+    return [str(cell) for cell in columns[name]], place
+
+
+def named_columns(
+    path: Path, names: Sequence[str], texts: Collection[str], reading: Reading
+) -> tuple[dict[str, Cells], arrays.Place]:
+    """Some columns of a .csv or .parquet table, those of ``texts`` as text, and how messages name a row.
+
+    Raises:
+        UsageError: one of them is not there, or twice.
+    """
     header = header_of(path, reading)
     for name in names:
         check_known(f"column of {path}", name, header)
-    columns, place = _columns(path, header, names, (), reading)
-    return _features(path, {name: columns[name] for name in names}, place, missing=True)
+    twice = repeated([name for name in header if name in names])
+    if twice is not None:
+        raise UsageError(f"{path}: column {twice!r} is there more than once")
+    return _columns(path, header, names, texts, reading)
 
 
-def _features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, missing: bool) -> Array:
+def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, missing: bool) -> Array:
+    """Columns as float32 [n, d].
+
+    Args:
+        missing: whether a cell may have no value, which is NaN then.
+
+    Raises:
+        UsageError: a cell that has none and must, or is no finite number.
+    """
     x = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=np.float32)
     for k, (name, cells) in enumerate(columns.items()):
         where = f"{path}, column {name!r}"
@@ -104,18 +138,18 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     if text_column in header:
         reading.check_unasked(f"{path} holds texts", "columns", "drop")
         return None
-    features = [name for name in header if name not in (client, label)]
+    found = [name for name in header if name not in (client, label)]
     for key in ("columns", "drop"):
-        for name in sorted(set(getattr(reading, key) or ()) - set(features)):
+        for name in sorted(set(getattr(reading, key) or ()) - set(found)):
             if name in (client, label):
                 role = "client" if name == client else "label"
                 raise UsageError(f"{path}: column {name!r} is the {role} and no feature ({key})")
-            check_known(f"column of {path} ({key})", name, features)
-    kept = set(features if reading.columns is None else reading.columns) - set(reading.drop or ())
-    features = [name for name in features if name in kept]
-    if not features:
+            check_known(f"column of {path} ({key})", name, found)
+    kept = set(found if reading.columns is None else reading.columns) - set(reading.drop or ())
+    found = [name for name in found if name in kept]
+    if not found:
         raise UsageError(f"{path}: no column of features beside {listing(header)}")
-    return features
+    return found
 
 
 def header_of(path: Path, reading: Reading) -> list[str]:
@@ -163,7 +197,7 @@ def names_clients(path: Path, reading: Reading) -> bool:
     """Whether the first line of a .jsonl file has the client's key; reads nothing else."""
     try:
         with path.open(encoding=reading.python_encoding) as file:
-            first = json.loads(next((line for line in file if line.strip()), "{}"))
+            first = parsed_json(next((line for line in file if line.strip()), "{}"))
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except ValueError as error:
@@ -179,6 +213,35 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     """
     client_column, label_column, text_column = (getattr(reading, role) for role in ROLES)
     reading.check_unasked(f"{path} holds texts in lines of its own", "columns", "drop", "separator")
+    lines, entries = _entries(path, reading)
+    keys = {"text_column": text_column, "label_column": label_column}
+    if client_column != CLIENT_COLUMN or client_column in entries[0]:
+        keys["client_column"] = client_column
+    if len(set(keys.values())) < len(keys):
+        raise UsageError(f"{path}: text, label and client must be different columns, not {', '.join(keys.values())}")
+    kinds = {text_column: str, label_column: object, client_column: str | int}
+    columns = {key: _cells(path, lines, entries, key, flag, kinds[key]) for flag, key in keys.items()}
+
+    def place(row: int) -> str:
+        return f"line {lines[row]}"
+
+    names = {"client": client_column, "label": label_column, "text": text_column}
+    return text.source(path, columns, place, **names, task=reading.task)
+
+
+def read_jsonl_texts(path: Path, reading: Reading = PLAIN) -> tuple[list[str], arrays.Place]:
+    """The texts of a .jsonl file, whatever else its objects have, and how messages name one.
+
+    Raises:
+        UsageError: not such a file, or no text, by line.
+    """
+    lines, entries = _entries(path, reading)
+    texts = _cells(path, lines, entries, reading.text_column, "text_column", str)
+    return texts, lambda row: f"line {lines[row]}"
+
+
+def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, Any]]]:
+    """The objects of a .jsonl file, and the number of each one's line."""
     lines: list[int] = []
     entries: list[dict[str, Any]] = []
     try:
@@ -186,33 +249,28 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                entry = json.loads(line)
+                try:
+                    entry = parsed_json(line)
+                except ValueError as error:
+                    raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
                 if not isinstance(entry, dict):
                     raise UsageError(f"{path}, line {number}: {type(entry).__name__}, not an object of keys and values")
                 lines.append(number)
                 entries.append(entry)
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
     if not entries:
         raise UsageError(f"{path} is empty")
-    keys = {"text_column": text_column, "label_column": label_column}
-    if client_column != CLIENT_COLUMN or client_column in entries[0]:
-        keys["client_column"] = client_column
-    if len(set(keys.values())) < len(keys):
-        raise UsageError(f"{path}: text, label and client must be different columns, not {', '.join(keys.values())}")
+    return lines, entries
+
+
+def _cells(path: Path, lines: list[int], entries: list[dict[str, Any]], key: str, flag: str, kind: Any) -> list[str]:
+    """What the objects of a .jsonl file have under a key, as text."""
     for number, entry in zip(lines, entries, strict=True):
-        for flag, key in keys.items():
-            check_known(f"column of {path}, line {number} ({flag})", key, entry)
-            if key != label_column and not isinstance(entry[key], str if key == text_column else str | int):
-                raise UsageError(f"{path}, line {number}, column {key!r}: {entry[key]!r} is not text")
-    columns = {key: [str(entry[key]) for entry in entries] for key in keys.values()}
-
-    def place(row: int) -> str:
-        return f"line {lines[row]}"
-
-    return text.source(path, columns, place, client=client_column, label=label_column, text=text_column)
+        check_known(f"column of {path}, line {number} ({flag})", key, entry)
+        if not isinstance(entry[key], kind):
+            raise UsageError(f"{path}, line {number}, column {key!r}: {entry[key]!r} is not text")
+    return [str(entry[key]) for entry in entries]
 
 
 def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[str]]]:
@@ -250,9 +308,13 @@ def _check_encoding(path: Path, reading: Reading) -> None:
 
 def _undecodable(path: Path, reading: Reading, error: UnicodeError | None) -> UsageError:
     """What to say of a file that another encoding would read: which one it may be."""
-    likely = _likely_encoding(path)
-    at = f" (byte {error.start})" if isinstance(error, UnicodeDecodeError) else ""
-    guess = "utf-8" if likely == "latin-1" and reading.encoding != ENCODING else likely
+    guess, at = _likely_encoding(path), ""
+    if isinstance(error, UnicodeDecodeError):
+        at = f" (byte {error.start})"
+        windows = any(0x80 <= byte < 0xA0 for byte in error.object)  # which are no letters in latin-1
+        guess = "cp1252" if guess == "latin-1" and windows else guess
+    if guess in ("latin-1", "cp1252") and reading.encoding != ENCODING:
+        guess = ENCODING
     return UsageError(f"{path} is not a readable {path.suffix} file in {reading.encoding}{at}: try --encoding {guess}")
 
 

@@ -13,6 +13,7 @@ from fl_core.data import arrays
 from fl_core.data.arrays import Integers
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
+from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import PAD, SPECIAL, START
 
 LENGTH = 64
@@ -46,7 +47,14 @@ def encode(texts: Sequence[str], length: int = LENGTH) -> tuple[Integers, tuple[
 
 
 def source(
-    path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, *, client: str, label: str, text: str
+    path: Path,
+    columns: Mapping[str, Sequence[str]],
+    place: arrays.Place,
+    *,
+    client: str,
+    label: str,
+    text: str,
+    task: str = CLASSIFICATION,
 ) -> Source:
     """A source of texts from columns of cells; columns other than text, label and client are ignored.
 
@@ -59,9 +67,18 @@ def source(
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(columns[client], dtype=str), where, place=place)
     where = f"{path}, column {label!r}"
-    y, classes = arrays.written_labels(columns[label], where, place)
-    for row, cell in enumerate(columns[text]):
-        if not cell.strip():
-            raise UsageError(f"{path}, column {text!r}, {place(row)}: the text is empty")
+    y, classes = arrays.answers(np.array(columns[label], dtype=str), where, task, place=place)
+    check(columns[text], f"{path}, column {text!r}", place)
     x, words = encode(columns[text])
     return Source(str(path), x, y, classes, owner, owner_names, words=words)
+
+
+def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:
+    """Refuse texts without any sign.
+
+    Raises:
+        UsageError: names the first.
+    """
+    for row, cell in enumerate(texts):
+        if not cell.strip():
+            raise UsageError(f"{where}, {place(row)}: the text is empty")

@@ -23,11 +23,12 @@ from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, Split
 from fl_core.errors import RunError, WorkerError
 from fl_core.execution.client_runner import ClientRunner, Job, Result
+from fl_core.execution.shared import Shared, seen, shared_copy
 from fl_core.execution.stacked import Stacked
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 from fl_core.interrupts import held_back
 
-SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker
+SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker, beside a kept optimiser's
 
 
 class Executor(Protocol):
@@ -76,7 +77,8 @@ class Workers:
     def __init__(self, client_runner: ClientRunner, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         packed = _Packed(client_runner)
-        room = SLOT_TREES * sum(tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values())
+        trees = SLOT_TREES + client_runner.training.kept
+        room = trees * sum(tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values())
         self._links: list[Channel] = []
         self._processes: list[Any] = []
         self._interrupted = False
@@ -85,7 +87,7 @@ class Workers:
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 jobs, results = (Slot.of(room) for _ in range(2))
-                arguments = (theirs, jobs.memory, results.memory, packed)
+                arguments = (theirs, jobs.shared, results.shared, packed)
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 with allocator_settings():
                     process.start()
@@ -210,41 +212,46 @@ def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> 
 
 
 class _Packed:
-    """A client runner as it is sent to a worker: two shared tensors hold all clients' data."""
+    """A client runner as it is sent to a worker: shared bytes hold all clients' data, others the rest as a pickle.
+
+    Plainly pickled: multiprocessing would put each tensor of the model into shared memory of its own.
+    """
 
     def __init__(self, client_runner: ClientRunner) -> None:
-        self.model, self.training, self.criterion = (
-            client_runner.workspace.model,
-            client_runner.training,
-            client_runner.criterion,
+        workspace = client_runner.workspace
+        self.rest = pickle.dumps(
+            {
+                "model": workspace.model,
+                "data": replace(client_runner.data, clients=()),
+                "training": client_runner.training,
+                "criterion": client_runner.criterion,
+                "layers": client_runner.layers,
+                "observers": client_runner.makers,
+                "device": str(workspace.device),
+                "memory": workspace.memory,
+                "keep_frozen": workspace.keep_frozen,
+            }
         )
-        self.layers, self.makers, self.device = (
-            client_runner.layers,
-            client_runner.makers,
-            str(client_runner.workspace.device),
-        )
-        self.memory, self.keep_frozen = client_runner.workspace.memory, client_runner.workspace.keep_frozen
-        self.rest = replace(client_runner.data, clients=())
         splits = [(client.train, client.validation, client.test) for client in client_runner.data.clients]
-        self.x = torch.cat([split.x for client in splits for split in client]).share_memory_()
-        self.y = torch.cat([split.y for client in splits for split in client]).share_memory_()
+        x, y = (torch.cat([getattr(split, part) for client in splits for split in client]) for part in "xy")
+        self.parts = [(shared_copy(tensor), tensor.dtype, tensor.shape) for tensor in (x, y)]
         names = [client.name for client in client_runner.data.clients]
         self.lengths = [(name, [len(s) for s in parts]) for name, parts in zip(names, splits, strict=True)]
 
     def unpack(self) -> ClientRunner:
         clients, at = [], 0
+        x, y = (seen(*part) for part in self.parts)
         for name, sizes in self.lengths:
             splits = []
             for size in sizes:
-                splits.append(Split(self.x[at : at + size], self.y[at : at + size]))
+                splits.append(Split(x[at : at + size], y[at : at + size]))
                 at += size
             clients.append(ClientData(name, *splits))
-        data = replace(self.rest, clients=tuple(clients))
-        how = (self.device, self.memory, self.keep_frozen)
-        return ClientRunner(self.model, data, self.training, self.criterion, self.layers, self.makers, *how)
+        rest = pickle.loads(self.rest)
+        return ClientRunner(rest.pop("model"), replace(rest.pop("data"), clients=tuple(clients)), **rest)
 
 
-def _serve(connection: Connection, jobs: torch.Tensor, results: torch.Tensor, packed: _Packed) -> None:
+def _serve(connection: Connection, jobs: Shared, results: Shared, packed: _Packed) -> None:
     """A worker process's main loop: answers until the link closes, and never outlives the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     parent = multiprocessing.parent_process()

@@ -67,7 +67,9 @@ class Stacked:
         """Yield results in order; whatever crosses is cloned, as between processes."""
         queue = iter(jobs)
         while some := list(islice(queue, TOGETHER)):
-            for outcome in self._outcomes(some):
+            for job, outcome in zip(some, self._outcomes(some), strict=True):
+                if isinstance(outcome, NonFiniteError):
+                    raise self.client_runner.cause(job, outcome)
                 if isinstance(outcome, Exception):
                     raise outcome
                 outcome.message = outcome.message.clone()
@@ -77,10 +79,7 @@ class Stacked:
         """Do nothing: there are no processes."""
 
     def _outcomes(self, jobs: list[Job]) -> list[Result | Exception]:
-        """Advance all jobs to their next phase, train those phases, and repeat until every job has its result.
-
-        A job that met NaN or infinity has as its outcome the error that names what was not finite first.
-        """
+        """Advance all jobs to their next phase, train those phases, and repeat until every job has its result."""
         runs = dict(enumerate(self.client_runner.parts(job) for job in jobs))
         outcomes: dict[int, Result | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
@@ -101,9 +100,6 @@ class Stacked:
                         answers[k] = together[k] if k in together else self.client_runner.phase(part)
                     except Exception as error:  # as above
                         outcomes[k] = error
-        for k, outcome in outcomes.items():
-            if isinstance(outcome, NonFiniteError):
-                outcomes[k] = self.client_runner.cause(jobs[k], outcome)
         return [outcomes[k] for k in range(len(jobs))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from safetensors.torch import load, save
 
 from fl_core.algorithms.base import Message, State
 from fl_core.execution.client_runner import Job, Result
+from fl_core.execution.shared import Shared
 from fl_core.tree import Tree
 
 _Entry = tuple[str, torch.dtype, torch.Size, int]  # a tensor's name, type, shape and first byte
@@ -42,13 +44,13 @@ def allocator_settings() -> Iterator[None]:
 class Slot:
     """Shared memory for the trees of one job or result at a time; a tree that does not fit is sent as bytes."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
+    def __init__(self, shared: Shared) -> None:
+        self.shared, self.memory = shared, shared.tensor
 
     @classmethod
     def of(cls, n_bytes: int) -> Slot:
         """A new slot of at least this many bytes."""
-        return cls(torch.empty(-(-n_bytes // ALIGNED) * ALIGNED, dtype=torch.uint8).share_memory_())
+        return cls(Shared(-(-n_bytes // ALIGNED) * ALIGNED))
 
     def put(self, value: Any) -> Any:
         """Store a job's or result's trees, overwriting earlier ones, and return it with places instead of trees."""
@@ -111,11 +113,11 @@ class Channel:
     def send(self, message: tuple[str, Any]) -> None:
         """Send a message of some kind: a job, a result, or anything without trees."""
         kind, value = message
-        self.link.send((kind, self.sends.put(value)))
+        self.link.send_bytes(pickle.dumps((kind, self.sends.put(value))))  # plainly: no tensor has memory of its own
 
     def recv(self) -> tuple[str, Any]:
         """Receive the kind and contents of the next message."""
-        kind, value = self.link.recv()
+        kind, value = pickle.loads(self.link.recv_bytes())
         return kind, self.receives.take(value, copy=self.keeps)
 
     def fileno(self) -> int:

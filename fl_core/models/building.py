@@ -52,8 +52,8 @@ def build(
             model whose output is not [n, n_classes].
     """
     shape, model_options = _checked_shape(shape), dict(options or {})
-    if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 2:
-        raise UsageError(f"a model needs at least 2 classes, not {n_classes!r}")
+    if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
+        raise UsageError(f"a model needs at least 1 output, not {n_classes!r}")
     source, colon, rest = name.partition(":")
     with torch_seeded(seed_of(seed, "model")):
         if colon and source in external.LIBRARIES:

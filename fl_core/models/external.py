@@ -16,6 +16,8 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.registry import Builder
 
 Options = dict[str, Any]
+LOADING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+"""Options by which timm loads weights; the others say what the model is."""
 
 
 def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fl_core import limits
 from fl_core.errors import UsageError, listing
 
 
@@ -55,10 +57,16 @@ def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a state-dict file, on the CPU, without running any code from it."""
     if not path.is_file():
         raise UsageError(f"no weights file at {path}")
+    limits.check_size(path, path.stat().st_size)
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                limits.check_unpacked(path, path.stat().st_size, sum(entry.file_size for entry in archive.infolist()))
         if path.suffix == ".safetensors":
             return load_file(path)
         stored = torch.load(path, map_location="cpu", weights_only=True)
+    except UsageError:
+        raise
     except Exception as error:  # what a damaged file makes the reader raise has no common type
         first_line = str(error).strip().partition("\n")[0]
         raise UsageError(f"{path} cannot be read as a file of weights: {first_line}") from error

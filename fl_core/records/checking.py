@@ -95,7 +95,7 @@ def _wrong(run: Run) -> int:
     wrong = 0
     for name, entry in begin["files"].items():
         try:
-            run.folder.read_checked(name, entry["sha256"])
+            run.folder.read_checked(name, entry["sha256"], entry["bytes"])
         except CorruptError:
             wrong += 1
     try:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-PACKAGES = ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy")
+PACKAGES = ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy", "scikit-learn")
 
 
 def here() -> dict[str, Any]:

@@ -14,7 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from fl_core import limits
 from fl_core.errors import BusyError, CorruptError, UsageError
+from fl_core.records.forms import misfit
 
 Parsed = TypeVar("Parsed")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -78,7 +80,7 @@ class Folder:
     def has(self, name: str) -> bool:
         """Whether anything has this name, be it a link to nowhere."""
         try:
-            with self._folder_of(name) as (folder, last):
+            with self._folder_of(name) as (folder, last), self._named(name):
                 os.stat(last, dir_fd=folder, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -87,7 +89,7 @@ class Folder:
     def is_own(self, name: str) -> bool:
         """Whether a name is a regular file's."""
         try:
-            with self._folder_of(name) as (folder, last):
+            with self._folder_of(name) as (folder, last), self._named(name):
                 return stat.S_ISREG(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
         except FileNotFoundError:
             return False
@@ -95,7 +97,7 @@ class Folder:
     def names(self, folder: str = "") -> list[str]:
         """What lies in a folder below, sorted; nothing where there is none."""
         try:
-            with self._folder(folder.split("/") if folder else ()) as handle:
+            with self._folder(folder.split("/") if folder else ()) as handle, self._named(folder):
                 return sorted(os.listdir(handle))
         except FileNotFoundError:
             return []
@@ -117,42 +119,64 @@ class Folder:
         os.close(handle)
         raise CorruptError(f"{path} is no regular file")
 
-    def open(self, name: str) -> BinaryIO:
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
         """A file that must be there, for reading; errors as of :meth:`handle`."""
-        return os.fdopen(self.handle(name), "rb")
+        with self._named(name), os.fdopen(self.handle(name), "rb") as file:
+            yield file
 
     def size(self, name: str) -> int:
         """Bytes of a file that must be there."""
         with self.open(name) as file:
             return os.fstat(file.fileno()).st_size
 
-    def read(self, name: str) -> bytes:
-        """A file that must be there; errors as of :meth:`handle`."""
-        with self.open(name) as file:
-            return file.read()
+    def read(self, name: str, first: int | None = None, most: int | None = None) -> bytes:
+        """A file that must be there.
 
-    def read_signed(self, name: str) -> dict[str, Any]:
-        """What :func:`signed` was given.
+        Args:
+            first: only so many bytes of it, if it has them.
+            most: bytes that it may have at most; by default as many as the machine has memory.
 
         Raises:
-            CorruptError: missing, or any byte differs.
+            CorruptError: as of :meth:`handle`; or there are more bytes, of which none is read.
         """
-        raw, path = self.read(name), self.path / name
+        with self.open(name) as file:
+            size = os.fstat(file.fileno()).st_size
+            wanted = size if first is None else min(first, size)
+            limits.check_size(self.path / name, wanted, most, CorruptError)
+            return file.read(wanted)
+
+    def read_signed(self, name: str, *shapes: Any) -> dict[str, Any]:
+        """What :func:`signed` was given.
+
+        Args:
+            shapes: forms that it must have, each as :func:`fl_core.records.forms.misfit` takes it.
+
+        Raises:
+            CorruptError: missing, any byte differs, or it has another form.
+        """
+        raw, path = self.read(name, most=limits.JSON_BYTES), self.path / name
         try:
-            data = json.loads(raw)
+            data = limits.parsed_json(raw)
             sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == signed(data)
-        except ValueError as error:  # no JSON, no UTF-8, or a NaN
+        except ValueError as error:  # no JSON, no UTF-8, nested too deeply, or a NaN
             raise CorruptError(f"{path} is damaged: {error}") from error
         if not sound:
             raise CorruptError(f"{path} is damaged: its contents do not match its digest")
+        for form in shapes:
+            if wrong := misfit(data, form):
+                raise CorruptError(f"{path} is damaged: {wrong}")
         return data
 
-    def read_checked(self, name: str, digest: str) -> bytes:
-        """A file whose SHA-256 is known.
+    def read_checked(self, name: str, digest: str, n_bytes: int | None = None) -> bytes:
+        """A file whose SHA-256 is known, and perhaps its number of bytes.
 
         Raises:
             CorruptError: missing, or any byte differs.
         """
+        if n_bytes is not None and self.size(name) != n_bytes:
+            path, size = self.path / name, self.size(name)
+            raise CorruptError(f"{path} is damaged: it has {size:,} bytes, recorded are {n_bytes:,}")
         data = self.read(name)
         if sha(data) != digest:
             path = self.path / name
@@ -191,7 +215,7 @@ class Folder:
                     os.fsync(file.fileno())
                 os.replace(part, last, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
-                with suppress(FileNotFoundError):
+                with suppress(OSError):  # what failed first is told; what stays is swept when the run goes on
                     os.unlink(part, dir_fd=folder)
                 raise
             if lasting:
@@ -231,30 +255,33 @@ class Folder:
             except BlockingIOError as error:
                 holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
                 raise BusyError(f"{self.path} is being written by another process (pid {holder})") from error
-            if os.fstat(handle).st_nlink == 1:  # else it is also a file of somewhere else
-                os.ftruncate(handle, 0)
-                os.write(handle, f"{os.getpid()}\n".encode())
+            with self._named("lock"):
+                if os.fstat(handle).st_nlink == 1:  # else it is also a file of somewhere else
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"{os.getpid()}\n".encode())
             yield
         finally:
-            os.close(handle)
+            with self._named("lock"):
+                os.close(handle)
 
     # --- names ---
 
     @contextmanager
     def _folder(self, parts: Sequence[str], make: bool = False) -> Iterator[int]:
-        handle = os.open(self.path, _DIRECTORY)
+        handle = os.open(str(self.path), _DIRECTORY)
         try:
             for k, part in enumerate(parts):
                 if make:
-                    with suppress(FileExistsError):
+                    with suppress(FileExistsError), self._named("/".join(parts[: k + 1])):
                         os.mkdir(part, dir_fd=handle)
                 with self._named("/".join(parts[: k + 1])):
                     inner = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
-                os.close(handle)
-                handle = inner
+                    outer, handle = handle, inner
+                    os.close(outer)
             yield handle
         finally:
-            os.close(handle)
+            with self._named("/".join(parts)):
+                os.close(handle)
 
     @contextmanager
     def _folder_of(self, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
@@ -271,6 +298,8 @@ class Folder:
         try:
             yield
         except OSError as error:
+            if str(error.filename).startswith(str(self.path)):
+                raise  # it has its name
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
                 what = "a symbolic link, which is not followed" if path.is_symlink() else "no regular file"
                 raise CorruptError(f"{path} is {what}") from error

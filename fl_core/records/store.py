@@ -19,16 +19,15 @@ or the checkpoint before, are read too.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fl_core import rows
-from fl_core.errors import CorruptError, ForeignError, UsageError
-from fl_core.records import blobs, checking
+from fl_core import limits, rows
+from fl_core.errors import CorruptError, ForeignError, UsageError, listing
+from fl_core.records import blobs, checking, forms
 from fl_core.records.files import Folder, check_version, json_bytes, sha
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 START = "start.safetensors"  # of a run that does not start from its seed's weights
 FORMAT = "fedlayers.run/2"
+CHUNK = 2**20  # bytes of the rows that are held at a time while they are checked
+CHECKPOINT = (forms.CHECKPOINT, forms.STATES)
 
 
 @dataclass
@@ -101,6 +102,12 @@ class Run:
         check_version(self.path, found.pop("format", None), FORMAT)
         return found
 
+    def task_config(self) -> dict[str, Any]:
+        """The configuration, from which a task can be made again; errors as of :attr:`config`."""
+        found = self.config
+        self._fits("config.json", found, forms.CONFIG)
+        return found
+
     @property
     def environment(self) -> dict[str, Any]:
         """What a begun run was made with: versions, platform, device, digests of data and initial model.
@@ -108,8 +115,7 @@ class Run:
         Raises:
             CorruptError: it is damaged.
         """
-        found: dict[str, Any] = json.loads(self._checked("environment.json"))
-        return found
+        return self._parsed("environment.json", self._checked("environment.json"), forms.ENVIRONMENT)
 
     @property
     def begun(self) -> bool:
@@ -131,7 +137,7 @@ class Run:
     @property
     def rounds(self) -> list[int]:
         """Rounds with a complete checkpoint, ascending."""
-        names = map(re.compile(r"([0-9]{6,})\.json").fullmatch, self.folder.names("checkpoints"))
+        names = map(re.compile(r"([0-9]{6}|[1-9][0-9]{6,17})\.json").fullmatch, self.folder.names("checkpoints"))
         return sorted(int(match[1]) for match in names if match)
 
     def rows(self) -> tuple[dict[str, Any], Any]:
@@ -145,7 +151,9 @@ class Run:
 
     def header(self) -> dict[str, Any]:
         """The header of the rows; errors as of :meth:`rows`."""
-        return rows.read_header(self.path / "rows.jsonl", self._open_rows)
+        found = rows.read_header(self.path / "rows.jsonl", self._open_rows)
+        self._fits("rows.jsonl", found, forms.HEADER)
+        return found
 
     def _open_rows(self, path: str, flags: int) -> int:
         return self.folder.handle("rows.jsonl")
@@ -179,7 +187,7 @@ class Run:
         if which not in self.rounds:
             known = ", ".join(map(str, self.rounds)) or "none yet"
             raise UsageError(f"{self.path} has no checkpoint after round {which}; there are: {known}")
-        found, path = self.folder.read_signed(checkpoint_name(which)), self.checkpoint_path(which)
+        found, path = self.folder.read_signed(checkpoint_name(which), *CHECKPOINT), self.checkpoint_path(which)
         if found["round"] != which:
             raise CorruptError(f"{path} is damaged: it is the checkpoint after round {found['round']}")
         begin = self.begin()
@@ -226,7 +234,12 @@ class Run:
         return State(self._trees(entry, blobs.tensors), entry["meta"])
 
     def _model(self, entry: Mapping[str, Any]) -> Tree:
-        return self._trees(entry, blobs.tensors)["model"]
+        trees = self._trees(entry, blobs.tensors)
+        if "model" not in trees:
+            raise CorruptError(
+                f"{self.path / blob_name(entry['blob'])} is damaged: it is to be a model, and holds none"
+            )
+        return trees["model"]
 
     def check_trees(self, entry: Mapping[str, Any]) -> None:
         """Check the trees of a manifest's entry as loading them would, without torch.
@@ -280,6 +293,9 @@ class Run:
         found = self.folder.read_signed("manifest.json")
         if not check_version(self.path, found.get("format"), FORMAT):
             raise CorruptError(f"{self.path / 'manifest.json'} is not the manifest of a run")
+        self._fits("manifest.json", found, forms.MANIFEST)
+        if missing := [name for name in ROOT_FILES if name not in found["files"]]:
+            raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it does not cover {listing(missing)}")
         return found
 
     def checkpoint_path(self, which: int) -> Path:
@@ -288,11 +304,24 @@ class Run:
 
     def _checked(self, name: str) -> bytes:
         try:
-            return self.folder.read_checked(name, self.begin()["files"][name]["sha256"])
+            entry = self.begin()["files"][name]
+            return self.folder.read_checked(name, entry["sha256"], entry["bytes"])
         except CorruptError:
             if checking.is_foreign(self):
                 raise ForeignError(f"{self.path / 'manifest.json'} is another run's") from None
             raise
+
+    def _parsed(self, name: str, data: bytes, form: Any) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = limits.parsed_json(data)
+        except ValueError as error:
+            raise CorruptError(f"{self.path / name} is damaged: {error}") from error
+        self._fits(name, found, form)
+        return found
+
+    def _fits(self, name: str, found: Any, form: Any) -> None:
+        if wrong := forms.misfit(found, form):
+            raise CorruptError(f"{self.path / name} is damaged: {wrong}")
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, which the last checkpoint has, or else the configuration."""
@@ -312,7 +341,9 @@ class Run:
         digest, at = hashlib.sha256(), 0
         with self.folder.open("rows.jsonl") as file:
             for end in ends:
-                digest.update(file.read(max(end["bytes"] - at, 0)))
+                while at < end["bytes"] and (some := file.read(min(end["bytes"] - at, CHUNK))):
+                    digest.update(some)
+                    at += len(some)
                 at = end["bytes"]
                 if digest.hexdigest() != end["sha256"]:
                     raise CorruptError(f"{self.path / 'rows.jsonl'} is damaged within its first {at:,} bytes")

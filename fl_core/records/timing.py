@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
 
 PARTS = {
@@ -102,6 +102,18 @@ def read(path: Path | str) -> Pace:
         UsageError: there is no such file.
         CorruptError: a line in it is no record of a round.
     """
+    pace = Pace()
+    for record in by_round(path).values():
+        pace.add(record)
+    return pace
+
+
+def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
+    """The record of each round in a ``timing.jsonl``: its ``steps``, and its seconds by part (:data:`PARTS`).
+
+    Raises:
+        UsageError, CorruptError: as :func:`read`.
+    """
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"no timing at {path}")
@@ -110,11 +122,8 @@ def read(path: Path | str) -> Pace:
         record = _record(line)
         if record is None:
             raise CorruptError(f"{path}, line {number}: not the timing of a round")
-        records[record["round"]] = record
-    pace = Pace()
-    for record in records.values():
-        pace.add(record)
-    return pace
+        records[int(record["round"])] = record
+    return records
 
 
 def rewound(data: bytes, done: int) -> bytes:
@@ -130,7 +139,7 @@ def rounds(data: bytes) -> set[int]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = limits.parsed_json(line)
     except ValueError:
         return None
     names = ("round", "steps", *PARTS)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,12 @@ class Writer:
         }
         self.folder.write("manifest.json", signed(manifest))
 
-    def rewind(self) -> int:
+    def rewind(self, accept: Callable[[Checkpoint], None] | None = None) -> int:
         """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
+
+        Args:
+            accept: is shown that checkpoint, of which it reads all states, before anything is changed, and raises an
+                error if the run cannot go on from it.
 
         Raises:
             CorruptError: something that the run goes on from is damaged, or a checkpoint is another run's; nothing is
@@ -90,14 +94,11 @@ class Writer:
         """
         rounds = self.run.rounds
         self.run.check_files()
-        if rounds:
-            try:
-                self._check_last(rounds[-1])
-            except CorruptError as error:
-                path = self.run.checkpoint_path(rounds[-1])
-                raise type(error)(f"{error}; remove {path} to go on from the checkpoint before it") from error
-        entry = self.run.covered_rows()
+        with self._or_before(rounds):
+            entry = self.run.covered_rows()
         self.run.check_rows(entry)
+        with self._or_before(rounds):
+            self._check_last(rounds, accept)
         manifests = self._manifests(rounds)
         known = {entry["blob"] for found in manifests.values() for entry in found["states"].values()}
         announced = self._journal()
@@ -107,7 +108,7 @@ class Writer:
         self.folder.remove(JOURNAL)
         if {found["previous"] for found in manifests.values()} | set(rounds) <= {None, *manifests}:
             self._note_strangers(known)  # every checkpoint was read, so that it is known what they name
-        covered = self.folder.read("rows.jsonl")[: entry["bytes"]]
+        covered = self.folder.read("rows.jsonl", first=entry["bytes"])
         self.folder.write("rows.jsonl", covered)  # anew: what is appended to must be no other folder's file
         self._count(covered)
         done = rounds[-1] if rounds else 0
@@ -121,13 +122,29 @@ class Writer:
         if plan is not None:
             self.folder.write("plan.json", json_bytes(plan))
 
-    def _check_last(self, which: int) -> None:
+    @contextmanager
+    def _or_before(self, rounds: Sequence[int]) -> Iterator[None]:
+        """Let an error say how to go on without the last checkpoint."""
+        try:
+            yield
+        except CorruptError as error:
+            if not rounds:
+                raise
+            path = self.run.checkpoint_path(rounds[-1])
+            raise type(error)(f"{error}; remove {path} to go on from the checkpoint before it") from error
+
+    def _check_last(self, rounds: Sequence[int], accept: Callable[[Checkpoint], None] | None) -> None:
         """Read everything that the run goes on from; what is in it need not be written again."""
-        found = self.run.checkpoint(which, lazy=True)
-        for part in (found.clients, *found.models.values()):
-            for _ in part.values():
-                pass
-        states = self.run.manifest(which)["states"]
+        if not rounds:
+            return
+        found = self.run.checkpoint(rounds[-1], lazy=True)
+        if accept:
+            accept(found)
+        else:
+            for part in (found.clients, *found.models.values()):
+                for _ in part.values():
+                    pass
+        states = self.run.manifest(rounds[-1])["states"]
         self._clients = {name: states[f"client/{name}"] for name in found.clients}
 
     def _manifests(self, rounds: Iterable[int]) -> dict[int, dict[str, Any]]:

@@ -2,49 +2,129 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_core.errors import NonFiniteError, UsageError
+from fl_core.scores import REGRESSION, SCORES
 from fl_core.training.losses import Loss
 
-SCORES = {"accuracy": True, "macro_f1": True, "loss": False}
-"""What :func:`scores` returns, and whether higher is better."""
+Array = NDArray[Any]
+
+BINS = 15
+"""Intervals of equal width from 0 to 1 into which the calibration error sorts samples by their top probability."""
 
 
-def scores(logits: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
-    """Accuracy, macro-F1 and mean loss of logits [n, C] against labels [n]; n must be at least 1.
+def scores(outputs: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
+    """The scores of a model's outputs against what is true, by name; NaN where one has no value; n must be at least 1.
+
+    Which they are follows from what the loss is for; :data:`fl_core.scores.TABLE` has which way is better and why a
+    value may be missing. All of them compute in float64. ``loss`` is the mean over samples, so that a short last batch
+    weighs no more than its samples do.
+
+    Of classes, for logits [n, C] (or the loss's own form of them) and labels [n], with p = softmax(logits):
 
     ``accuracy``: the fraction predicted right, 0 to 1; of equal logits the lowest class is the prediction.
     ``macro_f1``: the mean of the F1 scores of the classes that are present among the labels or the predictions, 0
     to 1 (PLayer-FL, Eq. A.4); a class that is never predicted right has 0, one that is absent from both is left out.
-    ``loss``: the mean over samples, so a short last batch weighs no more than its samples do.
+    ``auroc``: the probability that a sample of a class has a higher p of it than another sample, ties counting a half
+    (Hanley and McNeil 1982); ``auprc``: average precision, sum_k (R_k - R_{k-1}) P_k over the distinct thresholds,
+    without interpolation. With two classes both are those of the second; with more the plain mean over the classes,
+    each against the rest. 0 to 1; NaN where a class has no sample.
+    ``balanced_accuracy``: the mean recall of the classes that are present among the labels, 0 to 1.
+    ``ece``: expected calibration error, sum_b (n_b / n) |accuracy_b - mean top p_b| over 15 intervals of equal width
+    (0, 1/15], ... of the top probability (Guo et al. 2017), 0 to 1.
+
+    Of numbers, for outputs [n, 1] and targets [n]: ``mse`` and ``mae``, the mean squared and absolute error, and ``r2``
+    = 1 - sum (y - z)^2 / sum (y - mean y)^2, at most 1 and below 0 where the mean predicts better; NaN where all
+    targets are equal.
 
     Raises:
-        UsageError: no samples, shapes that do not agree, or labels outside the C classes.
-        NonFiniteError: a logit is NaN or infinite: its prediction would be arbitrary.
+        UsageError: no samples, shapes that do not agree, labels outside the C classes, or of the wrong kind.
+        NonFiniteError: an output is NaN or infinite: its prediction would be arbitrary.
     """
-    logits, y = logits.detach().cpu(), y.detach().cpu()
-    if logits.ndim != 2 or y.shape != logits.shape[:1] or len(y) == 0:
-        raise UsageError(f"scores need logits [n, C] and labels [n], not {tuple(logits.shape)} and {tuple(y.shape)}")
-    if y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]:
-        raise UsageError(f"labels must be integers from 0 to {logits.shape[1] - 1}")
-    finite = torch.isfinite(logits).all(dim=1)
-    if not bool(finite.all()):
+    outputs, y = outputs.detach().cpu(), y.detach().cpu()
+    if outputs.ndim != 2 or y.shape != outputs.shape[:1] or len(y) == 0:
+        raise UsageError(f"scores need outputs [n, C] and labels [n], not {tuple(outputs.shape)} and {tuple(y.shape)}")
+    logits = loss.logits(outputs).double().numpy()
+    finite = np.isfinite(logits).all(axis=1)
+    if not finite.all():
         raise NonFiniteError(f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite")
-    labels, predicted, classes = y.numpy(), logits.double().numpy().argmax(axis=1), logits.shape[1]
+    if loss.task != REGRESSION and (y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]):
+        raise UsageError(f"labels must be integers from 0 to {logits.shape[1] - 1}")
+    value = float(loss.per_sample(outputs, y).double().mean())
+    if loss.task == REGRESSION:
+        return {"loss": value, **_of_numbers(logits[:, 0], y.double().numpy())}
+    labels, predicted, classes = y.numpy(), logits.argmax(axis=1), logits.shape[1]
     counts = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
-    right, involved = counts.diagonal(), counts.sum(axis=0) + counts.sum(axis=1)  # involved: 2 TP + FP + FN of a class
+    right, actual = counts.diagonal(), counts.sum(axis=1)
+    involved = counts.sum(axis=0) + actual  # 2 TP + FP + FN of a class
     present = involved > 0
-    return {
+    found = {
         "accuracy": float(right.sum() / len(labels)),
         "macro_f1": float((2 * right[present] / involved[present]).mean()),
-        "loss": float(loss.per_sample(logits, y).double().mean()),
+        "loss": value,
     }
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))  # p up to a factor, which is 1 / p of the prediction
+    top = 1 / shares.sum(axis=1)
+    bins = np.ceil(top * BINS).astype(np.int64)
+    gaps = np.bincount(bins, weights=(predicted == labels) - top)
+    auroc, auprc = _areas(_odds(shares, predicted), labels) if classes > 1 and actual.all() else (math.nan, math.nan)
+    return found | {
+        "auroc": auroc,
+        "auprc": auprc,
+        "balanced_accuracy": float((right[actual > 0] / actual[actual > 0]).mean()),
+        "ece": float(np.abs(gaps).sum() / len(labels)),
+    }
+
+
+def _odds(shares: Array, top: Array) -> Array:
+    """p / (1 - p) of every class from numbers proportional to p, [n, C]; unlike p it does not round to 1."""
+    others = shares.sum(axis=1, keepdims=True) - shares
+    rows = np.arange(len(shares))
+    rest = shares.copy()
+    rest[rows, top] = 0.0
+    others[rows, top] = rest.sum(axis=1)  # by difference nothing would be left of it
+    with np.errstate(divide="ignore", over="ignore"):
+        return shares / others
+
+
+def _areas(odds: Array, labels: Array) -> tuple[float, float]:
+    """Area under the ROC curve and average precision: the means over classes, of two classes those of the second.
+
+    Args:
+        odds: [n, C], by which samples are ranked. labels: [n], with each class at least once.
+    """
+    n = len(labels)
+    column = np.arange(odds.shape[1])[:, None] if odds.shape[1] > 2 else np.array([[1]])
+    order = np.argsort(-odds[:, column[:, 0]].T, axis=1)
+    ranked, positive = odds[order, column], labels[order] == column  # [classes, n], the highest odds first
+    hits = positive.cumsum(axis=1)
+    total = hits[:, -1]
+    place, reached, above = np.arange(n), hits, hits - positive
+    ends = np.ones_like(positive)  # whether a sample is the last one of its odds
+    ends[:, :-1] = ranked[:, 1:] != ranked[:, :-1]
+    if not ends.all():  # samples of the same odds are reached together
+        starts = np.roll(ends, 1, axis=1)
+        first = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
+        place = np.minimum.accumulate(np.where(ends, place, n - 1)[:, ::-1], axis=1)[:, ::-1]
+        reached, above = np.take_along_axis(hits, place, axis=1), np.take_along_axis(above, first, axis=1)
+    precision = (positive * (reached / (place + 1))).sum(axis=1) / total
+    area = (~positive * (above + reached)).sum(axis=1) / (2 * total * (n - total))
+    return float(area.mean()), float(precision.mean())
+
+
+def _of_numbers(predicted: Array, target: Array) -> dict[str, float]:
+    errors, spread = predicted - target, float(((target - target.mean()) ** 2).sum())
+    r2 = 1 - float((errors**2).sum()) / spread if spread > 0 else math.nan
+    return {"mse": float((errors**2).mean()), "mae": float(np.abs(errors).mean()), "r2": r2}
 
 
 def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> Tensor:
@@ -73,3 +153,6 @@ def _evaluating(model: object) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+__all__ = ["BINS", "SCORES", "predict", "scores"]

@@ -34,7 +34,8 @@ class Training:
 
     Attributes:
         epochs: passes over the client's training data in a round.
-        batch: samples a step; the last, smaller batch is used too.
+        batch: samples a step; the last, smaller batch is used too, and its step is as long as any, as is usual with
+            SGD. What is reported of losses weights it by its samples.
         lr: learning rate.
         optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
         momentum: of SGD.
@@ -81,6 +82,12 @@ class Training:
         state = "kept from round to round" if self.keep_optimizer else "new in each round"
         named = f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
         return f"{named}, lr {self.lr:g}, its state {state}".replace("_", " ")
+
+    @property
+    def kept(self) -> int:
+        """How many numbers of the optimiser a client keeps for each one that trains: 0 to 3."""
+        numbers = bool(self.momentum) if self.optimizer == "sgd" else 2 + self.amsgrad
+        return int(numbers) if self.keep_optimizer else 0
 
     def longest(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""

@@ -17,28 +17,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
 @dataclass(frozen=True)
 class Loss:
-    """``loss(logits [n, C], y [n])`` is a scalar: the mean over samples of :meth:`per_sample`. Lower is better."""
+    """``loss(logits [n, C], y [n])`` is a scalar: the mean over samples of :meth:`per_sample`. Lower is better.
+
+    Attributes:
+        task: of :data:`fl_core.scores.TASKS`: whether ``y`` holds class indices (int64), or numbers (float32) that the
+            single column of the outputs predicts.
+    """
 
     name: ClassVar[str]
+    task: ClassVar[str] = CLASSIFICATION
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         return self.per_sample(logits, y).mean()
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss of every sample, [n], in the logits' type; ``y`` holds class indices (int64)."""
+        """The loss of every sample, [n], in the logits' type."""
         raise NotImplementedError
 
+    def outputs(self, n_classes: int) -> int:
+        """The number of a model's outputs for so many classes; 0 classes: the targets are numbers."""
+        return n_classes
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """The logits of every class [n, C] that a model's outputs stand for."""
+        return outputs
+
+    def of_logits(self) -> Loss:
+        """The same loss of the logits of every class, [n, C], for predictions that are no model's outputs."""
+        return self
+
     def check(self, n_classes: int) -> None:
-        """Refuse options, such as class weights, that do not fit ``n_classes`` classes.
+        """Refuse a task that the loss is not for, and options that do not fit ``n_classes`` classes (0: numbers).
 
         Raises:
-            UsageError: the number of classes or the length of a list does not fit.
+            UsageError: the kind of task, the number of classes or the length of a list does not fit.
         """
+        if (self.task == REGRESSION) != (n_classes == 0):
+            fitting = listing(name for name, kind in LOSSES.items() if (kind.task == REGRESSION) == (n_classes == 0))
+            what = f"the data have {n_classes} classes" if n_classes else "the data's targets are numbers"
+            raise UsageError(f"loss {self.name!r} is for {self.task}, and {what}: choose one of {fitting}")
 
 
 @dataclass(frozen=True)
@@ -73,6 +96,7 @@ class _Weighted(Loss):
             _number(f"{self.name}: alpha", value, self.largest_alpha)
 
     def check(self, n_classes: int) -> None:
+        super().check(n_classes)
         if n_classes < 2:
             raise UsageError(f"{self.name} needs at least 2 classes, not {n_classes}")
         if isinstance(self.alpha, tuple) and len(self.alpha) != n_classes:
@@ -126,11 +150,154 @@ class PlayerFocal(_Weighted):
         return -10 * weight.mean(-1) * F.logsigmoid(margin)
 
 
-LOSSES: dict[str, type[Loss]] = {kind.name: kind for kind in (CrossEntropy, Focal, PlayerFocal)}
+@dataclass(frozen=True)
+class BinaryCrossEntropy(Loss):
+    """-log p_y of two classes for models with a single output z, [n, 1]: p_1 = sigmoid(z), p_0 = 1 - p_1; at least 0.
+
+    It is :class:`CrossEntropy` of the logits (0, z). The prediction is class 1 where p_1 is above 0.5.
+    """
+
+    name = "bce"
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits.squeeze(-1), y.to(logits.dtype), reduction="none")
+
+    def outputs(self, n_classes: int) -> int:
+        return 1
+
+    def of_logits(self) -> Loss:
+        return CrossEntropy()
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+
+    def check(self, n_classes: int) -> None:
+        super().check(n_classes)
+        if n_classes != 2:
+            raise UsageError(f"{self.name} tells 2 classes apart, and there are {n_classes}: choose cross_entropy")
+
+
+@dataclass(frozen=True)
+class _OfNumbers(Loss):
+    """Base of the losses of a number: a model has one output, [n, 1], and ``y`` [n] holds targets."""
+
+    task = REGRESSION
+
+    def outputs(self, n_classes: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class SquaredError(_OfNumbers):
+    """(z - y)^2."""
+
+    name = "mse"
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        return (logits.squeeze(-1) - y.to(logits.dtype)) ** 2
+
+
+@dataclass(frozen=True)
+class AbsoluteError(_OfNumbers):
+    """|z - y|."""
+
+    name = "mae"
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        return (logits.squeeze(-1) - y.to(logits.dtype)).abs()
+
+
+@dataclass(frozen=True)
+class Huber(_OfNumbers):
+    """(z - y)^2 / 2 up to |z - y| = ``delta`` > 0, and from there delta (|z - y| - delta / 2) (Huber 1964)."""
+
+    delta: float = 1.0
+
+    name = "huber"
+
+    def __post_init__(self) -> None:
+        _number(f"{self.name}: delta", self.delta, math.inf)
+        if not self.delta > 0:
+            raise UsageError(f"{self.name}: delta is {self.delta}; it must be above 0")
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.huber_loss(logits.squeeze(-1), y.to(logits.dtype), reduction="none", delta=self.delta)
+
+
+@dataclass(frozen=True)
+class ClassWeighted(Loss):
+    """w_y times another loss of classes, for positive class weights w.
+
+    The mean over a batch divides by its number of samples, as everywhere here, and not by the sum of their weights: so
+    its expectation is the weighted loss, whatever the batch, and clients' losses add up to that of all samples.
+    """
+
+    base: Loss
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for weight in self.weights:
+            _number("class_weights", weight, math.inf)
+            if not weight > 0:
+                raise UsageError(f"class_weights: {weight} is not above 0")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the loss that is weighted, and that it is."""
+        return f"{self.base.name}, class-weighted"
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        weights = torch.tensor(self.weights, dtype=logits.dtype, device=logits.device)
+        return weights[y] * self.base.per_sample(logits, y)
+
+    def outputs(self, n_classes: int) -> int:
+        return self.base.outputs(n_classes)
+
+    def of_logits(self) -> Loss:
+        return ClassWeighted(self.base.of_logits(), self.weights)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return self.base.logits(outputs)
+
+    def check(self, n_classes: int) -> None:
+        if self.base.task == REGRESSION:
+            raise UsageError(f"class_weights have no meaning for loss {self.base.name!r}, which is for {REGRESSION}")
+        self.base.check(n_classes)
+        if len(self.weights) != n_classes:
+            raise UsageError(f"class_weights has {len(self.weights)} weights for {n_classes} classes")
+
+
+LOSSES: dict[str, type[Loss]] = {
+    kind.name: kind
+    for kind in (CrossEntropy, Focal, PlayerFocal, BinaryCrossEntropy, SquaredError, AbsoluteError, Huber)
+}
+
+
+def balanced(counts: Sequence[int], names: Sequence[str]) -> tuple[float, ...]:
+    """Class weights n / (C n_c) from the number of samples of each class, [C]: every class has the same total weight.
+
+    The mean weight of a sample is 1 (King and Zeng 2001; ``class_weight="balanced"`` of scikit-learn).
+
+    >>> balanced([90, 10], ["well", "ill"])
+    (0.5555555555555556, 5.0)
+
+    Raises:
+        UsageError: a class without samples, by name.
+    """
+    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    if empty:
+        raise UsageError(
+            f"no client has a training sample of {listing(empty)}, so there is no balanced weight: give one weight a "
+            "class, class_weights W,W,..."
+        )
+    return tuple(sum(counts) / (len(counts) * count) for count in counts)
 
 
 def build(name: str, *, n_classes: int | None = None, **options: Any) -> Loss:
-    """A loss by its name: ``cross_entropy``, ``focal`` (gamma=2, alpha=1), ``player_focal`` (gamma=3, alpha=1).
+    """A loss by its name, of :data:`LOSSES`.
+
+    ``cross_entropy``, ``focal`` (gamma=2, alpha=1), ``player_focal`` (gamma=3, alpha=1), ``bce`` (two classes, one
+    output); of numbers ``mse``, ``mae`` and ``huber`` (delta=1).
 
     Args:
         n_classes: when given, the length of a list ``alpha`` is checked now, otherwise at the first batch.

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -134,23 +133,6 @@ def test_a_side_that_differs_or_fails_stops_the_run() -> None:
             sides["faulty"].turn()
 
 
-def test_tables_and_pictures_take_what_was_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from benchmarks import picture
-
-    monkeypatch.setattr(pairs, "RESULTS", tmp_path)
-    monkeypatch.setattr(picture, "RESULTS", tmp_path)
-    measured = pairs.judged("S", "a", "b", [2.0, 2.1, 2.2], at_least=1.5)
-    rows = [
-        measured,
-        replace(measured, baseline="c", ratio=math.nan, low=math.nan, high=math.nan, holds="not measured: x"),
-    ]
-    path = pairs.table("peers", rows, "command")
-    frame = pd.read_csv(path, comment="#")
-    assert frame.holds.tolist() == ["yes", "not measured: x"]
-    assert frame.ratio.isna().tolist() == [False, True]
-    assert picture.draw(tmp_path / "all.png").stat().st_size > 0
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -234,20 +216,6 @@ def test_a_path_has_to_be_a_checkout(tmp_path: Path) -> None:
     (servers / "serveravg.py").touch()
     assert peers.sources(tmp_path) == tmp_path / "system"
     assert peers.sources(None) is None
-
-
-def test_sides_take_turns_in_opposite_orders() -> None:
-    """One turn of each before the first that counts."""
-    seen: list[str] = []
-    ticks = iter(np.arange(12.0))
-
-    def side(name: str) -> float:
-        seen.append(name)
-        return float(next(ticks))
-
-    frame = pairs.alternate({name: (lambda name=name: side(name)) for name in "abc"}, 3)
-    assert "".join(seen) == "cba" + "abc" + "cba" + "abc"
-    assert frame.to_dict("list") == {"a": [3.0, 8.0, 9.0], "b": [4.0, 7.0, 10.0], "c": [5.0, 6.0, 11.0]}
 
 
 def test_compare_is_two_sides_of_it() -> None:

@@ -61,9 +61,6 @@ def block(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], layer: int)
     return torch.autograd.functional.hessian(loss, start).numpy()
 
 
-# --- density ---------------------------------------------------------------------------------------------------
-
-
 def test_shares_are_the_eigenvalues_of_the_dense_block(spectrum: Any) -> None:
     """With more steps than parameters: moments of the shares against those of the dense block."""
     frame = spectrum.frame
@@ -142,9 +139,6 @@ def test_a_layer_without_second_derivatives_has_a_reason_and_no_curve() -> None:
         assert len(density)
 
 
-# --- costs -----------------------------------------------------------------------------------------------------
-
-
 def test_costs_are_shares_from_input_to_output() -> None:
     report = diagnose(network(), samples(), "layer_cost", progress=False)
     ax: Any = plots.costs(report.frame)
@@ -165,9 +159,6 @@ def test_costs_of_two_models_are_refused() -> None:
         plots.costs(schema.frame(rows))
     with pytest.raises(UsageError, match="no cost above 0"):
         plots.costs(schema.frame([schema.row("layer_cost", 0.0, layer="a", variant="bytes")]))
-
-
-# --- album -----------------------------------------------------------------------------------------------------
 
 
 def test_every_metric_that_is_measured_is_in_the_album() -> None:
@@ -204,15 +195,12 @@ def test_a_runs_scores_are_curves_and_clients() -> None:
     frame = schema.frame(rows)
     pictures = album(frame)
     assert list(pictures) == ["macro_f1", "macro_f1_clients"]
-    assert [draw().axes[0].get_xlabel() for draw in pictures.values()] == ["round", "test macro F1 (higher is better)"]
+    assert [draw().axes[0].get_xlabel() for draw in pictures.values()] == ["round", "test macro-F1 (higher is better)"]
     with pytest.raises(UsageError, match="no rows"):
         album(schema.frame([]))
     whole = schema.frame([schema.row("silhouette", 0.3)])
     with pytest.raises(UsageError, match="no picture of silhouette"):
         album(whole)
-
-
-# --- the command -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -181,9 +181,6 @@ def test_costs_that_do_not_fit_a_plan_are_named() -> None:
         plan_cost(LayerPlan.prefix(report.layers, 1), double)
 
 
-# --- rounds ----------------------------------------------------------------------------------------------------
-
-
 def tasks(*names: str, **changes: Any) -> dict[str, runner.Task]:
     config = replace(CONFIG, rounds=4, **changes)
     return {name: runner.assemble(replace(config, algorithm=name), data=TOY, model=network("plain")) for name in names}

@@ -72,9 +72,6 @@ def run(models: Any = None, data: Any = None, metrics: Any = tuple(METRICS), **h
     return diagnose(models, pair() if data is None else data, metrics, progress=False, **how)
 
 
-# --- the whole -------------------------------------------------------------------------------------------------
-
-
 def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
     report = run()
     frame, layers = report.frame, ["0", "4", "6"]
@@ -180,9 +177,6 @@ def test_digests_name_what_was_measured() -> None:
     assert run(net(), loader, metrics=["grad_variance"]).header["data"] == ""  # its samples may come in any order
 
 
-# --- forms of input --------------------------------------------------------------------------------------------
-
-
 def loader() -> DataLoader[Any]:
     return DataLoader(TensorDataset(*pair()), batch_size=5, shuffle=True)
 
@@ -254,16 +248,6 @@ def test_some_layers_have_the_values_they_have_among_all() -> None:
         for variant in (metric.variant, every.frame.loc[every.frame["metric"] == name, "variant"].iloc[-1]):
             pd.testing.assert_frame_equal(some.values(name, variant), every.values(name, variant).loc[["4", "6"]])
     assert some.layers == every.layers
-
-
-def test_what_was_recorded_in_training_is_reported() -> None:
-    recorded = {
-        name: {"layers": ["0", "4", "6"], "importance": [1.0, k, 2.0], "steps": 3} for k, name in enumerate("abc")
-    }
-    how = {"when": "training", "recorded": recorded}
-    report = run(metrics=["grad_variance", "federation_sensitivity"], options={"federation_sensitivity": how})
-    assert report.values("federation_sensitivity")["c"].tolist() == [1.0, 3.0, 5.0]
-    assert report.values("federation_sensitivity", "training").loc["6"].tolist() == [3.0, 4.0, 5.0]
 
 
 def test_a_metric_alone_has_the_values_it_has_among_others() -> None:
@@ -370,9 +354,6 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
     if option != "against" and value != "minibatch":  # which hang on layers and batches
         with pytest.raises(UsageError):
             METRICS[metric].settings(**{option: value})
-
-
-# --- no trace --------------------------------------------------------------------------------------------------
 
 
 def state(model: nn.Module) -> dict[str, Any]:
@@ -551,9 +532,6 @@ def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int
     with pytest.raises((RuntimeError, UsageError), match="on purpose"):
         run(models, loader(), [metric])
     assert_same(before, [state(model) for model in models])
-
-
-# --- degenerate inputs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

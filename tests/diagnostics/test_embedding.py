@@ -42,9 +42,6 @@ def parted(n: int = 60, d: int = 8, gap: float = 20.0) -> Pool:
     return Pool(x, np.array(list("pqr"), dtype=object)[y], clients, np.arange(n))
 
 
-# --- pooling ---------------------------------------------------------------------------------------------------
-
-
 def test_the_pool_holds_each_client_s_features_by_its_own_model() -> None:
     models, data = {"a": net(0), "b": net(1)}, {"b": pair(20, 1), "a": pair(30, 0)}
     found = pool(models, data, "0", classes=["p", "q", "r"])
@@ -78,9 +75,6 @@ def test_bad_requests_are_named(how: dict[str, Any], words: str) -> None:
         pool(**{"models": {"a": net()}, "data": {"a": pair()}, "layer": "0", **how})  # type: ignore[arg-type]
 
 
-# --- the picture's places --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("n", "d"), [(60, 8), (60, 90), (120, 4)])
 def test_the_same_features_give_the_same_places_whatever_torch_and_numpy_have_drawn(n: int, d: int) -> None:
     first = embed(parted(n, d), iterations=300)
@@ -102,13 +96,6 @@ def test_neighbours_in_space_are_neighbours_in_the_picture() -> None:
     own = frame[(frame["client"] == "b") & (frame["class"] == "q")]
     row = middle[(middle["client"] == "b") & (middle["class"] == "q")].iloc[0]
     assert (row["x"], row["y"]) == pytest.approx((own["x"].mean(), own["y"].mean()))
-
-
-def test_a_rotation_of_wide_features_keeps_all_distances_and_so_the_neighbours() -> None:
-    pooled = parted(40, 90)
-    turn, _ = np.linalg.qr(np.random.default_rng(3).normal(size=(90, 90)))
-    turned = Pool(pooled.x @ turn, pooled.classes, pooled.clients, pooled.sample)
-    assert scores(turned) == pytest.approx(scores(pooled))
 
 
 def test_perplexity_shrinks_for_few_samples_and_too_few_are_refused() -> None:
@@ -133,9 +120,6 @@ def test_the_scores_tell_what_stands_apart() -> None:
     alone.clients[:] = "a"
     assert np.isnan(scores(alone)["silhouette_client"])
     assert np.isnan(scores(alone)["purity_client"])
-
-
-# --- what is drawn ---------------------------------------------------------------------------------------------
 
 
 def drawn(ax: Any) -> dict[tuple[float, float], str]:

@@ -47,9 +47,6 @@ def blobs(n: int, d: int, classes: int = 3, gap: float = 1.0, seed: int = 0) -> 
     return rng.normal(size=(n, d)) + gap * rng.normal(size=(classes, d))[y], y
 
 
-# --- collecting ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch", [None, 7, 3])
 def test_outputs_are_those_of_the_modules_although_a_relu_works_in_place(batch: int | None) -> None:
     model, (x, y) = cnn().eval(), images()
@@ -114,9 +111,6 @@ def test_bad_requests_are_named() -> None:
             collect(**{"model": cnn(), "paths": ["0"], "data": images(), **how})  # type: ignore[arg-type]
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("n", "d"), [(12, 40), (12, 12), (20, 5)])
 def test_reduced_features_keep_all_inner_products_and_the_regression(n: int, d: int) -> None:
     x, y = blobs(n, d)
@@ -166,9 +160,6 @@ def test_held_out_samples_are_the_share_that_was_asked_for_in_every_class(y: lis
     for label in set(y):
         n = (labels == label).sum()
         assert abs(held[labels == label].sum() - n * held.mean()) <= 2
-
-
-# --- scatter ---------------------------------------------------------------------------------------------------
 
 
 def dense(x: np.ndarray, y: np.ndarray) -> float:

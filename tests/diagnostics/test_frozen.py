@@ -37,9 +37,6 @@ def layers(model: nn.Module) -> Any:
     return layers_of(model, models.example(TOY.shape))
 
 
-# --- layers and plans ------------------------------------------------------------------------------------------
-
-
 def test_layers_know_their_frozen_tensors() -> None:
     found = layers(frozen("fc1", "bn1", kind="norm"))
     conv, fc1, fc2 = found
@@ -63,9 +60,6 @@ def test_plans_count_the_layers_that_train() -> None:
     assert LayerPlan(found, ("fc1",)).cut == LayerPlan(found, ("fc1", "fc2")).cut == 1
     assert LayerPlan(found, ()).with_first(1).shared == ("fc1", "fc2")
     assert LayerPlan(found, ()).with_first(0).shared == ("fc2",)
-
-
-# --- rows and decisions ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", [("fc1",), ("fc2",)])

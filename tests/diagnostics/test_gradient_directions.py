@@ -57,16 +57,23 @@ def test_norm_and_means_of_the_whole_gradient(tensors: str, batch: int) -> None:
             assert of[layer.name, variant]["stderr"] == 0
 
 
-def test_by_batches_the_mean_of_their_norms_with_its_error() -> None:
+@pytest.mark.parametrize("batch", [4, 5, 7])
+def test_by_batches_the_mean_of_their_norms_with_its_error(batch: int) -> None:
+    """A short last batch counts as its samples do: so does repeating each sample's batch once for the sample."""
     model, (x, y) = net(), pair()
     layers = layers_of(model, x[:2])
-    found = grad_norm([Subject("a", model, (x, y), N)], layers, loss=CE, batch=5, reduction="batch")
+    found = grad_norm([Subject("a", model, (x, y), N)], layers, loss=CE, batch=batch, reduction="batch")
     of = {(r["layer"], r["variant"]): r for r in found}
+    sizes = torch.tensor([len(part) for part in x.split(batch)]).double()
     for layer in layers:
-        parts = torch.stack([gradient(model, layer, (x[k : k + 5], y[k : k + 5])).norm() for k in (0, 5, 10)])
-        made = of[layer.name, "norm_batch"]
-        assert made["value"] == pytest.approx(float(parts.mean()), rel=1e-10)
-        assert made["stderr"] == pytest.approx(float(parts.std() / 3**0.5), rel=1e-10)
+        pairs = zip(x.split(batch), y.split(batch), strict=True)
+        parts = torch.stack([gradient(model, layer, part).norm() for part in pairs])
+        made, mean = of[layer.name, "norm_batch"], parts.repeat_interleave(sizes.long()).mean()
+        assert made["value"] == pytest.approx(float(mean), rel=1e-10)
+        error = (((parts - mean) * sizes / len(x)).square().sum() * len(parts) / (len(parts) - 1)).sqrt()
+        assert made["stderr"] == pytest.approx(float(error), rel=1e-10)
+        if len(x) % batch == 0:
+            assert made["stderr"] == pytest.approx(float(parts.std() / len(parts) ** 0.5), rel=1e-10)
         assert made["value"] > float(gradient(model, layer, pair()).norm())
     assert {variant for _, variant in of} == set(METRICS["grad_norm"].variants[3:])
 

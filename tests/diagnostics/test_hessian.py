@@ -37,9 +37,6 @@ def _double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-# --- networks --------------------------------------------------------------------------------------------------
-
-
 class Lambda(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -239,8 +236,6 @@ def check_exact(
             assert abs(result.trace - truth) <= 4 * result.stderr
 
 
-# --- exact layers ----------------------------------------------------------------------------------------------
-
 IMAGES = (7, 1, 9, 9)
 EXACT: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]] = {
     "cnn, maxpool": (conv_net, inputs(*IMAGES)),
@@ -365,8 +360,6 @@ def test_factors_of_the_output_hessian(loss: Loss, scale: float) -> None:
     assert s.shape[1] <= 2  # a loss of softmax does not feel a shift: one direction of three is free
 
 
-# --- the verdict, layer by layer -------------------------------------------------------------------------------
-
 VERDICTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], set[str]]] = {
     "gelu": (lambda: mlp(nn.GELU()), inputs(7, 4), {"4"}),
     "tanh": (lambda: mlp(nn.Tanh()), inputs(7, 4), {"4"}),
@@ -458,22 +451,6 @@ def test_train_mode_is_the_mean_over_batches() -> None:
         assert abs(result.trace - truth) <= (4 * result.stderr if result.stderr else 1e-10 * abs(truth))
 
 
-def test_multi_head_attention_and_loose_parameters_are_estimated() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.position = nn.Parameter(torch.randn(5, 4))
-            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x + self.position
-            return self.head(self.attention(x, x, x)[0].mean(1))
-
-    model, data = Block(), inputs(6, 5, 4)
-    check_exact(model, data, {"head"}, probes=64)
-
-
 def test_the_numerical_check_alone_refuses_what_is_not_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_linear(logits: Tensor, parameters: dict[str, Tensor]) -> dict[str, str]:
         return dict.fromkeys(parameters, "")
@@ -500,9 +477,6 @@ def test_the_graph_alone_refuses_what_is_not_linear(name: str) -> None:
         if layer.parameters[0] in verdicts and not any(verdicts[name] for name in layer.parameters)
     }
     assert linear == exact | ({"body"} if isinstance(model, TimeFirst) else set())  # linear, but without a formula
-
-
-# --- options, and what cannot be computed ----------------------------------------------------------------------
 
 
 def test_layers_of_blocks_and_batches_do_not_matter() -> None:
@@ -652,9 +626,6 @@ def test_bad_requests(name: str) -> None:
     with pytest.raises(UsageError, match=message):
         request(model, data, loose(model))
     assert state(model) == before
-
-
-# --- no trace left ---------------------------------------------------------------------------------------------
 
 
 def state(model: nn.Module) -> object:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.curvature import sampled
 from fedlayers.diagnostics.curvature.draws import draw_of
 from fedlayers.diagnostics.curvature.hessian import TraceResult, hessian_trace, released_norm
 from fedlayers.diagnostics.curvature.released import _direction, nuclear_norm
@@ -94,9 +93,6 @@ def measure(model: nn.Module, data: object, layers: list[Layer] | None = None, *
     return {result.layer: result for result in results}
 
 
-# --- signs in the logits ---------------------------------------------------------------------------------------
-
-
 def repeats(model: nn.Module, data: object, times: int, **how: object) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     runs = [measure(model, data, seed=seed, batch=1000, estimator="fast", **how) for seed in range(times)]
     return {
@@ -146,8 +142,6 @@ def test_fast_is_exact_for_two_classes() -> None:
         assert result.trace == pytest.approx(exact[name].trace, rel=1e-12)
         assert result.stderr == 0
 
-
-# --- draws in the space of the outputs -------------------------------------------------------------------------
 
 SMOOTH: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]] = {
     "mlp": (lambda: mlp(nn.GELU), pair(9, 4)),
@@ -212,24 +206,7 @@ def test_draws_have_the_covariance_of_the_jacobian(name: str, which: tuple[str, 
     assert float((u.mean(0) ** 2).max()) <= 30 * float(truth.max()) / times
 
 
-def test_samples_with_larger_gradients_get_more_probes() -> None:
-    x, y = torch.arange(200.0).unsqueeze(1), torch.arange(200)
-    size = torch.linspace(0, 4, 200, dtype=torch.float64).flip(0)
-    parts = list(sampled._shares((x, y), (x, y), size, batch=64, probes=10))
-    counts = [count for *_, count in parts]
-    assert counts == sorted(counts)
-    assert counts[0] == 2
-    assert 9 <= sum(count * len(labels) for _, labels, count in parts) / 200 <= 11
-    assert torch.cat([labels for _, labels, _ in parts]).tolist() == list(range(199, -1, -1))
-    loader = [(x[:150], y[:150]), (x[150:], y[150:])]
-    assert [(len(labels), count) for _, labels, count in sampled._shares(loader, None, size, 64, 10)] == [
-        (150, 10),
-        (50, 10),
-    ]
-    flat = sampled._shares((x, y), (x, y), torch.zeros(200), batch=64, probes=10)
-    assert {count for *_, count in flat} == {10}
-
-
+@pytest.mark.slow
 def test_unequal_shares_leave_the_estimate_unbiased() -> None:
     model, data = images(), pair(40, 2, 5, 5)
     for parameter in list(model.parameters())[-2:]:
@@ -267,9 +244,6 @@ def test_rows_say_why_they_are_not_exact() -> None:
     why = "0.weight: Gelu on the way to the logits is not piecewise linear in it"
     assert said["0"] == f"activation(probes=8); not exact: {why}"
     assert said["4"] == "exact"
-
-
-# --- other packages --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["pyhessian", "curvlinops"])
@@ -333,9 +307,6 @@ def test_pyhessian_s_reference_cycle_is_broken() -> None:
     assert alive() == before
     assert model.training
     assert model.get_parameter("0.bias").grad.tolist() == [1.0] * 6  # type: ignore[union-attr]
-
-
-# --- the released code's quantity ------------------------------------------------------------------------------
 
 
 def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:

@@ -94,9 +94,6 @@ def first(drawn: Any) -> Any:
     return drawn[0] if isinstance(drawn, list) else drawn
 
 
-# --- what is drawn ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("round", [None, 1, 2])
 def test_a_heat_map_of_weights_a_layer(round: int | None) -> None:
     axes: list[Any] = plots.aggregation_weights(mixing(), round)
@@ -131,18 +128,6 @@ def test_history_is_the_mean_self_weight_and_the_chosen_pairs() -> None:
         np.testing.assert_allclose(axes[2].lines[k].get_ydata(), [weight(1, 0, k, r) for r in ROUNDS])
     assert axes[0].lines[-1].get_ydata()[0] == pytest.approx(1 / 3)
     assert names(axes[2].get_legend().get_texts()) == [*LAYERS, "equal weights"]
-
-
-@pytest.mark.parametrize("count", [3, 10, 24])
-def test_history_tells_any_number_of_layers_apart(count: int) -> None:
-    frame = schema.frame(
-        schema.row("aggregation_weight", 0.5, client="a", client_b="a", layer=f"l{k}", round=r)
-        for k in range(count)
-        for r in (1, 2)
-    )
-    ax: Any = plots.aggregation_history(frame)[0]
-    assert len({mpl.colors.to_hex(line.get_color()) for line in ax.lines[:count]}) == count
-    assert bool(ax.collections) == (count <= 3)
 
 
 def test_attention_is_queries_by_keys_in_the_order_of_the_rows() -> None:
@@ -181,9 +166,6 @@ def test_allocation_is_who_holds_what_and_how_many_hold_it(round: int | None) ->
     np.testing.assert_allclose(matrix(right), every.mean(axis=1).T)
     fewest = every.sum(axis=1).min()
     assert right.get_title() == f"least held layer: {fewest:g} client" + "s" * bool(fewest != 1)
-
-
-# --- what all of them share ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DRAW)

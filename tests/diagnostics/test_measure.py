@@ -106,13 +106,6 @@ def test_the_header_names_the_layers_that_were_measured(task):
     assert select.select(found).names == tuple(layer.name for layer in found.layers)
 
 
-def test_variants_that_options_make_are_shown(task):
-    options = {"grad_norm": {"reduction": "batch"}, SENSITIVITY: {"when": "figure"}}
-    report = measure.of_task(task, ["grad_norm", SENSITIVITY], options=options, progress=False)
-    assert measure.shown_variants(report, "grad_norm") == ["norm_batch"]
-    assert measure.shown_variants(report, SENSITIVITY) == ["figure", "training"]
-
-
 PROBE = (torch.eye(5, 10), torch.zeros(5).long())
 
 

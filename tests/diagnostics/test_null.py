@@ -39,9 +39,6 @@ def labels(data, split, clients=None):
     return sorted(y for c in data.clients if clients is None or c.name in clients for y in c.split(split).y.tolist())
 
 
-# --- the data --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("null", SHUFFLED)
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_null_keeps_sizes_and_labels_of_each_split(null, split):
@@ -122,9 +119,6 @@ def test_the_untrained_start_has_the_same_data_and_an_unknown_null_is_refused():
         null_data(TOY, "label", seed=0)
 
 
-# --- the rows --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def task():
     return runner.assemble(RunConfig(dataset="heart", seed=3))
@@ -193,9 +187,6 @@ def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report, met
     plt.close("all")
 
 
-# --- the decision ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", [{}, {"rule": "vote"}, {"metric": "cka", "rule": "largest_jump"}])
 def test_a_plan_is_the_same_but_for_what_it_says_of_nulls(plain, report, how):
     """The same decision of each null by hand, from a report of that null alone."""
@@ -256,9 +247,6 @@ def test_what_follows_from_each_null_is_said_in_words(tmp_path):
     assert "null" not in select.explain(select.select(table(((), early)), metric="m"), full=True).lower()
     manual = select.select(given, "manual", layers=["l1"])
     assert "null" not in manual.why.detail
-
-
-# --- from the command line -------------------------------------------------------------------------------------
 
 
 def test_the_command_measures_nulls_and_select_reads_them(tmp_path, monkeypatch, capsys):

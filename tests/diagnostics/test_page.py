@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from fedlayers.diagnostics.pictures.described import in_words
 from fedlayers.diagnostics.pictures.page import Page
 from fl_core.errors import UsageError
 
@@ -102,6 +103,63 @@ def test_pictures_are_whole_and_described(full: Page) -> None:
         assert png.startswith(b"\x89PNG")
         assert png.rstrip().endswith(b"IEND\xaeB`\x82")
         assert 250 < int(image["width"]) < 400
+
+
+def test_a_picture_without_a_description_is_described_from_what_is_drawn(figure: Figure) -> None:
+    ax = figure.axes[0]
+    ax.lines[0].set_label("fedavg")
+    ax.set(xlabel="round", ylabel="macro F1\n(higher is better)")
+    ax.set_xticks([0, 1, 2], ["fc1", "fc2", "fc3"])
+    page = Page("t")
+    page.figure(figure, "c")
+    alt = Tree(page.html()).all("img")[0]["alt"]
+    assert alt == "macro F1, (higher is better) over round (fc1, fc2, fc3); fedavg from 1 to 3"
+    drawn, (left, right) = plt.subplots(1, 2)
+    left.pcolormesh([[0.25, np.nan], [0.5, 0.75]])
+    right.barh([0, 1], [2, 3])
+    right.set_yticks([0, 1], ["north", "south"])
+    for k in (0, 1):
+        right.text(3, k, f"n = {k + 2}")
+    assert in_words(drawn) == "values from 0.25 to 0.75. north: n = 2, south: n = 3"
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_the_page_is_legible_by_day_and_in_the_dark(full: Page) -> None:
+    """Text has at least the contrast of 4.5 that WCAG 2 asks for, on the page's ground and in code."""
+    style = full.html().partition("<style>")[2].partition("</style>")[0]
+    rooms = [dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{([^}]*--[^}]*)\}", style)]
+    assert len(rooms) == 2
+    for colours in rooms:
+        colours = {
+            name: c if len(c) == 7 else "#" + "".join(2 * digit for digit in c[1:]) for name, c in colours.items()
+        }
+        for ink in ("ink", "soft"):
+            for ground in ("paper", "inset"):
+                bright, dark = sorted((_luminance(colours[ink]), _luminance(colours[ground])), reverse=True)
+                assert (bright + 0.05) / (dark + 0.05) > 4.5
+    assert _luminance(rooms[1]["ink"]) > 0.5 > _luminance(rooms[1]["paper"])
+    assert "screen and (prefers-color-scheme: dark)" in style
+    used = set(re.findall(r"var\(--(\w+)\)", style)) - {"width"}
+    assert used == set(rooms[0]) == set(rooms[1])
+
+
+def test_wide_pictures_scroll_on_narrow_screens(figure: Figure) -> None:
+    page = Page("t")
+    figure.set_size_inches(6, 2)
+    page.figure(figure, "c")
+    figure.set_size_inches(2, 2)
+    page.figure(figure, "c")
+    tree = Tree(page.html())
+    assert [each.get("class", "") for each in tree.all("figure")] == ["scrolled", ""]
+    for image in tree.all("img"):
+        assert image["style"] == f"--width: {image['width']}px"
+    viewport = next(meta["content"] for meta in tree.all("meta") if meta.get("name") == "viewport")
+    assert viewport == "width=device-width, initial-scale=1"
 
 
 def test_text_has_headings_lists_and_paragraphs(full: Page) -> None:

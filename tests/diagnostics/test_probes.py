@@ -73,9 +73,6 @@ WAYS = {
 }
 
 
-# --- the values ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layer", ["0", "2"])
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("held", ["folds", "holdout", "test"])
@@ -202,9 +199,6 @@ def test_a_fit_that_stops_early_is_said_in_the_row(monkeypatch: pytest.MonkeyPat
     assert only(report(), variant="own", client="a", layer="0")["estimator"].endswith("5 of 5 fits not converged")
 
 
-# --- degenerate ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("metric", ["linear_probe", "knn_probe"])
 @pytest.mark.parametrize(
     ("data", "words"),
@@ -271,9 +265,6 @@ def test_a_client_without_features_leaves_the_pool_without_a_value() -> None:
 def test_bad_options_are_named(metric: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         report(metric, **options)
-
-
-# --- the whole -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", ["linear_probe", "knn_probe", "separability"])

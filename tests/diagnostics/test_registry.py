@@ -43,9 +43,6 @@ def pair(n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, 4, generator=g), torch.randint(3, (n,), generator=g)
 
 
-# --- every member ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
     start = models()["a"]
@@ -100,8 +97,6 @@ def test_a_rule_says_what_it_is(name: str) -> None:
     if member.decides:
         assert 1 <= member.cut([1.0, 1.1, 3.0, 3.1]) <= 4
 
-
-# --- one from outside ------------------------------------------------------------------------------------------
 
 OWN = '''
 """A metric and a rule of one's own."""
@@ -290,9 +285,6 @@ def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
 def test_a_decorator_that_says_something_wrong_is_refused(make: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make()
-
-
-# --- two batches, two names --------------------------------------------------------------------------------------
 
 
 def test_small_batches_are_measured_as_batches_and_one_batch_is_said() -> None:

@@ -50,9 +50,6 @@ def values(found: list[dict[str, Any]], variant: str) -> list[float]:
     return [r["value"] for r in found if r["variant"] == variant]
 
 
-# --- what is drawn ---------------------------------------------------------------------------------------------
-
-
 def test_draws_are_by_seed_and_client_and_one_part_has_none() -> None:
     drawn = draws(4, 50, 7, "a")
     assert np.array(drawn).shape == (50, 4)
@@ -139,8 +136,6 @@ def test_training_is_resampled_by_its_steps() -> None:
     assert parted(frame(recorded_rows({"a": result}, layers, n_train={"a": 7}, resamples=6)))[1].empty
 
 
-# --- what is decided -------------------------------------------------------------------------------------------
-
 LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3"))
 N = 4000
 
@@ -202,9 +197,6 @@ def test_a_resample_without_a_value_decides_nothing() -> None:
     said = stability([Opinion(curve, RULES["change_point"], 1.3)], 2, 0, resamples=N)
     assert likely(said["undecided"], 1 / 2)
     assert resamples_of(found, "x")["resample"].tolist() == [1, 1, 1, 2, 2, 2]
-
-
-# --- from models to a plan -------------------------------------------------------------------------------------
 
 
 def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(tmp_path: Path) -> None:

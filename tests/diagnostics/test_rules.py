@@ -24,9 +24,6 @@ from fl_core.rows import frame, row
 curves = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=8)
 
 
-# --- a change of level -----------------------------------------------------------------------------------------
-
-
 def squared_error(part):
     mean = math.fsum(part) / len(part)
     return math.fsum((y - mean) ** 2 for y in part)
@@ -58,45 +55,10 @@ def test_change_point_by_its_definition(values, threshold):
     assert bool(RULES["change_point"].lacks(values, threshold)) == (best == len(y))
 
 
-@given(curves, st.floats(0.5, 3.0), st.floats(0.0, 2.0), st.floats(1e-3, 1e3))
-def test_change_point_shares_no_less_at_a_higher_threshold_and_sees_no_scale(values, threshold, more, scale):
-    assert change_point(values, threshold) <= change_point(values, threshold + more)
-    gains = np.sort(np.append(change_gains(values), math.log(max(threshold, 1)) ** 2 / 2))
-    assume(np.diff(gains).min() > 1e-9)
-    assert change_point([value * scale for value in values], threshold) == change_point(values, threshold)
-
-
-@pytest.mark.parametrize(
-    ("values", "ratio", "change"),
-    [
-        ([1, 1, 1, 1.15, 1.37, 1.37, 1.37], 6, 4),  # a rise that two steps share
-        ([1, 1.3, 1, 1, 1, 3, 3], 1, 5),  # one layer that stands out
-        ([1, 1.1], 1, 1),
-        ([3, 2, 1], 2, 2),  # falls
-        ([5, 5, 5, 5], 3, 3),
-        ([17, 17, 17], 2, 2),
-        ([1, 1.01, 1.02, 1.03], 3, 3),
-        ([9, 9, 1, 1, 1], 4, 4),
-    ],
-)
-def test_change_point_beside_the_ratio_rule(values, ratio, change):
-    assert (sensitivity_ratio(values, 1.2), change_point(values, 1.2)) == (ratio, change)
-
-
-def test_a_step_by_the_threshold_between_two_layers_is_what_a_change_must_be_worth():
-    for t in (1.2, 2.0):
-        assert change_gains([1.0, t])[0] == pytest.approx(math.log(t) ** 2 / 2)
-        assert change_point([1, t * 0.999, t * 0.999], t) == 1  # three layers gain more than two
-        assert change_point([1, 1, math.sqrt(t)], t) == 2
-
-
 @given(curves, st.floats(0.5, 3.0))
 def test_a_ratio_that_is_lacking_is_said(values, threshold):
     above = any(after / before > threshold for before, after in pairwise(values))
     assert bool(RULES["sensitivity_ratio"].lacks(values, threshold)) != above
-
-
-# --- several opinions, budgets ---------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=9))
@@ -114,8 +76,6 @@ def test_longest_prefix_by_its_definition(costs, budget):
     fitting = [k for k in range(len(costs) + 1) if sum(costs[:k]) <= budget]
     assert longest_prefix(costs, budget) == max(fitting)
 
-
-# --- resamples -------------------------------------------------------------------------------------------------
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3", "l4"))
 N = 4000

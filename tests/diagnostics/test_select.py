@@ -83,8 +83,6 @@ def measured(*rows, **header):
     return {**HEADER, **header}, frame([each for group in rows for each in group])
 
 
-# --- the rules -------------------------------------------------------------------------------------------------
-
 curves = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=8)
 
 
@@ -104,25 +102,6 @@ def test_largest_jump_by_its_definition(values):
     assert all(jumps[earlier] < jumps[cut] for earlier in range(1, cut))
 
 
-@pytest.mark.parametrize(
-    ("steps", "at_1_2", "at_2", "largest"),
-    [
-        ([1.01, 1.00, 1.22, 5.9], 3, 4, 4),
-        ([1.01, 1.00, 1.8, 3.9], 3, 4, 4),
-        ([1.02, 1.00, 1.00, 1.00, 2.7, 1.7], 5, 5, 5),
-        ([1.04, 1.00, 1.00, 1.00, 1.23, 1.22], 5, 6, 5),
-        ([1.12, 1.05, 100.0], 3, 3, 3),
-        ([1.10, 1.05, 165.0], 3, 3, 3),
-        ([1.76, 1.98, 2.9], 1, 3, 3),
-    ],
-)
-def test_ratios_read_off_the_published_figure(steps, at_1_2, at_2, largest):
-    """PLayer-FL, Fig. 4: FMNIST, EMNIST, CIFAR, ISIC, Sent-140, MIMIC, Heart."""
-    values = np.cumprod([1.0, *steps]).tolist()
-    assert (sensitivity_ratio(values, 1.2), sensitivity_ratio(values, 2.0)) == (at_1_2, at_2)
-    assert largest_jump(values) == largest
-
-
 def test_a_ratio_equal_to_the_threshold_does_not_exceed_it():
     assert sensitivity_ratio([1.0, 1.5, 3.0, 3.0], 1.5) == 2
     assert sensitivity_ratio([1.0, 1.5, 2.25], 1.5) == 2
@@ -132,9 +111,6 @@ def test_a_ratio_equal_to_the_threshold_does_not_exceed_it():
 @given(curves, st.sampled_from([name for name, rule in RULES.members().items() if rule.decides]))
 def test_every_rule_keeps_something_on_both_sides(values, name):
     assert 1 <= RULES[name].cut(values, 1.2) <= len(values)
-
-
-# --- from rows to a plan ---------------------------------------------------------------------------------------
 
 
 def test_the_curve_is_the_weighted_mean_of_the_clients():
@@ -249,9 +225,6 @@ def test_a_client_without_ratios_has_no_vote():
     assert plan.shared == ("conv1", "conv2")
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layers", ["fc1, conv1", ["fc1", "conv1"], ("conv1", "fc1")])
 def test_by_hand(layers):
     plan = select(measured(rows_of()), "manual", layers=layers)
@@ -271,9 +244,6 @@ def test_by_hand_nothing_or_with_a_curve_beside_it():
     plan = select(measured(traces), "manual", layers="conv1", metric="hessian_trace")
     assert plan.why.values[:4] == (1.0, -0.5, 3.0, 4.0)
     assert plan.why.alternatives == {}
-
-
-# --- a change of level, resamples ------------------------------------------------------------------------------
 
 
 def test_change_point_decides_with_its_own_thresholds():
@@ -302,8 +272,6 @@ def test_stability_stands_in_the_evidence(rule):
     one = select(measured(rows_of({"a": SENSITIVITIES["a"]})), rule)
     assert one.why.detail["stability"]["status"].startswith("one client and no measurement errors")
 
-
-# --- votes -----------------------------------------------------------------------------------------------------
 
 VARIANCES = {"a": (100, [1.0, 1.0, 9.0, 9.0]), "b": (300, [1.0, 1.0, 9.0, 9.0])}
 TRACES = {"a": (100, [1.0, 1.0, 1.0, 5.0]), "b": (300, [1.0, 9.0, 9.0, 9.0])}
@@ -356,15 +324,6 @@ def test_a_metric_without_ratios_abstains():
     with pytest.raises(RunError, match="hessian_trace has no vote"):
         select(several(bad), "vote", metrics=["hessian_trace"])
 
-
-def test_metrics_vote_on_the_same_resamples():
-    """Three times the same numbers are as stable as once."""
-    copies = [rows_of(metric=name, variant="x") for name in ("m1", "m2", "m3")]
-    plan = select(measured(rows_of(), *copies), "vote", metrics=dict.fromkeys(("m1", "m2", "m3"), "sensitivity_ratio"))
-    assert plan.why.detail["stability"] == select(measured(rows_of())).why.detail["stability"]
-
-
-# --- costs and budgets -----------------------------------------------------------------------------------------
 
 COUNTS = {"conv1": 10, "conv2": 30, "fc1": 200, "fc10": 40, "spare": 8}
 
@@ -435,8 +394,6 @@ def test_measured_costs_come_first_and_give_flops():
         select((header, only), "budget_flops", budget=18)
 
 
-# --- in mid-run ------------------------------------------------------------------------------------------------
-
 importances = st.lists(st.floats(1e-12, 1e6), min_size=4, max_size=4)
 
 
@@ -500,9 +457,6 @@ def test_mid_run_needs_a_rule_that_decides(rule, message):
         decide(LAYERS, replies([(5, [1.0] * 4)]), names=("x",), rule=rule)
     with pytest.raises(UsageError, match="no client"):
         decide(LAYERS, [], names=("x",))
-
-
-# --- what is refused -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -625,9 +579,6 @@ def test_the_same_measurement_twice_is_one():
     once = select(measured(rows_of(round=0)))
     assert select(measured(rows_of(round=0), rows_of(round=1))) == once
     assert select(measured(rows_of(round=0), rows_of(round=0))) == once
-
-
-# --- for readers -----------------------------------------------------------------------------------------------
 
 
 def test_explanation():

@@ -66,9 +66,6 @@ def pick(rows: Sequence[Row], variant: str, client: str = "a") -> list[Any]:
     return [r["value"] for r in rows if r["variant"] == variant and r["client"] == client]
 
 
-# --- the arithmetic --------------------------------------------------------------------------------------------
-
-
 def test_a_two_layer_net_by_hand() -> None:
     model: Any = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)).double()
     with torch.no_grad():
@@ -134,9 +131,6 @@ def test_combine_is_the_weighted_mean_of_normalised_curves() -> None:
             combine(s, bad)
 
 
-# --- the accumulator -------------------------------------------------------------------------------------------
-
-
 def test_the_accumulator_over_an_epoch_of_training_equals_brute_force() -> None:
     model, twin = net(), net()
     layers = layers_of(model, pair()[0])
@@ -196,9 +190,6 @@ def test_the_accumulator_refuses_another_models_gradients() -> None:
         SensitivityAccumulator([], reduce="pool")
     with pytest.raises(UsageError, match="did you mean 'weights'"):
         SensitivityAccumulator([], tensors="weight")
-
-
-# --- the metric ------------------------------------------------------------------------------------------------
 
 
 def test_after_is_the_mean_over_batches_of_still_weights() -> None:
@@ -344,9 +335,6 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     layers = layers_of(net(), pair()[0])
     with pytest.raises(UsageError, match=words):
         federation_sensitivity([Subject("a", net(), pair(), 20)], layers, loss=CE, **options)
-
-
-# --- embedding tables ------------------------------------------------------------------------------------------
 
 
 class Bag(nn.Module):

@@ -82,9 +82,6 @@ def principal(x: Tensor, variance: float) -> Tensor:
     return torch.tensor(u[:, :rank] * s[:rank])
 
 
-# --- against references ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bandwidth", [0.2, 0.4, 2.0])
 @pytest.mark.parametrize(("n", "d"), [(3, 2), (10, 20), (42, 3)])  # an odd number of pairs: the median is one of them
 def test_rbf_cka_against_the_definition(n: int, d: int, bandwidth: float) -> None:
@@ -145,9 +142,6 @@ def test_svcca_with_more_features_than_samples() -> None:
     expected = correlations(principal(x, 0.99), principal(y, 0.99)).mean()
     assert svcca(x, y) == pytest.approx(expected, abs=1e-8)
     assert math.isnan(mean_cca(x, y))
-
-
-# --- identities ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -228,9 +222,6 @@ def test_cca_of_nearly_constant_features_in_float32_is_that_in_float64(
     reference = np.linalg.svd(a.T @ b, compute_uv=False).mean()
     assert mean_cca(x, y) == pytest.approx(reference, abs=1e-6)
     assert mean_cca(x.float(), y.float()) == pytest.approx(reference, abs=5e-5)
-
-
-# --- positions as rows, and shifts -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("measure", [LINEAR_CKA, PROCRUSTES, CCA_MEASURE, svcca_measure()])

@@ -40,9 +40,6 @@ def measured(metric: str, models: Sequence[nn.Module], data: Any = None, **how: 
     return call(metric, clients(models, data), layers, **how)
 
 
-# --- positions -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch", [7, N])
 @pytest.mark.parametrize(
     ("metric", "positions"),
@@ -129,9 +126,6 @@ def test_the_authors_way_sums_tokens_and_never_exceeds_the_plain_angle() -> None
     assert shifted == pytest.approx(shifted_procrustes(*(m[0](x).detach().mT for m in lines)), abs=1e-9)
 
 
-# --- any two layers --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("metric", REFERENCES)
 def test_layers_against_another_layer(metric: str) -> None:
     models = [net(0), net(1)]
@@ -184,9 +178,6 @@ def test_the_report_keeps_both_kinds_apart() -> None:
     drawn = [plots.cka_matrices(r.frame)[1].collections[0].get_array().ravel() for r in (report, plain)]
     assert drawn[0].filled(9).tolist() == pytest.approx(drawn[1].filled(9).tolist(), abs=1e-6)
     assert "2 clients" in repr(plain)
-
-
-# --- requests that cannot be met, layers that have no value ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,9 +276,6 @@ def test_a_shuffling_loader_is_read_once_for_all_models(metric: str) -> None:
     assert all(abs(value - same) > 1e-3 for value in by_layer(rows, "c0", "c2").values())
 
 
-# --- what is made of the rows ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def report() -> Report:
     return diagnose([net(k) for k in range(3)], pair(), list(REFERENCES), progress=False)
@@ -317,14 +305,3 @@ def test_a_metric_s_own_probe_is_its_own() -> None:
     assert dict(zip(report.frame["metric"], report.frame["n_samples"], strict=True)) == {"cka": 9, "cca": 20}
     with pytest.raises(UsageError, match="cka: a probe and samples=9; give one of the two"):
         diagnose(models, pair(), ["cka"], probe=pair(20, 5), options={"cka": {"samples": 9}}, progress=False)
-
-
-def test_a_single_model_is_compared_with_itself_across_layers() -> None:
-    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    draws = torch.Generator().manual_seed(0)
-    data = (torch.randn(40, 6, generator=draws), torch.randint(0, 3, (40,), generator=draws))
-    report = diagnose([model], [data], ["cka"], options={"cka": {"against": ["4"]}})
-    table = report.values("cka", "flatten, against 4")
-    assert list(table.index) == ["0", "2"]
-    assert ((table > 0) & (table <= 1 + 1e-9)).all(axis=None)
-    assert len(plots.cka_matrices(report.frame, variant="flatten, against 4")) == 2

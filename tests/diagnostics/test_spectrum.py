@@ -31,7 +31,7 @@ def values_of(model: nn.Module, data: tuple[Tensor, Tensor], names: tuple[str, .
     return np.linalg.eigvalsh(block(model, data, names).numpy())[::-1]
 
 
-@pytest.mark.parametrize("batch", [4, 100])
+@pytest.mark.parametrize("batch", [4, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dense", [0, 1000])
 @pytest.mark.parametrize("build_model", [mlp, lambda: mlp(nn.Tanh), images, Tokens])
 def test_largest_eigenvalues(build_model: object, dense: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:

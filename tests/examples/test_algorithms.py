@@ -26,9 +26,6 @@ HEART = RunConfig(dataset="heart", rounds=3, epochs=1, eval_every=1, checkpoint_
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1, "rounds": 3, "participation": 0.5}
 
 
-# --- they run as any other does ----------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:client")
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_it_runs_is_verified_and_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
@@ -78,9 +75,6 @@ def test_a_run_of_an_outside_algorithm_with_a_global_model_can_be_started_from(t
     runner.run(replace(HEART, algorithm=FEDALA, rounds=1), tmp_path / "fedala", progress=False)
     with pytest.raises(UsageError, match="whose models are the clients' own"):
         start(model, tmp_path / "fedala", example((10,)))
-
-
-# --- what they contain -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["plain", "norm"])

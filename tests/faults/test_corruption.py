@@ -27,8 +27,6 @@ ROUNDS = 3
 CONFIG = RunConfig(algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
 UNCOVERED = {"lock", "timing.jsonl"}
 
-# --- every kind of file, and every kind of damage --------------------------------------------------------------
-
 
 def blob_of(run, which, state):
     return f"blobs/{run.manifest(which)['states'][state]['blob']}.safetensors"
@@ -209,9 +207,6 @@ def foreign(tmp_path_factory):
     return path
 
 
-# --- files that a user brings ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -230,9 +225,6 @@ def test_a_file_that_is_no_rows(tmp_path, text, error):
     for reader in (rows.read, select):
         with pytest.raises(error, match=r"rows\.jsonl"):
             reader(path)
-
-
-# --- a file that would run code --------------------------------------------------------------------------------
 
 
 class Bomb:

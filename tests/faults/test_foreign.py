@@ -63,8 +63,6 @@ def resume(path):
     runner.resume(path, progress=False)
 
 
-# --- links, pipes and devices ----------------------------------------------------------------------------------
-
 FILES = [
     *("lock", "config.json", "environment.json", "partition.safetensors", "manifest.json", "rows.jsonl"),
     *("timing.jsonl", "journal.jsonl", "checkpoints/000003.json"),
@@ -156,9 +154,6 @@ def test_a_name_leads_nowhere_else(run, blob):
             act(f"blobs/{blob}" if blob else "blobs/")
 
 
-# --- what a sweep takes ----------------------------------------------------------------------------------------
-
-
 def test_only_what_the_journal_names_is_swept(run, sound):
     """Blobs of the checkpoint that was never finished go; everything else that lies there stays, with a note."""
     journal = (run / "journal.jsonl").read_text().splitlines()[1:]
@@ -230,8 +225,6 @@ def test_a_full_disk_leaves_no_part_and_is_named(run, monkeypatch, call):
     assert list(run.rglob("*.part")) == []
 
 
-# --- files of another run --------------------------------------------------------------------------------------
-
 COVERED = [
     *("config.json", "manifest.json", "rows.jsonl", "environment.json", "partition.safetensors"),
     *(f"checkpoints/{k:06d}.json" for k in range(1, ROUNDS + 1)),
@@ -293,9 +286,6 @@ def test_a_checkpoint_that_names_no_run_is_not_taken_in(sound, tmp_path):
         resume(path)
 
 
-# --- formats ---------------------------------------------------------------------------------------------------
-
-
 def written_by_a_newer_version(path, **changes):
     data = json.loads(path.read_bytes())
     data.pop("sha256", None)
@@ -328,9 +318,6 @@ def test_newer_rows_and_plans_are_refused_by_name(run, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({**data, "format": "fedlayers.plan/99"}))
     with pytest.raises(UsageError, match=r"plan\.json.* was written by a newer fedlayers: format fedlayers\.plan/99"):
         plan.LayerPlan.load(tmp_path / "plan.json")
-
-
-# --- how far a run has come ------------------------------------------------------------------------------------
 
 
 def test_verify_says_how_far_a_run_has_come(run, sound):

@@ -134,9 +134,6 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
         signal.signal(signal.SIGINT, earlier)
 
 
-# --- a dead worker, a full disk --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def fails(tmp_path, monkeypatch, capsys):
     """Run a command that fails; its last line."""
@@ -195,6 +192,7 @@ def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch):
 
 @pytest.mark.slow
 def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
+    """And the run then ends with the bits of one that lost nobody."""
     from fl_core.engine import Engine
 
     one_round = Engine.step
@@ -211,3 +209,7 @@ def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
     assert said.endswith("; fedlayers resume run goes on")
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
+    cli.main(["run", *SMALL[:-1], "other", "--workers", "2", "--stack", "off"])
+    assert [Run("run").manifest(k)["states"] for k in (1, 2, 3)] == [
+        Run("other").manifest(k)["states"] for k in (1, 2, 3)
+    ]

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from fedlayers import catalogue
 from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
+NAMES = sorted(catalogue.own_entries("algorithm"))
 ROUNDS = 12
 RANDOM = random.Random(20)
 UNCOVERED = {"lock", "timing.jsonl"}
@@ -46,9 +48,6 @@ MOMENTS = {
     "at the last manifest": [["before file", FILES[1]]],
     "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 14]],
 }
-
-
-# --- in the child ----------------------------------------------------------------------------------------------
 
 
 def die() -> None:
@@ -95,8 +94,8 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
         os.replace = dying_replace
 
 
-def go(out: Path, algorithm: str, workers: int) -> None:
-    """Run, or go on where there is a run."""
+def go(out: Path, algorithm: str, workers: int | None) -> None:
+    """Run, or go on where there is a run; without a number of workers on small noise, which takes any algorithm."""
     from fedlayers.diagnostics.measure import instruments
     from fl_core import runner
     from fl_core.config import RunConfig
@@ -109,6 +108,9 @@ def go(out: Path, algorithm: str, workers: int) -> None:
         (out.parent / "workers").write_text("\n".join(str(process.pid) for process in self._processes))
 
     executors.Workers.__init__ = noting  # type: ignore[assignment,method-assign]
+    if workers is None:
+        go_small(out, algorithm)
+        return
     if (out / "config.json").exists():
         runner.resume(out, instruments=instruments(), progress=False)
         return
@@ -120,7 +122,24 @@ def go(out: Path, algorithm: str, workers: int) -> None:
     runner.run(config, out, instruments=instruments(), progress=False)
 
 
-def forked(out: Path, algorithm: str, workers: int, moment: list | None = None) -> int:
+def go_small(out: Path, algorithm: str) -> None:
+    """Run or go on with a small federation and network, of which some clients take part in each round."""
+    from fedlayers.diagnostics.measure import instruments
+    from fl_core import runner
+    from fl_core.config import RunConfig
+    from tests.conftest import TOY, kind_for, network
+
+    own = {"data": TOY, "model": network(kind_for(algorithm, "plain")), "instruments": instruments()}
+    if (out / "config.json").exists():
+        runner.resume(out, **own, progress=False)
+    else:
+        config = RunConfig(
+            algorithm=algorithm, rounds=6, epochs=1, batch=16, participation=0.75, eval_every=3, checkpoint_every=1
+        )
+        runner.run(config, out, **own, progress=False)
+
+
+def forked(out: Path, algorithm: str, workers: int | None, moment: list | None = None) -> int:
     """Go in a forked process; its status, negative for the signal that killed it."""
     pid = os.fork()
     if pid:
@@ -165,22 +184,13 @@ def nursery(cases: dict[str, dict]) -> None:
         print(json.dumps({"name": name, **happened}), flush=True)
 
 
-# --- in the test -----------------------------------------------------------------------------------------------
-
-
 def contents(path: Path) -> dict[str, bytes]:
     files = (each for each in path.rglob("*") if each.is_file())
     return {str(each.relative_to(path)): each.read_bytes() for each in files if each.name not in UNCOVERED}
 
 
-@pytest.fixture(scope="module")
-def happened(tmp_path_factory):
-    """For every case what happened, and where; undisturbed runs are the cases without moments."""
-    base = tmp_path_factory.mktemp("kill")
-    cases: dict[str, dict] = {name: {"algorithm": name, "workers": 0, "moments": []} for name in ("playerfl", "ditto")}
-    for index, (name, moments) in enumerate(MOMENTS.items()):
-        cases[name] = {"algorithm": ("playerfl", "ditto")[index % 6 == 3], "workers": 0, "moments": moments}
-    cases["workers"] = {"algorithm": "playerfl", "workers": 2, "moments": [["in round", 3, 0.02]]}
+def nursed(cases: dict[str, dict], base: Path) -> dict[str, dict]:
+    """For every case what happened, and where."""
     for index, case in enumerate(cases.values()):
         case["out"] = str(base / str(index) / "run")
     script = f"import json, sys; from {__name__} import nursery; nursery(json.load(sys.stdin))"
@@ -191,26 +201,58 @@ def happened(tmp_path_factory):
         text=True,
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=600,
+        timeout=1200,
     )
     assert child.returncode == 0, child.stderr
     lines = [json.loads(line) for line in child.stdout.splitlines()]
     return {line["name"]: {**line, **cases[line["name"]], "errors": child.stderr} for line in lines}
 
 
-@pytest.mark.parametrize("name", MOMENTS)
-def test_ends_with_the_same_bytes(happened, name):
+@pytest.fixture(scope="module")
+def happened(tmp_path_factory):
+    """For every case what happened, and where; undisturbed runs are the cases without moments."""
+    cases: dict[str, dict] = {name: {"algorithm": name, "workers": 0, "moments": []} for name in ("playerfl", "ditto")}
+    for index, (name, moments) in enumerate(MOMENTS.items()):
+        cases[name] = {"algorithm": ("playerfl", "ditto")[index % 6 == 3], "workers": 0, "moments": moments}
+    cases["workers"] = {"algorithm": "playerfl", "workers": 2, "moments": [["in round", 3, 0.02]]}
+    return nursed(cases, tmp_path_factory.mktemp("kill"))
+
+
+def check_same(case: dict, undisturbed: dict) -> None:
+    """Killed as often as it was to be, then ended, with the very files of the run that was not."""
     from fl_core.records.store import Run
 
-    case, undisturbed = happened[name], happened[happened[name]["algorithm"]]
-    assert case["killed"] == [-signal.SIGKILL] * len(MOMENTS[name]), case["errors"]
+    assert case["killed"] == [-signal.SIGKILL] * len(case["moments"]), case["errors"]
     assert case["ended"] == undisturbed["ended"] == 0, case["errors"]
     ours, theirs = contents(Path(case["out"])), contents(Path(undisturbed["out"]))
     assert ours.keys() == theirs.keys()
     assert [path for path in ours if ours[path] != theirs[path]] == []
     run = Run(case["out"])
-    assert run.rounds == list(range(1, ROUNDS + 1))
+    assert run.rounds == list(range(1, run.config["rounds"] + 1))
     run.verify()
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_ends_with_the_same_bytes(happened, name):
+    check_same(happened[name], happened[happened[name]["algorithm"]])
+
+
+@pytest.fixture(scope="module")
+def of_all(tmp_path_factory):
+    """Every registered algorithm, undisturbed, and killed at a moment of its own while it writes and again in rows."""
+    cases: dict[str, dict] = {}
+    for index, name in enumerate(NAMES):
+        moments = [["before file", 6 + index % 12], ["in rows", 3 + index % 2]]
+        cases |= {f"{name} undisturbed": {"algorithm": name, "workers": None, "moments": []}}
+        cases |= {name: {"algorithm": name, "workers": None, "moments": moments}}
+    return nursed(cases, tmp_path_factory.mktemp("all"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_ends_with_the_same_bytes(of_all, name):
+    """Killed as it writes a file and, when it goes on, in the middle of its rows."""
+    check_same(of_all[name], of_all[f"{name} undisturbed"])
 
 
 def test_moments_are_spread_over_the_run(happened):

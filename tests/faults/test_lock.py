@@ -27,9 +27,6 @@ def contents(path):
     return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
-# --- another process -------------------------------------------------------------------------------------------
-
-
 def run_until_told(out):
     """Run, and wait within the last round until a line comes in."""
     from fl_core.engine import Engine
@@ -99,9 +96,6 @@ def test_the_first_writer_is_not_disturbed_by_a_second(other, tmp_path):
     assert contents(out) == undisturbed(tmp_path)
 
 
-# --- an old lock file, an old run, a full directory ------------------------------------------------------------
-
-
 def test_a_lock_file_without_a_holder_locks_nothing(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
@@ -144,6 +138,3 @@ def test_a_directory_that_is_not_empty_is_refused_unchanged(tmp_path, name):
         runner.run(CONFIG, out, progress=False)
     assert contents(tmp_path) == {f"run/{name}": b"mine"}
     assert not (out / "lock").exists()
-
-
-# --- requests that cannot be met -------------------------------------------------------------------------------

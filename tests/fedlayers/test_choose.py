@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from fedlayers.diagnostics.measure import instruments
+from fedlayers.studies import certainty as certain
 from fedlayers.studies import race
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
 from fedlayers.studies.certainty import certainty, leader_of
@@ -23,9 +25,6 @@ from fl_core.records.store import Run
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
-
-
-# --- arms ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,9 +69,6 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
 def test_arms_that_cannot_race_are_refused(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         arms_of(names, LAYERS)
-
-
-# --- the race --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -146,6 +142,17 @@ def test_its_cost_is_told_first_and_its_decision_kept(raced: tuple[Path, object,
     assert choice.text().startswith(choice.lead())
 
 
+def test_its_measured_cost_is_that_of_the_rows(raced: tuple[Path, object, list[str]]) -> None:
+    """All clients take part and every plan is known, so that what is foreseen of the bytes is what was sent."""
+    out, choice, _ = raced
+    frames = [Run(path).rows()[1] for path in (out / "arms").iterdir()]
+    sent = sum(frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum() for frame in frames)
+    assert choice.measured.n_bytes == sent == choice.cost.n_bytes
+    assert choice.measured.rounds == choice.cost.rounds
+    assert choice.measured.seconds > 0
+    assert choice.text().splitlines()[-1] == choice.cost.beside(choice.measured)
+
+
 def test_the_same_call_goes_on(raced: tuple[Path, object, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     out, choice, _ = raced
     monkeypatch.setattr(runner, "run", None)  # everything is there
@@ -185,7 +192,31 @@ def test_what_cannot_be_raced_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-# --- how sure --------------------------------------------------------------------------------------------------
+def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(dataset="heart", rounds=3, eval_every=1)
+    choice = choose(config, tmp_path, arms=("nothing", "half"), personalise=True)
+    other = choice.personalised
+    assert list(other.table["arm"]) == ["first_0", "first_1", "first_2", "first_3", "fedavg"]
+    f1, loss = other.table["macro_f1"], other.table["loss"]
+    score = (f1 - f1.mean()) / f1.std(ddof=0) - (loss - loss.mean()) / loss.std(ddof=0)
+    assert other.best.name == other.table["arm"][score.idxmax()]
+    own = Run(tmp_path / "personalised" / "first_2-0").checkpoint().clients["va"].trees["model"]
+    fedavg = Run(tmp_path / "personalised" / "fedavg-0").checkpoint("last").server.trees["model"]
+    same = {name for name, tensor in fedavg.items() if (own[name] == tensor).all()}
+    assert same == {name for name in fedavg if name.startswith(("fc1", "fc2"))}
+    assert other.measured.n_bytes == other.cost.n_bytes > 0
+    assert other.cost.full_runs == pytest.approx(1 + 4 * 2 / 3)
+    assert f"FedAvg, 2 own epochs: {other.best.name}" in choice.text()
+    monkeypatch.setattr(runner, "run", None)  # everything is there
+    again = choose(config, tmp_path, arms=("nothing", "half"), personalise=True).personalised
+    pd.testing.assert_frame_equal(again.table, other.table)
+
+
+def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="complete it"):
+        choose(CONFIG, tmp_path, personalise=True, complete=False)
+    with pytest.raises(UsageError, match="--then-personalise"):
+        choose(CONFIG, tmp_path / "out", complete=False).side_by_side()
 
 
 def judged_of(means: list[float], deviation: float, seeds: int, draw: int = 0) -> pd.DataFrame:
@@ -234,6 +265,26 @@ def test_one_race_says_nothing_of_its_certainty() -> None:
     seen = certainty(judged_of([0.2, 0.6], 0.0, 1))
     assert (seen.verdict, seen.left, seen.more_seeds) == ("one race", ("arm1", "arm0"), None)
     assert seen.differences["low"].isna().all()
+
+
+def test_one_race_says_what_one_has_lost_on_average_and_no_probability(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the default arms, once that has been measured."""
+    config = RunConfig(dataset="heart", rounds=2, eval_every=1)
+    assert "on average" not in choose(config, tmp_path, complete=False).lead()
+    known = certain.OneRace(0.0049, -0.001, 0.014, 0.0299, "some page")
+    monkeypatch.setattr(certain, "ONE_RACE", known)
+    said = choose(config, tmp_path, complete=False).lead()
+    assert "has lost 0.5 points of macro-F1 on average [-0.1, 1.4], where a cut at random has lost 3.0" in said
+    assert "%" not in said
+    assert "on average" not in choose(config, tmp_path, arms=("nothing", "half"), complete=False).lead()
+
+
+def test_an_undecided_race_recommends_nothing(raced: tuple[Path, object, list[str]]) -> None:
+    _, choice, _ = raced
+    undecided = replace(choice, certainty=certainty(judged_of([0.5, 0.51, 0.2], 0.02, 6)))
+    assert undecided.lead().startswith("Not decided between arm1, arm0. The leader")
 
 
 def test_an_arm_that_failed_cannot_lead() -> None:

@@ -96,9 +96,6 @@ def own_data(fedlayers):
     return fedlayers
 
 
-# --- help ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
 def test_overview_has_one_line_for_each_command(fedlayers, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "80")
@@ -127,7 +124,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
         (("run", "--rounds", "three"), "--rounds takes INT, not 'three';"),
         (("study", "--seeds", "1.5"), "--seeds takes INT, not '1.5';"),
         (("run", "--threshold", "high"), "--threshold takes FLOAT, not 'high';"),
-        (("run", "--amsgrad", "maybe"), "--amsgrad takes True or False, not 'maybe';"),
+        (("run", "--amsgrad", "maybe"), "--amsgrad: it is True or False, not maybe;"),
         (("run", "--out"), "--out needs a value;"),
         (("verify",), "verify needs DIR;"),
     ],
@@ -165,9 +162,6 @@ def test_flags_become_the_configuration():
 )
 def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
     assert cli.parsed(f"run --seed 1 {words} --rounds 2".split()).config.keep_optimizer is kept
-
-
-# --- names that are not there ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -249,7 +243,12 @@ def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(fedlayers
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
-    needed = ["something"] if name in ("resume", "verify", "select", "plot", "list") else []
+    needed = ["something"] if name in ("resume", "verify", "select", "plot", "list", "export", "predict") else []
+    needed += {
+        "export": ["--out", "a"],
+        "predict": ["--data", "a"],
+        "tune": ["--algorithms", "fedavg", "--over", "lr=1,2"],
+    }.get(name, [])
     fedlayers(name, *needed, "--roundz", "3", code=2)
     assert "--roundz" in fedlayers.err
     assert f"fedlayers {name} --help" in fedlayers.err
@@ -267,7 +266,8 @@ def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlay
     words = ("compare", "--algorithms", "fedavg", "fedper", "--seeds", "1", *SMALL, "--eval-every", "1", "--out", "out")
     assert "Test split after the last round" in fedlayers(*words)
     runs = contents()
-    best = fedlayers(*words, "--best-val")
+    best = fedlayers(*words, "--best-val", "--baselines")
+    assert "pooled_logistic: logistic regression on all clients' training samples together: centralised" in best
     assert "Test split at each client's evaluated round of lowest validation loss" in best
     assert "personal@best_val" in best
     assert "global@best_val" in best
@@ -288,9 +288,6 @@ def test_flags_that_a_command_would_ignore_are_unknown_to_it(fedlayers, command)
 )
 def test_values_are_read_as_json_where_they_are(given, value):
     assert arguments.pairs("--set", [given]) == {"a": value}
-
-
-# --- runs ------------------------------------------------------------------------------------------------------
 
 
 def test_run_verify_and_resume_of_a_finished_run(fedlayers, finished_runs):
@@ -376,24 +373,17 @@ def test_clients_with_one_class_or_less_than_a_batch_are_named_and_trained(own_d
     assert "one_class" in own_data.out
 
 
-@pytest.mark.parametrize("what", ["blobs", "checkpoints", "rows.jsonl", "config.json"])
-def test_a_damaged_run_is_found_by_every_reader(fedlayers, finished_runs, what):
+def test_a_damaged_run_is_found_by_every_reader(fedlayers, finished_runs):
     shutil.copytree(finished_runs / "fedavg", "hurt")
-    path = Path("hurt", what)
     last = json.loads(sorted(Path("hurt/checkpoints").iterdir())[-1].read_text())
-    if what == "blobs":
-        path = path / f"{last['states']['server']['blob']}.safetensors"
-    elif what == "checkpoints":
-        path = sorted(path.iterdir())[-1]
-    raw = bytearray(path.read_bytes())
-    raw[-7] ^= 1
-    path.write_bytes(raw)
-    for command in ("verify", "resume", "diagnose") if what != "rows.jsonl" else ("verify", "resume"):
-        before = {p: p.read_bytes() for p in Path("hurt").rglob("*") if p.is_file() and p.name != "lock"}
+    path = Path("hurt/blobs", f"{last['states']['server']['blob']}.safetensors")
+    path.write_bytes(path.read_bytes()[:-7] + b"damaged")
+    before = {path: path.read_bytes() for path in Path("hurt").rglob("*") if path.is_file() and path.name != "lock"}
+    for command in ("verify", "resume", "diagnose"):
         fedlayers(command, "hurt", code=1)
         assert "damaged" in fedlayers.err.splitlines()[-1]
         assert "Traceback" not in fedlayers.err
-        assert before == {p: p.read_bytes() for p in Path("hurt").rglob("*") if p.is_file() and p.name != "lock"}
+    assert before == {path: path.read_bytes() for path in before}
 
 
 @pytest.mark.parametrize("words", [("list", "datasets"), ("run", "--help"), ("--help",)])
@@ -407,7 +397,28 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path, words):
     process.wait(30)
 
 
-# --- diagnose and select ---------------------------------------------------------------------------------------
+def test_lost_replies_are_rows_and_a_trace_is_checked_before_anything_is_written(fedlayers):
+    Path("trace.csv").write_text("round,client\n1,va\n2,cleveland\n")
+    fedlayers("run", *SMALL, "--client-dropout", "0.01", "--dropout-trace", "trace.csv", "--out", "lost")
+    _, table = store.Run("lost").rows()
+    lost = table[table["metric"] == "reply_lost"]
+    assert list(zip(lost["round"], lost["client"], lost["variant"], strict=True)) == [
+        (1, "va", "trace"),
+        (2, "cleveland", "trace"),
+    ]
+    Path("trace.csv").write_text("round,client\n1,vaa\n")
+    assert "did you mean 'va'" in fedlayers.refused("run", "--dropout-trace", "trace.csv", "--out", "other")
+    assert "client_dropout must be" in fedlayers.refused("run", "--client-dropout", "1", "--out", "other")
+
+
+@pytest.mark.parametrize(("what", "code"), [("note", 0), ("stop", 1)])
+def test_divergence_is_noted_or_ends_the_run(fedlayers, what, code):
+    steep = ("--optimizer", "adam", "--lr", "3", "--clients", "2", "--dataset", "digits", "--partition", "iid")
+    fedlayers("run", *SMALL, *steep, "--on-divergence", what, "--out", "steep", code=code)
+    (line,) = (line for line in fedlayers.err.splitlines() if "training diverges" in line)
+    start = "fedlayers: note: fedavg, round 1, client " if what == "note" else "fedlayers: fedavg, round 1, client "
+    assert line.startswith(start)
+    assert (store.Run("steep").rounds == [1, 2]) == (what == "note")
 
 
 def test_measured_rows_give_the_plan_that_the_run_decides(fedlayers, measured):
@@ -427,12 +438,6 @@ def test_measured_rows_give_the_plan_that_the_run_decides(fedlayers, measured):
     given, auto = (store.Run(run).checkpoint() for run in ("obeys", "auto"))
     for name, tensor in given.server.trees["model"].items():
         assert tensor.equal(auto.server.trees["model"][name])
-
-
-def test_diagnose_shows_the_default_and_what_a_decision_reads(fedlayers):
-    out = fedlayers("diagnose", "--dataset", "heart", "--metrics", "federation_sensitivity", "--out", "r.jsonl")
-    assert "federation_sensitivity, after (higher = " in out
-    assert "federation_sensitivity, training (higher = " in out
 
 
 def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers):

@@ -23,6 +23,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.records import store
+from fl_core.scores import CLASSIFICATION, TABLE
 
 HEART = RunConfig(dataset="heart", rounds=2)
 QUIET = {"instruments": measure.instruments(), "progress": False}
@@ -116,9 +117,6 @@ scores_of = st.integers(1, 4).flatmap(
 )
 
 
-# --- the table -------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=25, deadline=None)
 @given(scores_of)
 def test_table_equals_sums_written_out(drawn):
@@ -143,6 +141,23 @@ def test_differences_are_paired_by_seed():
     assert line["n"] == 3
     with pytest.raises(UsageError, match="did you mean 'local'"):
         Comparison(frame_of(scores, [5])).differences("locl")
+
+
+def test_algorithms_are_ranked_by_the_score_that_is_asked_for():
+    """By one of which lower is better, and by one that only some rows have."""
+    scores = {"local": [[0.2, 0.8]], "fedavg": [[0.5, 0.5]], "playerfl": [[0.6, 0.9]]}
+    frame = frame_of(scores, [1, 1], {"fedavg": "global"})
+    found = Comparison(frame, score="loss")
+    assert found.table["rank"].tolist() == [2.5, 2.5, 1.0]
+    assert found.table["incentive"].tolist()[2] == 1.0
+    assert "clients whose loss is below both" in found.text()
+    with pytest.raises(UsageError, match="unknown score in these rows 'auroc'"):
+        Comparison(frame, score="auroc")
+    auroc = frame[frame["metric"] == "loss"].assign(metric="auroc")
+    further = Comparison(pd.concat([frame, auroc]), score="auroc")
+    assert further.table["auroc"].tolist() == found.table["loss"].tolist()
+    assert list(pretty(further.table, "auroc"))[3] == "AUROC\N{NO-BREAK SPACE}%"
+    assert list(pretty(further.table)) == list(pretty(found.table))
 
 
 def test_incentive_needs_both_baselines():
@@ -208,9 +223,6 @@ def test_pretty_table_says_the_numbers():
     assert "fairness: variance over clients" in text
 
 
-# --- the runs --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """A comparison on heart, made by the command line."""
@@ -234,6 +246,15 @@ def test_comparison_leaves_runs_rows_table_and_pictures(compared):
     assert {path.name for path in (compared / "runs").iterdir()} == {f"{n}-{s}" for n in NAMES for s in (0, 1)}
     for path in compared.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_scores_of_the_task_are_all_recorded_and_what_is_missing_says_why(compared):
+    _, frame = rows.read(compared / "rows.jsonl")
+    known = {name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)}
+    assert known <= set(frame["metric"])
+    assert known <= set(pd.read_csv(compared / "table.csv"))
+    lacking = frame[frame["metric"].isin(known) & frame["value"].isna()]
+    assert set(lacking["status"]) == {TABLE["auroc"].missing}  # heart's clients lack some of the five classes
 
 
 def test_every_algorithm_has_its_own_configuration(compared):
@@ -391,12 +412,3 @@ def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):
         assert store.Run(tmp_path / "runs" / "fedavg-0").rounds == [1, 2]
         assert not (tmp_path / "table.csv").exists()
     assert seen[0] == seen[1]
-
-
-def test_a_folder_in_the_way_is_not_touched(tmp_path):
-    taken = tmp_path / "runs" / "fedavg-0"
-    taken.mkdir(parents=True)
-    (taken / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is not empty"):
-        compare(HEART, ("local", "fedavg"), (0,), tmp_path, **QUIET)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["fedavg-0", "runs", "thesis.txt"]

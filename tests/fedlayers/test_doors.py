@@ -13,6 +13,7 @@ import pytest
 import fedlayers as fl
 from fedlayers import catalogue
 from fl_core.errors import UsageError
+from fl_core.tree import digest
 from tests.conftest import TOY, network
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +42,6 @@ def test_an_unknown_door_is_an_attribute_error():
         getattr(fl, "diagnosis")  # noqa: B009
 
 
-# --- run -------------------------------------------------------------------------------------------------------
-
-
 def test_run_takes_objects_in_the_place_of_names(tmp_path):
     plan = fl.LayerPlan.all_but_last(fl.layers_of(network("plain"), TOY.clients[0].train.x[:2]))
     engine = fl.run(algorithm="fedper", rounds=1, batch=8, data=TOY, model=network("plain"), plan=plan, progress=False)
@@ -65,12 +63,36 @@ def test_run_measures_and_decides_by_itself():
     assert engine.algorithm.plan.why.metric == "federation_sensitivity"
 
 
+def test_run_obeys_the_winner_of_a_race(tmp_path):
+    """The run is that of the winner's plan, and the race stands beside it."""
+    asked = {"dataset": "heart", "algorithm": "fedper", "rounds": 4, "seed": 3, "progress": False}
+    chosen = fl.run(plan="choose", out=tmp_path / "run", **asked)
+    plan = fl.LayerPlan.load(tmp_path / "run-race" / "plan.json")
+    assert chosen.algorithm.plan == plan
+    assert (plan.why.rule, plan.why.seed) == ("race", 3)
+    given = fl.run(plan=plan, **asked)
+    assert digest(chosen.server.trees["model"]) == digest(given.server.trees["model"])
+    assert fl.Run(tmp_path / "run").config["plan"] is None
+    assert fl.resume(tmp_path / "run", progress=False).done == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "fedavg"}, "fedavg takes no plan, so there is none to choose"),
+        ({"algorithm": "fedper", "data": TOY}, "not data or a model of your own"),
+    ],
+)
+def test_what_no_race_can_decide_is_refused(changes, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        fl.run(plan="choose", rounds=1, out=tmp_path / "run", **changes)
+    assert not list(tmp_path.iterdir())
+
+
 def test_run_refuses_an_unknown_key_with_the_nearest():
     with pytest.raises(UsageError, match="unknown key of a run 'algoritm': did you mean 'algorithm'"):
         fl.run(algoritm="fedavg")
 
-
-# --- beside somebody's own files -------------------------------------------------------------------------------
 
 THEIRS = {"diagnostics.py": "MINE = 'their diagnostics'\n", "figures.py": "MINE = 'their figures'\n"}
 BOTH = """
@@ -133,9 +155,6 @@ def test_the_bare_name_is_the_same_package_where_nobody_else_has_it(tmp_path):
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
-
-
-# --- names -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", catalogue.HOMES)

@@ -20,8 +20,8 @@ def wide(monkeypatch):
 
 
 def column(text, name):
-    """The cells of a column, by the place of its heading."""
-    head, *lines = text.splitlines()
+    """The cells of a column, by the place of its heading; a note may follow the table."""
+    head, *lines = text.partition("\n\n")[0].splitlines()
     start = head.index(name)
     after = head[start:].find("  ")
     rest = head[start + after :].lstrip() if after >= 0 else ""
@@ -46,9 +46,10 @@ def test_everything_registered_is_listed_once(what):
 
 
 def test_datasets_show_the_defaults_one_line_each():
-    text = listings.datasets()
-    assert len(text.splitlines()) == 1 + len(data.datasets())
-    for line, recipe in zip(text.splitlines()[1:], data.datasets().values(), strict=True):
+    table, _, note = listings.datasets().partition("\n\n")
+    assert "state of adam and adamw from round to round" in note
+    assert len(table.splitlines()) == 1 + len(data.datasets())
+    for line, recipe in zip(table.splitlines()[1:], data.datasets().values(), strict=True):
         for value in (recipe.model, recipe.partition, recipe.rounds, recipe.batch, recipe.lr, recipe.loss):
             assert f" {value}" in line
         assert f"weight_decay={recipe.optimizer_options['weight_decay']}" in line
@@ -64,9 +65,6 @@ def test_what_own_data_get_is_said():
 def test_alpha_is_shown_only_where_it_is_used():
     for name, alpha in zip(data.datasets(), column(listings.datasets(), "alpha"), strict=True):
         assert bool(alpha) == (data.recipe(name).partition == "dirichlet")
-
-
-# --- algorithms: what is read from sources is what the classes say ----------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS.inside))
@@ -120,9 +118,6 @@ def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch, o
     text = listings.algorithms()
     assert shown(text, "announced") == "announced from nowhere.installed:Announced"
     assert shown(text, "mine").startswith("mine a notebook | trained: all | travels: all")
-
-
-# --- tables ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])

@@ -65,8 +65,6 @@ def test_what_is_not_there_is_told_with_the_nearest(own_file, capsys):
     assert not Path("runs").exists()
 
 
-# --- metrics, rules and datasets --------------------------------------------------------------------------------
-
 OTHERS = '''
 import numpy as np
 from fl_core.rows import row

@@ -48,9 +48,6 @@ def choice(result, rule, seed):
     return found.iloc[0]
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------
-
-
 def test_regret_by_hand():
     result = made()
     near = choice(result, "near", 0)
@@ -101,9 +98,6 @@ def test_the_test_split_chooses_nothing():
 def test_every_cut_is_needed():
     with pytest.raises(UsageError, match="all cuts from 0 to 3"):
         made(validation={0: [0.1, 0.2, 0.3]})
-
-
-# --- real runs -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +221,7 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
         ({}, {"seeds": [1, 1]}, "the seed 1 is named twice"),
         ({}, {"seeds": []}, "at least one seed"),
         ({}, {"rules": []}, "at least one rule"),
-        ({}, {"score": "f1"}, "unknown score 'f1'"),
+        ({}, {"score": "f1"}, "unknown score of classification 'f1'"),
         ({"algorithm": "fedavg"}, {}, "fedavg takes no plan; these do: "),
         ({"plan": "auto"}, {}, "leave the plan out"),
     ],
@@ -263,9 +257,6 @@ def test_command_line(trained, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"])
     assert "fedavg takes no plan" in capsys.readouterr().err
-
-
-# --- the picture -----------------------------------------------------------------------------------------------
 
 
 def test_picture_marks_each_choice_on_its_seeds_line():

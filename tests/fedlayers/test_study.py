@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+from html import escape
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 
 from fedlayers.cli import main as cli
 from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.decide.against import in_words
 from fedlayers.diagnostics.report import Report
+from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.compare import Comparison
-from fedlayers.studies.study import over_seeds, study, verdict
+from fedlayers.studies.study import CHOSEN, NULLS, over_seeds, study
+from fedlayers.studies.study_page import verdict
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -28,12 +34,24 @@ PICTURES = (
 )
 
 
+RULED = ("study", "--rounds", "2", "--seeds", "2", "--rule", "sensitivity_ratio")
+RACED = ("study", "--rounds", "4", "--seeds", "2", "--algorithms", "local", "fedavg")
+
+
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """A study of heart, made by the command line."""
+    """A study of heart that a rule decides, made by the command line."""
     path = tmp_path_factory.mktemp("study") / "heart"
     plt.close("all")  # of other tests
-    cli.main(["study", "--rounds", "2", "--seeds", "2", "--out", str(path)])
+    cli.main([*RULED, "--out", str(path)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory):
+    """A study of heart that a race decides, as it is by default, made by the command line."""
+    path = tmp_path_factory.mktemp("study") / "raced"
+    cli.main([*RACED, "--out", str(path)])
     return path
 
 
@@ -44,9 +62,6 @@ def html(out):
 
 def files(folder):
     return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
-
-
-# --- what it leaves --------------------------------------------------------------------------------------------
 
 
 def test_study_leaves_report_rows_plan_runs_and_pictures(out):
@@ -64,14 +79,16 @@ def test_rows_give_the_plan(out):
     assert set(report.frame["metric"]) == {"grad_variance", "hessian_trace", "cka", "federation_sensitivity"}
     assert report.header["command"].startswith("fedlayers study --rounds 2")
     plan = LayerPlan.load(out / "plan.json")
-    assert select.select(out / "rows.jsonl", variant="training") == plan
+    assert select.select(out / "rows.jsonl") == plan
     assert plan.why.variant == "training"
+    assert set(plan.why.detail["null"]) == set(NULLS)
 
 
 def test_every_run_decides_on_its_own_seed_and_the_first_as_the_study_does(out):
     """The plan of another seed would have seen test samples of this one."""
     runs = out / "comparison" / "runs"
-    assert LayerPlan.load(runs / "playerfl-0" / "plan.json") == LayerPlan.load(out / "plan.json")
+    theirs, ours = LayerPlan.load(runs / "playerfl-0" / "plan.json"), LayerPlan.load(out / "plan.json")
+    assert (theirs.shared, theirs.why.values) == (ours.shared, ours.why.values)
     for seed in (0, 1):
         config = {name: store.Run(runs / f"{name}-{seed}").config for name in NAMES}
         assert config["playerfl"]["given"] is config["playerfl_random"]["given"] is config["local"]["given"] is None
@@ -101,7 +118,27 @@ def test_the_last_layer_that_a_seed_shares_is_one_that_it_decided_on(tmp_path):
     assert over_seeds(tmp_path, (3,)) == {3: "fc1"}
 
 
-# --- the report ------------------------------------------------------------------------------------------------
+def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
+    """The plan of all seeds together would have been chosen on some seeds' test samples."""
+    pictures = {f"{name}.png" for name in {*PICTURES, "race", "rule"} - {"plan"}}
+    named = {"report.html", "rows.jsonl", "plan.json", "race", "comparison", *pictures}
+    assert {path.name for path in raced.iterdir()} == named
+    judged = pd.DataFrame(json.loads((raced / "race" / "choice.json").read_text())["judged"])
+    frame = rows.read(raced / "comparison" / "rows.jsonl")[1]
+    assert set(frame["algorithm"]) == {CHOSEN, "local", "fedavg", *BASELINES}
+    for seed, part in judged.groupby("seed"):
+        best = part.loc[part["score"].idxmax(), "arm"]
+        own = store.Run(raced / "race" / "arms" / f"{best}-{seed}")
+        assert own.rounds[-1] == 4
+        theirs = frame[(frame["algorithm"] == CHOSEN) & (frame["seed"] == seed)]
+        pd.testing.assert_series_equal(
+            theirs["value"].reset_index(drop=True), own.rows()[1]["value"].reset_index(drop=True)
+        )
+    plan = LayerPlan.load(raced / "plan.json")
+    assert (plan.why.rule, plan.why.detail["verdict"]) == ("race", "not decided")
+    head = (raced / "report.html").read_text().split("<h2>")[0]
+    assert "Not decided" in head
+    assert "Federate" not in head
 
 
 def test_report_needs_nothing_else(html):
@@ -111,9 +148,22 @@ def test_report_needs_nothing_else(html):
     assert "<script" not in html
 
 
+def test_every_picture_of_the_report_is_described(html):
+    pairs = re.findall(r'alt="([^"]+)".*?</b> (.*?)</figcaption>', html, flags=re.DOTALL)
+    assert len(pairs) == len(PICTURES)
+    for alt, caption in pairs:
+        assert alt != caption
+        assert any(name in alt for name in ("fc1", "cleveland", "playerfl"))
+
+
 def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
     plan = LayerPlan.load(out / "plan.json")
-    assert f"Federate <strong>{', '.join(plan.shared)}</strong>" in html
+    head = html[: html.index("<h2>")]
+    assert f"federate {', '.join(plan.shared)}; keep" in head
+    assert re.search(r'class="lead"><strong>(Not decided|Federate)', head)
+    assert "Null: the same plan comes from permuted labels" in head
+    for note in in_words(plan.why.detail["null"], plan.why.variant, full=True).splitlines()[1:]:
+        assert escape(note.strip(), quote=True) in html
     table = Comparison(rows.read(out / "comparison" / "rows.jsonl")[1]).table
     for line in table.itertuples():
         assert f"<td>{line.algorithm}</td>" in html
@@ -171,13 +221,10 @@ def test_verdict_without_playerfl_refers_to_the_best():
     assert verdict(Comparison(rows.frame(found))).startswith("Differences from `fedprox`")
 
 
-# --- going on, and refusing ------------------------------------------------------------------------------------
-
-
 def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, capsys):
     before = files(out / "comparison" / "runs")
     (out / "report.html").unlink()
-    cli.main(["study", "--rounds", "2", "--seeds", "2", "--out", str(out)])
+    cli.main([*RULED, "--out", str(out)])
     assert files(out / "comparison" / "runs") == before
     assert (out / "report.html").read_text() == html
     said = capsys.readouterr().out
@@ -189,7 +236,7 @@ def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, caps
 def test_another_configuration_is_refused_and_changes_nothing(out, changed, capsys):
     before = files(out)
     with pytest.raises(SystemExit) as end:
-        cli.main(["study", "--rounds", "2", "--seeds", "2", "--out", str(out), f"--{changed}", "3"])
+        cli.main([*RULED, "--out", str(out), f"--{changed}", "3"])
     assert end.value.code == 2
     assert f"was run with {changed}=" in capsys.readouterr().err.splitlines()[-1]
     assert files(out) == before
@@ -218,3 +265,9 @@ def test_nothing_is_made_before_all_is_known(tmp_path):
         with pytest.raises(UsageError, match=said):
             study(out=tmp_path / "out", progress=False, **call)
     assert not list(tmp_path.iterdir())
+
+
+def test_intervals_of_the_table_are_finite_with_two_seeds(out):
+    table = Comparison(rows.read(out / "comparison" / "rows.jsonl")[1]).table
+    assert table[["macro_f1_low", "macro_f1_high", "fairness"]].notna().to_numpy().all()
+    assert set(table.loc[table["rank"].isna(), "algorithm"]) == set(BASELINES)

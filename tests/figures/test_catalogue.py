@@ -35,20 +35,6 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
-def test_states() -> None:
-    states = {entry.name: entry.state() for entry in catalogue.entries()}
-    for name, state in states.items():
-        if name in items.REGISTRY:
-            assert state == items.find(name).state
-            assert re.fullmatch(r"ready|no rows|\d+ of \d+ runs", state)
-        else:
-            assert state in ("planned", "cannot")
-    assert states["scheduling.table1"] == "cannot"
-    assert states["player_fl.heart_sensitivity"] == "ready"
-    assert catalogue.Entry("player_fl.heart_sensitivity", "").state("paper") == "no paper scale"
-    assert catalogue.Entry("player_fl.fig99", "").state("paper") == "planned"
-
-
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
     main(["list", *arguments])
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
@@ -70,9 +56,6 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pyt
     assert told["pfedla.table3"][1] == "nothing trained"
     assert " of " in told["scheduling.table2"][1]
     assert {name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))} == set(catalogue.LACKING)
-
-
-# --- everything ------------------------------------------------------------------------------------------------
 
 
 def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) -> None:

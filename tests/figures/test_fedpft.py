@@ -48,9 +48,6 @@ def drawn(name: str, stored: Path, out: Path) -> items.Drawing:
     return drawing
 
 
-# --- what is dealt (Fig. 4) ------------------------------------------------------------------------------------
-
-
 def test_labels_alone_are_dealt_as_the_partition_deals_samples(tmp_path: Path) -> None:
     y = np.arange(3000) % 10
     np.savez(tmp_path / "own.npz", x=np.zeros((3000, 1), np.float32), y=y, classes=np.array([*"abcdefghij"]))
@@ -79,26 +76,6 @@ def test_stored_rows_of_figure_4_deal_as_now(tmp_path: Path) -> None:
     assert drawing.table["draws"].eq(3 * fedpft_dealt.CLIENTS).all()
 
 
-# --- what is sent (Table 10) -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("count", "note", "said"),
-    [
-        (1_235_401, "printed 1.24M; module inferred", "1.24M"),
-        (32_896, "printed 32.90K", "32.90K"),
-        (999, "printed 1.0K", "1.0K"),
-    ],
-)
-def test_counts_with_the_digits_of_print(count: float, note: str, said: str) -> None:
-    assert fedpft_counts.as_printed(count, note) == said
-
-
-def test_a_note_without_a_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="no printed number"):
-        fedpft_counts.as_printed(1, "from the rounded entries")
-
-
 def test_modules_have_the_published_numbers_and_the_message_is_their_sum(tmp_path: Path) -> None:
     file = images(tmp_path / "hundred.npz", 600, 32, tuple(str(k) for k in range(100)))
     item = fedpft_counts.TABLE10
@@ -124,9 +101,6 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(tmp_pat
         ["resnet8", "1.27M", "1.26M"],
         ["resnet8", "23.14", "23.48"],
     ]
-
-
-# --- features and attention ------------------------------------------------------------------------------------
 
 
 def prompted() -> Prompted:
@@ -202,9 +176,6 @@ def test_attention_is_summed_up_by_hand() -> None:
     row = -(0.4 * math.log(0.4) + 0.6 * math.log(0.6)) / math.log(4)
     assert found == pytest.approx([0.7, (0.3 + 0.0 + 0.0) / 3, row / 2])
     assert fedpft.weights(attention([[0.1, 0.2, 0.3, 0.4]])).to_numpy().tolist() == [[0.1, 0.2, 0.3, 0.4]]
-
-
-# --- the study -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -120,6 +120,7 @@ def test_a_metric_without_rows_is_named_and_the_others_are_drawn(
     assert {path.stem for path in (tmp_path / "gallery").iterdir()} == others
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:client")
 def test_made_anew_on_small_data_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = RunConfig(dataset="digits", model="mlp", clients=2, samples=120)

@@ -27,6 +27,7 @@ def test_overlap_and_correlations() -> None:
     assert overlap.correlations(shared * 0 + 1 / 3, shared) == (None, None)
 
 
+@pytest.mark.slow
 def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = replace(
         TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, samples=None, rounds=3,

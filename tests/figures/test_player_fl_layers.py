@@ -165,9 +165,6 @@ def test_tables_agree_with_rows_by_brute_force(
     assert line.loc["fashion_mnist", "published_high"] == known["high"].item()
 
 
-# --- what the figures rest on ----------------------------------------------------------------------------------
-
-
 def test_choices_are_what_they_say(stored: tuple[dict[str, object], pd.DataFrame]) -> None:
     frame = stored[1]
     found = player_fl_rests_on.choices(frame, "fashion_mnist")
@@ -183,9 +180,6 @@ def test_choices_are_what_they_say(stored: tuple[dict[str, object], pd.DataFrame
     assert moved.mean(axis=1).tolist() == pytest.approx([0, 0, 0, 0.5, 0.5])
     assert player_fl_rests_on.with_offset(found["angle"], NETWORKS["heart"]).equals(found["angle"] + 0.0)
     assert player_fl_rests_on.choices(frame, "cifar10") == {}
-
-
-# --- expectations ----------------------------------------------------------------------------------------------
 
 
 def curve(*medians: float, seeds: int = 3, layers: tuple[str, ...] = ("conv1", "conv3", "fc1", "fc2")) -> pd.DataFrame:

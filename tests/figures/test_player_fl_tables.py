@@ -51,9 +51,6 @@ def frame_of(seeds: int, datasets: tuple[str, ...] = tuple(study.CASES), skip: t
     return rows.frame(made)
 
 
-# --- the study -------------------------------------------------------------------------------------------------
-
-
 def test_every_method_is_an_algorithm_and_runs_on_every_dataset_at_both_scales() -> None:
     assert set(EVERY) <= set(registry())
     names = {f"{dataset}.{method}" for dataset in study.CASES for method in EVERY}
@@ -81,9 +78,6 @@ def test_rates_are_the_papers_and_the_same_for_all_where_runs_are_cut_down() -> 
         assert (own == {None}) == bool(case.quick)
         if not case.quick:
             assert all(study.STUDY.runs[f"{dataset}.{m}"] == study.STUDY.paper[f"{dataset}.{m}"] for m in EVERY)
-
-
-# --- rows to cells ---------------------------------------------------------------------------------------------
 
 
 def test_quantities_agree_with_their_definitions() -> None:
@@ -129,9 +123,6 @@ def test_released_reading_takes_trained_models_and_minus_one_for_random() -> Non
     assert code.ranking.ranks.idxmin() == "local"
 
 
-# --- ranks and tests -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "right", "transposed"),
     [
@@ -165,9 +156,6 @@ def test_a_ranking_leaves_incomplete_datasets_out() -> None:
     assert none.ranks.isna().all()
     assert math.isnan(none.critical)
     assert "empty" in none.says
-
-
-# --- findings and pictures -------------------------------------------------------------------------------------
 
 
 def test_no_order_of_fewer_than_three_seeds_nor_of_ranks_that_a_test_joins() -> None:
@@ -240,7 +228,7 @@ def test_trained_with_tiny_settings_and_drawn(
     monkeypatch.setitem(items.REGISTRY, study.NAME, tiny)
     main(["player_fl.table1", "--train", "--out", str(tmp_path)])
     assert len(list((tmp_path / study.NAME).glob("*.jsonl"))) == len(EVERY)
-    assert "open: PLayer-FL has the best mean rank" in capsys.readouterr().out
+    assert "PLayer-FL has the best mean rank" in capsys.readouterr().out
     header, frame = tiny.read(tmp_path / study.NAME)
     assert not header["failed"]
     assert not header["missing"]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from figures import layerwise, learning
+from figures import learning
 from figures.papers import COLUMNS, KEY, NUMBERS, PAPERS, PUBLISHED, published, published_table
 from fl_core.algorithms import registry
 from fl_core.data import DATASETS
@@ -47,9 +47,6 @@ def chosen(paper: str, **wanted: str) -> pd.DataFrame:
 
 def values(paper: str, **wanted: str) -> list[float]:
     return chosen(paper, **wanted)["value"].tolist()
-
-
-# --- the schema ------------------------------------------------------------------------------------------------
 
 
 def test_there_is_a_file_a_paper_and_no_other() -> None:
@@ -116,9 +113,6 @@ def test_read_off_curves_name_all_layers_in_order() -> None:
         assert LAYERS[row.dataset][int(row.value) - 1] == row.layer
 
 
-# --- numbers that are printed twice, and sums ------------------------------------------------------------------
-
-
 def test_fedra_prints_the_mean_of_the_domains() -> None:
     tables = ["place", "setting", "dataset", "model", "method"]
     frame = published("fedra").set_index(tables)
@@ -173,26 +167,6 @@ def test_what_is_printed_twice_is_the_same(paper: str, one: dict[str, str], othe
     assert common["value"].tolist() == here["value"].tolist()
 
 
-def test_layer_schedulings_costs_add_up() -> None:
-    *layers, total = values("scheduling", place="Table 3")
-    assert sum(layers) == total == values("scheduling", quantity="trained parameters")[0]
-    cost = "naive FLOPs, 10^9"
-    table, text = (published_table("scheduling", place, quantity=cost)[cost] for place in ("Table 4", "Sec. 5.2"))
-    assert list(table.index) == list(text.index) == ["fedavg", "fedbabu", "vanilla", "anti"]
-    assert (table - text).abs().max() < 0.006
-
-
-def test_fedpfts_uploads_add_up_from_the_rounded_modules() -> None:
-    for model in ("resnet8", "resnet10"):
-        module = chosen("fedpft", place="Table 10", model=model, method="", quantity="parameters")
-        extractor, transform, classifier, projection = module["value"]
-        both = chosen("fedpft", place="Table 10", model=model, layer="total").set_index("method")["value"]
-        assert both["fedavg"] == pytest.approx(extractor + classifier, abs=5e3)
-        assert both["fedpft"] == pytest.approx(extractor + transform + classifier + projection, abs=5e3)
-        (more,) = values("fedpft", place="Table 10", model=model, quantity="more parameters than FedAvg, %")
-        assert 100 * (transform + projection) / (extractor + classifier) == pytest.approx(more, abs=0.006)
-
-
 def test_pfedlas_costs_are_recomputed_to_four_digits() -> None:
     printed = values("pfedla", place="Table 3", quantity="communication, MB")
     assert values("pfedla", place="recomputed") == pytest.approx(printed, rel=5e-5)
@@ -223,22 +197,6 @@ def ranks(place: str, ascending: bool) -> pd.Series:
     (scores,) = set(chosen("player_fl", place=place)["quantity"]) - {"mean rank", "friedman p"}
     table = published_table("player_fl", place, quantity=scores)
     return table.rank(ascending=ascending).mean(axis=1)
-
-
-def test_steps_of_sensitivity_lie_within_their_ranges() -> None:
-    frame = published("player_fl")
-    steps = frame[frame["quantity"] == "federation_sensitivity / layer before"]
-    assert len(steps) == sum(len(LAYERS[name]) - 1 for name in LAYERS)
-    for (place, dataset), group in steps.groupby(["place", "dataset"]):
-        curve = layerwise.reference("player_fl", dataset, "federation_sensitivity", LAYERS[dataset], place)
-        for step in group.itertuples():
-            before, after = (LAYERS[dataset][LAYERS[dataset].index(step.layer) + k] for k in (-1, 0))
-            least = curve.loc[after, "low"] / curve.loc[before, "high"]
-            most = curve.loc[after, "high"] / curve.loc[before, "low"]
-            assert 0.97 * least <= step.value <= 1.03 * most, (dataset, step.layer)
-
-
-# --- readers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("paper", PAPERS)

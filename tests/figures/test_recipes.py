@@ -30,9 +30,6 @@ def check(monkeypatch: pytest.MonkeyPatch) -> recipe.Recipe:
     return small(monkeypatch, learning.ITEM, runs)
 
 
-# --- made in parts ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("check")
 def test_runs_are_made_once_and_a_partial_table_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -171,9 +168,6 @@ def test_recipes_name_what_there_is(name: str) -> None:
     assert RECIPES[name].planned(1) == [(run, 0) for run in RECIPES[name].runs]
 
 
-# --- the learning check ----------------------------------------------------------------------------------------
-
-
 def test_learning_check_has_every_algorithm_but_those_of_depth() -> None:
     checked = {config.algorithm for config in learning.ITEM.runs.values()}
     own = set(ALGORITHMS.inside)  # another test may have added one from outside
@@ -213,7 +207,7 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
     assert table.loc["fedper", "local_gap"] == pytest.approx(0.1)
     assert table.loc["fedper", "local_high"] == pytest.approx(0.1)  # every seed differs alike
     assert table.loc["fedper", ["paper_local", "found_local", "came_out_local"]].tolist() == ["above", "above", "yes"]
-    assert table.loc["ditto", ["paper_local", "found_local"]].tolist() == ["level", "level"]
+    assert table.loc["ditto", ["paper_local", "found_local"]].tolist() == ["level", "undecided"]
     assert table.loc["pfedgate", ["paper_local", "found_local", "came_out_local"]].tolist() == ["above", "", "open"]
     assert math.isnan(table.loc["local", "global"])
     assert table.loc["fedavg", "global"] == table.loc["fedavg", "accuracy"]
@@ -250,7 +244,7 @@ def test_outcome_and_verdicts() -> None:
     assert differences.outcome(*differences.against(values, "y", "y")) == "equal"
     assert differences.outcome(*differences.against(values.iloc[:, :2], "x", "y")) == ""
     assert differences.outcome(*differences.against(values, "x", "z")) == ""
-    assert [learning.came_out("above", found) for found in ("above", "below", "level", "")] == [
+    assert [learning.came_out("above", found) for found in ("above", "below", "undecided", "")] == [
         "yes", "no", "open", "open"
     ]  # fmt: skip
     assert learning.came_out("level", "above") == ""

@@ -96,17 +96,6 @@ def test_drawn_with_findings(chosen: dict[str, int], seeds: int, held: tuple[boo
     assert not upper & lower  # no mark means a rule above and a dataset below
 
 
-def test_axes_end_where_scores_do() -> None:
-    frame = made_up({"mnist": 2}, {"mnist": 2})
-    cuts = frame["metric"] == study.CUT
-    frame.loc[cuts, "value"] = frame.loc[cuts, "seed"].map({0: 0.9, 1: 0.99, 2: 0.0})
-    drawing = study.ITEM.draw(header({"mnist": 2}), frame)  # type: ignore[misc]
-    panel = drawing.figure.subfigs[0].axes[0]
-    assert panel.dataLim.ymin < 0 < 1 < panel.dataLim.ymax  # the interval of three seeds
-    assert panel.get_ylim() == (0, 1)
-    assert "The axes end where scores do" in drawing.caption
-
-
 def test_a_real_dataset_is_trained_once_and_its_rows_hold_the_regret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

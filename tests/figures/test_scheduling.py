@@ -13,17 +13,12 @@ import pytest
 from PIL import Image
 
 from figures import items, recipe
-from figures.scheduling import pictures as scheduling_pictures
 from figures.scheduling import runs as scheduling
-from figures.scheduling import tables as scheduling_tables
 from figures.scheduling.runs import MEAN, PAPER, POOLED, QUICK, SCHEDULES, SMALL, STUDY, TUNED, Column
 from fl_core import rows, runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 LITTLE = {name: Column("large_digits", 240, (1, 2, 3), (0, 1, 2), 1) for name in PAPER}
-
-
-# --- recipes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", [PAPER, QUICK], ids=["paper", "quick"])
@@ -34,9 +29,6 @@ def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
         times = [done / PAPER[name].at[k] for k, done in enumerate(column.at)]
         thaws = [t / p for t, p in zip(column.unfreeze[1:], PAPER[name].unfreeze[1:], strict=True)]
         assert len({round(each, 9) for each in (*times, *thaws)}) == 1  # all scaled by one factor
-
-
-# --- tiny runs -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +86,6 @@ def test_a_tiny_study_is_drawn_and_says_what_is_missing(
     with Image.open(folder.parent / "scheduling.table2.png") as picture:
         assert min(picture.size) > 400
 
-
-# --- made-up rows ----------------------------------------------------------------------------------------------
 
 LEVELS = {"fedavg": 0.3, "local_adaptation": 0.5, "fedper": 0.4, "lg_fedavg": 0.4, "fedrep": 0.42, "fedrod": 0.5}
 LEVELS |= {"fedbabu": 0.55, "vanilla": 0.6, "anti": 0.6}
@@ -172,23 +162,6 @@ def test_intervals_of_table_2_are_drawn_within_what_accuracy_can_be() -> None:
     assert "Intervals are drawn to 0 and 100 % at most." in drawing.caption
 
 
-def test_thawing_early_is_compared_at_the_same_round() -> None:
-    below = {f"{d}.{m}_early": 0.58 for d in ("cifar100", "tiny_imagenet") for m in SCHEDULES}
-    assert held("sec53", changes=below) == [True] * 4
-    assert held("sec53", changes={**below, "cifar100.anti_early": 0.7}) == [True, False, True, True]
-    header, frame = made_up(changes=below)
-    table = scheduling_tables.early(header, frame)
-    assert table["rounds"].tolist() == [100] * 4 + [30] * 4
-    assert table["published"].tolist() == [59.52, 58.68, 60.06, 59.02, 41.86, 41.23, 41.94, 41.63]
-
-
-def test_schedules_over_others_are_compared_with_them() -> None:
-    lower = {f"cifar10.anti_{below}": 0.2 for below in scheduling.BELOW}
-    better, level, anti = held("sec54", changes=lower)
-    assert (better, level, anti) == (True, True, True)
-    assert held("sec54", changes={"cifar10.vanilla_fedper": 0.6})[:2] == [False, False]
-
-
 @pytest.mark.parametrize(("name", "dataset"), [("fig3", "cifar100"), ("fig4", "tiny_imagenet")])
 def test_curves_are_compared_before_and_after_all_has_thawed(name: str, dataset: str) -> None:
     assert held(name) == [True, False]  # FedAvg at 30 %, FedBABU at 15, the schedules at 10
@@ -198,18 +171,3 @@ def test_curves_are_compared_before_and_after_all_has_thawed(name: str, dataset:
     drawing = items.find(f"scheduling.{name}").draw(header, frame)  # type: ignore[misc]
     assert f"{scheduling.NAMES[dataset]}, in its place tiny imagenet32" in drawing.caption
     assert "local_adaptation" not in set(drawing.table["method"])
-
-
-@pytest.mark.parametrize("name", ["fig5", "fig6"])
-def test_clients_are_sorted_within_each_seed(name: str) -> None:
-    assert held(name) == [True, True]
-    assert held(name, changes={"cifar100.anti": 0.5, "tiny_imagenet.anti": 0.5}) == [True, False]
-    _, frame = made_up()
-    found = scheduling_pictures.ordered(frame, "cifar100.vanilla")
-    assert found.shape == (4, 3)
-    assert (found.diff().dropna() > 0).all(axis=None)
-
-
-def test_effective_classes() -> None:
-    counts = pd.DataFrame([[5, 5, 0, 0], [7, 0, 0, 0], [1, 1, 1, 1]])
-    assert scheduling_pictures.effective(counts).tolist() == pytest.approx([2, 1, 4])

@@ -65,7 +65,7 @@ def test_an_equivalence_needs_two_one_sided_tests() -> None:
             stats.ttest_1samp(values, margin, alternative="less").pvalue,
         )
         assert (between(values).level(margin) is True) == (p < 0.05)
-    assert mean_interval(values, 0.9).low > mean_interval(values).low
+    assert mean_interval(values, level=0.9).low > mean_interval(values).low
     assert [joint(each) for each in ([True, None], [None, False], [True], [])] == [None, False, True, None]
 
 

@@ -24,7 +24,7 @@ from fl_core.algorithms.contract import RENAMED, check_unchanged, freeze
 from fl_core.algorithms.partial import FedPer
 from fl_core.errors import UsageError
 from fl_core.execution.executors import Workers
-from tests.conftest import CONFIG, TOY, client_runner_of, kind_for, network, play
+from tests.conftest import CONFIG, TOY, client_runner_of, every_other, kind_for, network, play
 
 ALL = sorted(registry())
 NO_HOOKS = {"method", "with_plan"}  # what the engine uses and nobody overrides
@@ -52,9 +52,6 @@ def hooks() -> set[str]:
 
 
 HOOKS = sorted(name for name in hooks() if not name.startswith("_"))
-
-
-# --- the table ---------------------------------------------------------------------------------------------------
 
 
 def note(name: str) -> None:
@@ -154,9 +151,6 @@ def test_a_round_goes_as_the_table_says(log: Path) -> None:
     assert order[start + 1 : start + 1 + sum(map(len, each))] == [name for one in each for name in one]
 
 
-# --- what breaks the contract ------------------------------------------------------------------------------------
-
-
 class Counting(FedAvg):
     name = "counting"
 
@@ -220,7 +214,7 @@ def inside(algorithm: Algorithm) -> dict[str, Any]:
     return {name: inside(x) if isinstance(x, Algorithm) else pickle.dumps(x) for name, x in parts.items()}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", every_other(ALL))
 def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
     model = network(kind_for(name, "plain"))
     task = runner.assemble(replace(CONFIG, algorithm=name, rounds=1), data=TOY, model=model)
@@ -290,9 +284,6 @@ def test_what_a_phase_names_is_looked_up_before_it_trains(
     assert len(trained) == (CLIENTS if late else 0)
 
 
-# --- an algorithm laid over another ------------------------------------------------------------------------------
-
-
 class Through(Over):
     name = "through"
 
@@ -301,7 +292,7 @@ def test_what_is_laid_over_another_asks_it_for_every_hook() -> None:
     assert set(HOOKS) - vars(Over).keys() == {"build"}, "which is asked of the class"
 
 
-@pytest.mark.parametrize("below", ALL)
+@pytest.mark.parametrize("below", every_other(ALL, 1))
 def test_laid_over_another_without_a_change_it_is_that_one(below: str) -> None:
     """Bit for bit, with all that it keeps and records."""
     common: dict[str, Any] = {"rounds": 2, "participation": 0.5, "model": network(kind_for(below, "plain"))}
@@ -309,9 +300,6 @@ def test_laid_over_another_without_a_change_it_is_that_one(below: str) -> None:
     found = play(algorithm=f"{__name__}:Through", options={"over": below}, **common)
     assert found.everything() == wanted.everything()
     assert [row | {"algorithm": ""} for row in found.rows] == [row | {"algorithm": ""} for row in wanted.rows]
-
-
-# --- where training begins ---------------------------------------------------------------------------------------
 
 
 class Looking(FedAvg):

@@ -39,9 +39,6 @@ def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
     return found  # type: ignore[return-value]
 
 
-# --- bytes -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "a_round"),
     [
@@ -137,8 +134,6 @@ def test_running_statistics_travel_unless_they_stay_and_counters_never_do(bn: st
     assert moved(play(model="norm", bn=bn, rounds=1)) == [(4 * (weights + statistics),) * 2]
 
 
-# --- floating-point operations ---------------------------------------------------------------------------------
-
 A, B, C = 36 * 8, 8 * 6, 6 * 3  # multiply-adds of the three layers
 FORWARD = 2 * (A + B + C)
 
@@ -203,9 +198,6 @@ def test_flops_of_a_round(name: str, options: dict[str, Any], per_sample: float)
     flops = played.values("flops", variant="")
     assert flops == {(k, c): n * per_sample for k in (1, 2) for c, n in zip(CLIENTS, TOY.weights, strict=True)}
     assert {r["unit"] for r in played.rows if r["metric"] == "flops"} == {"FLOP"}
-
-
-# --- round by round, before anything is trained ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "vanilla", "anti", "playerfl"])

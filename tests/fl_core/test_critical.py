@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,19 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fl_core import tree
 from fl_core.algorithms import Round
 from fl_core.algorithms.critical import COLLABORATORS, FedCAC, collaborators, critical_mask
 from fl_core.errors import UsageError
 from fl_core.tree import Tree
-from tests.conftest import TOY, Played, federation, network, play
+from tests.conftest import TOY, Played, network, play
 
 CLIENTS = [client.name for client in TOY.clients]
-
-
-# --- masks -----------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 60), st.floats(0.05, 0.95), st.integers(0, 1000))
@@ -47,9 +42,6 @@ def test_where_little_moved_everything_that_moved_is_critical() -> None:
     assert critical_mask(moved, before, 0.4).tolist() == [True, True, False, False, False]
     assert not critical_mask(before, before, 0.5).any()
     assert critical_mask(moved.reshape(5, 1), before.reshape(5, 1), 0.2).shape == (5, 1)
-
-
-# --- collaborators ---------------------------------------------------------------------------------------------
 
 
 def masks(*rows: str) -> dict[int, Tree]:
@@ -79,15 +71,6 @@ def test_collaborators_are_those_of_the_definition(count: int, seed: int, progre
                 assert (j in found[i]) == (pairs[i, j] >= least - (1e-12 if progress == 1 else 0))
 
 
-def test_in_the_end_only_the_closest_remain() -> None:
-    drawn_masks = masks("111100", "111010", "000011", "110101")
-    pairs = {(i, j): overlap(drawn_masks[i], drawn_masks[j]) for i in drawn_masks for j in drawn_masks if i != j}
-    most = max(pairs.values())
-    wanted = {i: sorted({i} | {j for j in drawn_masks if i != j and pairs[i, j] == most}) for i in drawn_masks}
-    assert collaborators(drawn_masks, 1.0) == wanted
-    assert [2] in wanted.values(), "a client without an equal stays alone"
-
-
 def test_one_client_alone_collaborates_with_itself() -> None:
     assert collaborators({3: {"w": torch.ones(2, dtype=torch.bool)}}, 0.5) == {3: [3]}
     assert collaborators({}, 0.5) == {}
@@ -106,8 +89,6 @@ def test_an_empty_mask_overlaps_with_nobody() -> None:
     drawn_masks = masks("000000", "111000", "111000")
     assert collaborators(drawn_masks, 0.9) == {0: [0], 1: [1, 2], 2: [1, 2]}
 
-
-# --- a run -----------------------------------------------------------------------------------------------------
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "all": {"options": {"until": 3}},
@@ -162,18 +143,6 @@ def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_av
 
 
 @settings
-def test_masks_hold_their_fraction(setting: str) -> None:
-    run = played(setting)
-    fraction = cac(run).config.critical
-    found: list[Tensor] = [
-        m for name, t in run.checkpoints[-1].server.trees.items() if name.startswith("mask/") for m in t.values()
-    ]
-    assert found
-    for mask in found:
-        assert int(mask.sum()) == round(fraction * mask.numel())
-
-
-@settings
 def test_a_mask_costs_one_bit_a_parameter(setting: str) -> None:
     run = played(setting)
     initial = tree.of(network(SETTINGS[setting].get("model", "plain")))
@@ -196,12 +165,3 @@ def test_a_mask_costs_one_bit_a_parameter(setting: str) -> None:
 def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         play(algorithm="fedcac", options=options)
-
-
-def test_clients_alike_find_each_other() -> None:
-    """Two pairs of clients with the same data each: in the end a client collaborates with its twin."""
-    data = federation(sizes=(40, 40))
-    a, b = data.clients
-    twins = replace(data, clients=tuple(replace(c, name=f"{c.name}{k}") for c in (a, b) for k in (1, 2)))
-    run = play(algorithm="fedcac", data=twins, batch=64, rounds=1, options={"until": 1})
-    assert run.checkpoints[-1].server.meta[COLLABORATORS] == {"0": [0, 1], "1": [0, 1], "2": [2, 3], "3": [2, 3]}

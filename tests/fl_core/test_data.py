@@ -151,9 +151,6 @@ def test_a_datasets_own_model_takes_its_samples(name):
     losses.build(recipe.loss, **recipe.loss_options).check(federated.n_classes)
 
 
-# --- partitions through load -------------------------------------------------------------------------------------
-
-
 def test_load_is_a_function_of_its_arguments():
     one, two, other = data.load("digits"), data.load("digits"), data.load("digits", seed=1)
     assert one.digest == two.digest
@@ -228,9 +225,6 @@ def test_views_of_the_data():
         heart.class_counts("val")
 
 
-# --- pools -------------------------------------------------------------------------------------------------------
-
-
 def toy(**fields):
     y = np.repeat([0, 1], [60, 40])
     return Source("toy", np.arange(100, dtype=np.float32)[:, None], y, ("a", "b"), **fields)
@@ -250,9 +244,6 @@ def test_a_pool_of_another_file_keeps_classes_clients_and_test_side():
     for cell in ([0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 1, 1]):
         size = int(((full.y == cell[0]) & (full.owner == cell[1]) & (full.is_train == cell[2])).sum())
         assert abs(cells.count(cell) - size / 2) <= 1
-
-
-# --- .npz --------------------------------------------------------------------------------------------------------
 
 
 def images(n=30, height=4, width=5, channels=3):
@@ -440,8 +431,6 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path):
     assert all("bad.npz" in message for message in refused)
 
 
-# --- .csv --------------------------------------------------------------------------------------------------------
-
 ROWS = [f"{('north', 'south')[k % 2]},{k},{k * 0.5},{k % 3}" for k in range(20)]
 
 
@@ -532,9 +521,6 @@ def test_empty_tables_are_refused(tmp_path):
         data.load(write(tmp_path / "bare.csv", ["0", "1"] * 5, "label"))
 
 
-# --- folders of images -------------------------------------------------------------------------------------------
-
-
 def draw(folder, count, *, size=(6, 4), mode="RGB", suffix=".png", value=None):
     folder.mkdir(parents=True, exist_ok=True)
     for k in range(count):
@@ -593,9 +579,6 @@ def test_bad_folders_are_refused_by_file(tmp_path):
         data.load(tmp_path)
 
 
-# --- recipes by path ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "kind", ["images", "gray", "split", "table", "csv", "bare csv", "folder", "gray folder", "mixed folder"]
 )
@@ -637,9 +620,6 @@ def test_recipes_of_bad_paths_are_refused(tmp_path):
         data.recipe("digit")
     with pytest.raises(UsageError, match="no array 'x' or 'x_train'"):
         data.recipe(save(tmp_path / "a.npz", y=labels()))
-
-
-# --- named datasets on files made here ---------------------------------------------------------------------------
 
 
 def write_idx(folder, prefix, x, y):
@@ -856,8 +836,6 @@ def test_a_dataset_that_a_package_announces_is_loaded_by_its_name(outside, monke
     assert outside not in sys.modules
     assert data.load("theirs").name == "theirs"
 
-
-# --- real files --------------------------------------------------------------------------------------------------
 
 REAL = {
     "mnist": ("MNIST/raw", (1, 28, 28), 10_000, 10),

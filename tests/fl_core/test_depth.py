@@ -49,9 +49,6 @@ def blocks_in(names: frozenset[str] | Tree, found: Any) -> list[int]:
     return [k for k, path in enumerate(found.problem.blocks) if inside(names, path)]
 
 
-# --- leaving blocks out ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("kept", [(0, 1, 2), (0, 2), (1,), ()], ids=str)
 def test_a_model_without_some_blocks_is_the_shallower_model(kind: str, kept: tuple[int, ...]) -> None:
@@ -141,9 +138,6 @@ def test_no_forward_pass_reads_what_was_not_sent(name: str, kind: str, monkeypat
     found = play(**common)
     assert found.everything() == wanted.everything()
     assert found.rows == wanted.rows
-
-
-# --- who holds what --------------------------------------------------------------------------------------------
 
 
 def test_the_papers_depths_are_the_default_in_proportion_to_the_model() -> None:
@@ -276,8 +270,6 @@ def test_a_schedule_is_not_laid_over_clients_that_hold_a_part() -> None:
         task("vanilla", over="fedra")
 
 
-# --- adapters --------------------------------------------------------------------------------------------------
-
 TARGETS = {
     "attn.proj": ["attn.proj"],
     "mlp.fc2": ["mlp.fc2"],
@@ -304,9 +296,6 @@ def test_without_peft_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match=r"need peft: pip install 'fedlayers\[lora\]'; lora_targets=none"):
         task("fedra")
     assert task("fedra", lora_targets="none").problem.frozen == frozenset()
-
-
-# --- what is recorded ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DEPTH)
@@ -357,9 +346,6 @@ def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(t
     assert all(tree.digest(tree.of(m)) == tree.digest(engine.server.trees["model"]) for m in found.values())
     with pytest.raises(UsageError, match="client 'a' held a part of the model: it has no whole 'local' model"):
         runner.load_models(tmp_path / "run", which="local", data=TOY, model=model)
-
-
-# --- InclusiveFL -----------------------------------------------------------------------------------------------
 
 
 def replies(found: Any, server: Tree, rnd: Round, generator: torch.Generator) -> list[Update]:
@@ -468,9 +454,6 @@ def test_own_heads_are_what_trains_of_a_classifier_behind_average_pooling() -> N
     model = VisionTransformer(**shape, embed_dim=8, depth=3, num_heads=2, global_pool="avg")
     played = play(algorithm="inclusivefl", model=model, rounds=2, options=SEVERAL | {"own_heads": True})
     assert played.engine.server.trees["head/1"].keys() == {"head.weight", "head.bias"}
-
-
-# --- DepthFL ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

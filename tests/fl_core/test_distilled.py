@@ -56,9 +56,6 @@ def test_the_personal_model_is_the_one_that_the_client_trained_last(kind: str) -
     assert start in run.models("personal")[0], "some client waits for its turn"
 
 
-# --- the loss --------------------------------------------------------------------------------------------------
-
-
 def prepared(kind: str, **options: Any) -> tuple[Algorithm, Workspace, Context, nn.Module]:
     """A student in training, its context with another model as the teacher, and that model alone; in float64."""
     config = replace(CONFIG, algorithm="pfedsd", options=options)
@@ -109,15 +106,6 @@ def test_the_teacher_is_in_evaluation_mode_and_leaves_no_trace(kind: str) -> Non
     assert plain == taught
     assert torch.equal(drawn, drawn_taught)
     assert loss_taught > loss
-
-
-@KINDS
-def test_a_teacher_of_the_same_mind_teaches_nothing(kind: str) -> None:
-    algorithm, space, ctx, _ = prepared(kind)
-    ctx.trees = {"teacher": space.read()}
-    space.model.eval()
-    found, plain = (each.loss(space.params, batch(), ctx).item() for each in (algorithm, prepared(kind, lam=0)[0]))
-    assert found == pytest.approx(plain, abs=1e-14)
 
 
 def test_a_temperature_of_nothing_is_refused() -> None:

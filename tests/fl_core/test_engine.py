@@ -21,14 +21,12 @@ from fl_core.decision import Instruments
 from fl_core.engine import Schedule, sampled_clients
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.plan import LayerPlan
+from fl_core.scores import CLASSIFICATION, SHOWN
 from fl_core.training.local import Context
-from tests.conftest import CONFIG, SIZES, TOY, federation, network, play
+from tests.conftest import CONFIG, SIZES, TOY, every_other, network, play
 
 ALL = sorted(registry())
 CLIENTS = [client.name for client in TOY.clients]
-
-
-# --- who and when ----------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 60), st.floats(0.001, 1.0))
@@ -66,10 +64,7 @@ def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
         assert {k: tree.digest(t) for k, t in found.items()} == {k: tree.digest(t) for k, t in together[0].items()}
 
 
-# --- what is recorded ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", every_other(ALL, 1))
 def test_every_round_is_recorded(name: str) -> None:
     """And all algorithms train the same clients in the same rounds."""
     played = play(algorithm=name, rounds=3, eval_every=2, local_scores=True, participation=0.5)
@@ -78,8 +73,9 @@ def test_every_round_is_recorded(name: str) -> None:
     steps = played.values("steps", variant="")
     assert {k for k, v in steps.items() if v} == {(k + 1, name) for k, names in enumerate(wanted) for name in names}
     table = rows.frame(played.rows)
-    assert (table.status == "ok").all()
-    assert table.value.notna().all()
+    further = table.metric.isin(["auroc", "auprc"])  # which a client without each class cannot have
+    assert (table.status == "ok")[~further].all()
+    assert table.value[~further].notna().all()
     assert set(table.algorithm) == {name}
     assert set(table.seed) == {0}
     scores = table[table.metric.isin(["accuracy", "macro_f1", "loss"])]
@@ -165,7 +161,7 @@ class Extreme(nn.Module):
 
 def test_a_score_that_is_not_finite_is_a_row_without_a_value() -> None:
     played = play(algorithm="fedavg", model=Extreme(), epochs=0, rounds=1)
-    scored = [row for row in played.rows if row["split"] == "test"]
+    scored = [row for row in played.rows if row["split"] == "test" and row["metric"] in SHOWN[CLASSIFICATION]]
     assert {(row["metric"], row["value"] is None, row["status"]) for row in scored} == {
         ("accuracy", False, "ok"),
         ("macro_f1", False, "ok"),
@@ -177,9 +173,6 @@ def test_a_run_without_training_stays_where_it_was() -> None:
     played = play(algorithm="fedavg", epochs=0, model="norm")
     assert set(played.server()) == {tree.digest(tree.of(network("norm")))}
     assert all(value == 0 for value in played.values("steps").values())
-
-
-# --- measuring and deciding ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"])
@@ -261,9 +254,6 @@ def test_observers_may_be_the_users_own() -> None:
     assert all(item["importance"][0] > 0 for item in seen)
     assert played.engine.algorithm.plan is not None
     assert played.engine.algorithm.plan.shared == ("fc2",)
-
-
-# --- what is refused -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "local", "playerfl"])
@@ -349,9 +339,6 @@ def test_replies_that_nobody_reads_still_reach_the_clients() -> None:
     assert played.values("bytes_up").keys() == {(k, name) for k in (1, 2) for name in CLIENTS}
 
 
-# --- the optimiser's state -------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
@@ -367,9 +354,6 @@ def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
     assert not any("optimizer" in state.trees for state in fresh.checkpoints[-1].clients.values())
 
 
-# --- other shapes of a federation ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["fedavg", "pfedme", "per_fedavg"])
 def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> None:
     """The server is the mean of the local models, in which a client with more samples has more weight, or none has."""
@@ -382,18 +366,6 @@ def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> N
             by_hand = sum(n * local[client][key] for client, n in zip(CLIENTS, shares, strict=True)) / sum(shares)
             torch.testing.assert_close(value, by_hand)
     assert tree.distance(found["samples"], found["uniform"]) > 1e-4
-
-
-def test_more_clients_than_a_group_of_the_mean() -> None:
-    many = federation(sizes=[10 + k for k in range(11)])
-    played = play(algorithm="fedavg", data=many, rounds=1)
-    local = played.checkpoints[0].models["local"]
-    total = sum(many.weights)
-    for name in ("fc1.weight", "fc3.bias"):
-        wanted = sum(w * local[c.name][name].double() for w, c in zip(many.weights, many.clients, strict=True)) / total
-        torch.testing.assert_close(
-            played.checkpoints[0].server.trees["model"][name].double(), torch.as_tensor(wanted), rtol=1e-6, atol=1e-8
-        )
 
 
 def test_two_seeds_are_two_runs_and_one_seed_is_one() -> None:

@@ -35,7 +35,7 @@ def test_listing_says_how_many_it_leaves_out(count):
 
 
 def test_whose_fault_it_is_can_be_told_by_type():
-    for ours in (errors.NonFiniteError, errors.CorruptError, errors.BusyError):
+    for ours in (errors.DivergedError, errors.NonFiniteError, errors.CorruptError, errors.BusyError):
         assert issubclass(ours, errors.RunError)
         assert not issubclass(ours, UsageError)
     assert issubclass(UsageError, ValueError)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -10,19 +11,88 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    mean_absolute_error,
+    mean_squared_error,
+    r2_score,
+    roc_auc_score,
+)
 from torch import nn
 
 from fl_core import statistics
 from fl_core.errors import NonFiniteError, UsageError
+from fl_core.scores import REGRESSION, TABLE
 from fl_core.training import losses
-from fl_core.training.evaluate import SCORES, predict, scores
+from fl_core.training.evaluate import BINS, predict, scores
 
 CE = losses.build("cross_entropy")
 
 
 def one_hot(labels, n_classes):
     return torch.eye(n_classes)[torch.tensor(labels)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(2, 300), n_classes=st.integers(2, 8), ties=st.booleans(), seed=st.integers(0, 1000))
+def test_further_scores_against_scikit_learn(n, n_classes, ties, seed):
+    """Areas under curves where every class is there, NaN elsewhere; balanced accuracy; calibration against a loop."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(n_classes, (n,), generator=generator)
+    logits = torch.randn(n, n_classes, generator=generator) * 3 + 2 * one_hot(y.tolist(), n_classes)
+    logits = logits.double()[torch.randint(n, (n,), generator=generator)] if ties else logits.double()
+    found, p, labels = scores(logits, y, CE), logits.softmax(1).numpy(), y.numpy()
+    if len(set(y.tolist())) < n_classes:
+        assert math.isnan(found["auroc"])
+        assert math.isnan(found["auprc"])
+    elif n_classes == 2:
+        assert found["auroc"] == pytest.approx(roc_auc_score(labels, p[:, 1]), abs=1e-12)
+        assert found["auprc"] == pytest.approx(average_precision_score(labels, p[:, 1]), abs=1e-12)
+    else:
+        assert found["auroc"] == pytest.approx(roc_auc_score(labels, p, multi_class="ovr"))
+        rest = [average_precision_score(labels == k, p[:, k]) for k in range(n_classes)]
+        assert found["auprc"] == pytest.approx(np.mean(rest), abs=1e-12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of predictions of a class without a sample
+        assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, logits.argmax(1)))
+    top, right = p.max(1), p.argmax(1) == labels
+    inside = [(low / BINS < top) & (top <= (low + 1) / BINS) for low in range(BINS)]
+    gaps = [abs(right[some].mean() - top[some].mean()) * some.mean() for some in inside if some.any()]
+    assert found["ece"] == pytest.approx(sum(gaps), abs=1e-9)
+
+
+def test_areas_of_saturated_probabilities_still_rank():
+    """Odds of e^40 and e^60 are both a probability of 1.0, and yet one is larger."""
+    logits, y = torch.tensor([[0.0, 40.0], [0.0, 60.0], [0.0, 50.0]]), torch.tensor([0, 1, 1])
+    found = scores(logits, y, CE)
+    assert found["auroc"] == found["auprc"] == 1.0
+    apart = torch.cat([logits, torch.zeros(3, 1)], dim=1)[:, [0, 2, 1]]
+    assert scores(torch.cat([apart, -apart[:1]]), torch.tensor([0, 2, 2, 1]), CE)["auroc"] > 0.8
+
+
+def test_one_output_scores_as_its_two_logits():
+    z, y = torch.randn(30, 1, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 2
+    one, two = scores(z, y, losses.build("bce")), scores(torch.cat([torch.zeros_like(z), z], 1), y, CE)
+    assert one == pytest.approx(two, rel=1e-6)
+    assert one["accuracy"] == float(((z[:, 0].sigmoid() > 0.5) == y).double().mean())
+
+
+def test_scores_of_numbers_are_those_of_scikit_learn():
+    z = torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
+    y = z[:, 0] + 0.3 * torch.randn(40, generator=torch.Generator().manual_seed(1))
+    found = scores(z, y, losses.build("mae"))
+    target, predicted = y.double().numpy(), z[:, 0].double().numpy()
+    expected = {
+        "loss": mean_absolute_error(target, predicted),
+        "mse": mean_squared_error(target, predicted),
+        "mae": mean_absolute_error(target, predicted),
+        "r2": r2_score(target, predicted),
+    }
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert math.isnan(scores(z, torch.ones(40), losses.build("mse"))["r2"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,7 +105,7 @@ def test_scores_are_those_of_scikit_learn_to_the_last_bit(n, n_classes, seen, se
     found, predicted = scores(logits, y, CE), logits.argmax(1)
     assert found["accuracy"] == accuracy_score(y, predicted)
     assert found["macro_f1"] == f1_score(y, predicted, average="macro", zero_division=0)
-    assert list(found) == list(SCORES)
+    assert list(found) == [name for name, score in TABLE.items() if score.task != REGRESSION]
     assert found["loss"] == pytest.approx(float(CE(logits.double(), y)), rel=1e-5, abs=1e-7)
 
 

@@ -84,7 +84,7 @@ def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Wor
 
 
 POOLS = ((2, "drop", "momentum"), (2, "norm", "adamw kept"))
-QUICK = {(name, *POOLS[k % 2]) for k, name in enumerate(ALL)}
+QUICK = {(name, *POOLS[k // 2 % 2]) for k, name in enumerate(ALL) if k % 2}
 CASES = [
     pytest.param(name, *each, marks=[pytest.mark.slow] * ((name, *each) not in QUICK)) for name in ALL for each in POOLS
 ]
@@ -104,9 +104,6 @@ def _close() -> Iterator[None]:
         pids = [process.pid for process in workers._processes]
         workers.close()
         assert not any(alive(pid) for pid in pids), "closing ends every worker"
-
-
-# --- the same bits ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
@@ -200,9 +197,6 @@ def test_one_worker_is_this_process(workers: int, kind: type) -> None:
     assert type(executor(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), workers)) is kind
 
 
-# --- errors ----------------------------------------------------------------------------------------------------
-
-
 def both(kind: type[BaseException], **options: Any) -> list[pytest.ExceptionInfo[BaseException]]:
     caught = []
     for runs in (None, pool(*POOLS[0])):
@@ -282,8 +276,6 @@ def test_a_worker_that_dies_is_reported_with_its_exit_code() -> None:
         workers.close()
 
 
-# --- the end ---------------------------------------------------------------------------------------------------
-
 PARENT = """
 import sys, time
 from tests.conftest import CONFIG, TOY, network, client_runner_of
@@ -326,7 +318,7 @@ def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
 
 def test_rows_from_workers_hold_plain_numbers() -> None:
     found: list[Row] = play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), rounds=1).rows
-    assert {type(r["value"]) for r in found} == {float}
+    assert {type(r["value"]) for r in found if r["status"] == "ok"} == {float}
 
 
 class Link:

@@ -44,8 +44,6 @@ def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainJob:
     return TrainJob(client, rnd, message, algorithm.client_state(initial, client), keep_local=True)
 
 
-# --- which loss reaches what ------------------------------------------------------------------------------------
-
 ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)
     "features": {"body": "K", "transform": "CK", "head": "", "projection": "K", "prompts": "C", "contrast_prompts": ""},
     "adapt": {"body": "C", "transform": "C", "head": "C", "projection": "", "prompts": "", "contrast_prompts": "K"},
@@ -132,9 +130,6 @@ def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: flo
         assert (group.lr, group.slower) == (rate, slower)
         assert {name.partition(".")[0] for name in group.train} == {"transform"}
         assert phase.lr is None
-
-
-# --- contrastive learning ---------------------------------------------------------------------------------------
 
 
 def watched(where: ClientRunner, **changes: Any) -> tuple[list[Seen], list[dict[str, Tensor]], Any]:
@@ -261,9 +256,6 @@ def test_options_are_refused(options: dict[str, Any], message: str) -> None:
         client_runner(kind="plain", **options)
 
 
-# --- what stays, what travels, what is recorded ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("personal_head", [False, True])
 def test_prompts_stay_with_their_client_and_begin_differently(personal_head: bool) -> None:
     options = {"queue": 32, "personal_head": personal_head}
@@ -363,9 +355,6 @@ def test_attention_is_recorded_after_the_last_round() -> None:
                 found = [mine[f"sample {k + 1}>{f'prompt {j}' if j else 'feature'}"] for j in range(len(row))]
                 torch.testing.assert_close(torch.tensor(found), row, rtol=0, atol=1e-6)
                 assert sum(found) == pytest.approx(1, abs=1e-5)
-
-
-# --- with real images -------------------------------------------------------------------------------------------
 
 
 @cache

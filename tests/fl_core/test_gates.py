@@ -35,9 +35,6 @@ def images(n: int, *shape: int, seed: int = 0) -> Tensor:
     return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# --- normalisation ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("only", [0, 1, 2])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_switchable_norm_is_instance_layer_or_batch_normalisation(only: int, training: bool) -> None:
@@ -81,9 +78,6 @@ def test_a_gate_scores_blocks_for_a_batch(shape: tuple[int, ...]) -> None:
     normalised = (inner - inner.mean(0)) / (inner.var(0, correction=0) + gate.scores.eps).sqrt()
     torch.testing.assert_close(found, normalised.sigmoid().mean(0))
     assert found.shape == (9,)
-
-
-# --- blocks -----------------------------------------------------------------------------------------------------
 
 
 def test_every_tensor_is_cut_into_equal_blocks() -> None:
@@ -173,9 +167,6 @@ def test_texts_have_no_gate() -> None:
         kind.build(nn.Flatten(), configured(kind, {}), shape=TokenShape((9,), 20), n_classes=2, seed=0)
 
 
-# --- pFedGate's training ----------------------------------------------------------------------------------------
-
-
 def first_steps(count: int, **options: Any) -> list[set[str]]:
     """What moves in each of a client's first steps: "gate", "inner" or both."""
     task = runner.assemble(
@@ -229,9 +220,6 @@ def test_gates_stay_and_the_model_travels() -> None:
     ]
     assert len({tree.digest(gate) for gate in gates}) == len(gates)
     assert all(state.trees["model"].keys() == gates[0].keys() for state in played.checkpoints[-1].clients.values())
-
-
-# --- pFedPT -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shape", "width", "count"), [((3, 32, 32), 2, 720), ((1, 5, 8), 1, 22), ((2, 6, 6), 2, 64)])

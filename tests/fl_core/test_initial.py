@@ -164,18 +164,6 @@ def test_runs_without_a_global_model_or_a_checkpoint_are_refused(tmp_path: Path,
         assemble(three_config(threes, tmp_path / "early"))
 
 
-def test_a_model_without_a_linear_classifier_must_fit_as_it_is(tmp_path: Path) -> None:
-    def network(classes: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, classes, 8), nn.Flatten())
-
-    x = torch.zeros(2, 1, 8, 8)
-    assert start(network(3), saved(tmp_path / "a.safetensors", network(3)), x) == []
-    with pytest.raises(UsageError, match="different shapes"):
-        start(network(3), saved(tmp_path / "b.safetensors", network(5)), x)
-
-
-# --- texts -------------------------------------------------------------------------------------------------------
-
 HERE, THERE = ("good", "bad", "slow", "the"), ("the", "cabin", "good")
 
 

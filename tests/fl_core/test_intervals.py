@@ -52,33 +52,6 @@ def rounds(setting: str) -> Iterator[tuple[FedLAMA, Round, State, dict[str, Stat
         server, clients = checkpoint.server, checkpoint.clients
 
 
-# --- which layers are long -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("discrepancy", "sizes", "wanted", "crossing"),
-    [
-        ((1, 2, 8), (10, 10, 10), "ab", "abc"),  # delta 1/11, 3/11, 1 against 1 - lambda 2/3, 1/3, 0
-        ((1, 5, 5), (10, 10, 10), "a", "ab"),  # delta 1/11, 6/11
-        ((8, 2, 1), (10, 10, 10), "cb", "cba"),
-        ((1, 1), (1, 99), "a", "ab"),
-        ((1, 1), (99, 1), "", "a"),
-        ((1, 1), (5, 5), "a", "ab"),  # 1/2 is not above 1/2
-        ((0, 3), (5, 5), "a", "ab"),
-        ((3,), (5,), "", "a"),
-        ((0, 0), (5, 5), "", ""),
-        ((), (), "", ""),
-    ],
-)
-def test_long_layers_by_hand(
-    discrepancy: tuple[float, ...], sizes: tuple[int, ...], wanted: str, crossing: str
-) -> None:
-    noted = dict(zip("abc", discrepancy, strict=False))
-    dims = dict(zip("abc", sizes, strict=False))
-    assert long_layers(noted, dims, crossing=False) == list(wanted)
-    assert long_layers(noted, dims) == list(crossing)
-
-
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(1, 1000)), min_size=1, max_size=8))
 def test_long_layers_are_the_definition_in_fractions(drawn: list[tuple[int, int]]) -> None:
     order = sorted(range(len(drawn)), key=lambda k: drawn[k][0])
@@ -98,9 +71,6 @@ def test_long_layers_are_the_definition_in_fractions(drawn: list[tuple[int, int]
 def test_an_interval_of_no_rounds_is_refused(key: str) -> None:
     with pytest.raises(UsageError, match=f"fedlama: {key} must be at least 1, not 0"):
         play(algorithm="fedlama", options={key: 0})
-
-
-# --- what a run does -------------------------------------------------------------------------------------------
 
 
 @settings

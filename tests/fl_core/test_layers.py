@@ -250,9 +250,6 @@ def of(name, **options):
     return layers_of(build(), example, **options)
 
 
-# --- what holds for every network ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("by", ["block", "module"])
 @pytest.mark.parametrize("name", ZOO)
 def test_every_tensor_is_in_exactly_one_layer(name, by):
@@ -314,9 +311,6 @@ def test_leaves_no_trace(name, training, fails):
         assert torch.equal(buffer, buffers[key][1])
     assert all(p.requires_grad and bool((p.grad == 1).all()) for p in model.parameters())
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-
-
-# --- order and membership --------------------------------------------------------------------------------------
 
 
 def test_order_of_use_and_unused_last():

@@ -74,9 +74,6 @@ def names_of(model: nn.Module, *prefixes: str) -> set[str]:
     return {name for name in tree.live(model) if name.split(".")[0] in prefixes}
 
 
-# --- batches ---------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 200), st.integers(1, 50), st.booleans())
 def test_batches_cover_every_sample_once(n: int, size: int, whole: bool) -> None:
     slices = batch_slices(n, size, whole)
@@ -137,9 +134,6 @@ def test_each_epoch_is_a_new_order_of_all_samples() -> None:
     for epoch in (one, two):
         rows = {tuple(x.flatten().tolist()) for x in epoch}
         assert rows == {tuple(x.flatten().tolist()) for x in TOY.clients[0].train.x}
-
-
-# --- what moves ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [SGD, ADAMW], ids=["sgd", "adamw"])
@@ -227,9 +221,6 @@ def test_dropout_draws_by_seed_round_client_and_stream_and_by_nothing_else() -> 
         assert not torch.equal(first, other)
 
 
-# --- nothing that was not sent ---------------------------------------------------------------------------------
-
-
 def fill_with_nan(module: nn.Module) -> None:
     with torch.no_grad():
         for tensor in tree.live(module).values():
@@ -255,9 +246,6 @@ def test_a_tree_with_a_tensor_missing_is_refused(missing: str) -> None:
         bench.run(start=bench.start | {"conv.extra": torch.ones(1)})
 
 
-# --- not finite ------------------------------------------------------------------------------------------------
-
-
 def test_a_loss_that_is_not_finite_is_refused_with_its_step() -> None:
     bench = Bench("plain")
     start = tree.clone(bench.start)
@@ -276,9 +264,6 @@ def test_a_last_step_that_explodes_is_caught_in_the_trained_tensors() -> None:
     far = Split(split.x[:8] * 1e30, split.y[:8])
     with pytest.raises(NonFiniteError, match=r"'fc\d\.\w+' \(layer 'fc\d'\) is not finite|the loss is"):
         Bench("plain", Training(1, 8, lr=1e30)).run(split=far)
-
-
-# --- observers -------------------------------------------------------------------------------------------------
 
 
 class Steps:
@@ -332,9 +317,6 @@ def test_an_unknown_observer_is_refused_by_name() -> None:
     bench = Bench("plain")
     with pytest.raises(UsageError, match=r"unknown observer 'cuont': did you mean 'count'"):
         bench.run(bench.phase(observe=("cuont",)), observers={"count": _counts})
-
-
-# --- optimisers ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.utils.class_weight import compute_class_weight
 
+from fl_core import choices
 from fl_core.errors import UsageError
+from fl_core.scores import CLASSIFICATION
 from fl_core.training import losses
 
 ALPHA = [0.13, 0.18, 0.22, 0.22, 0.25]
@@ -20,7 +23,18 @@ BUILT = [
     losses.build("focal", gamma=0.5, alpha=ALPHA),
     losses.build("player_focal"),
     losses.build("player_focal", gamma=1, alpha=ALPHA),
+    losses.ClassWeighted(losses.build("cross_entropy"), tuple(ALPHA)),
+    losses.ClassWeighted(losses.build("focal"), tuple(ALPHA)),
 ]
+ONE_OUTPUT = {
+    losses.build("bce"): lambda z, y: math.log(1 + math.exp(z if y == 0 else -z)),
+    losses.build("mse"): lambda z, y: (z - y) ** 2,
+    losses.build("mae"): lambda z, y: abs(z - y),
+    losses.build("huber", delta=0.7): lambda z, y: (z - y) ** 2 / 2 if abs(z - y) <= 0.7 else 0.7 * (abs(z - y) - 0.35),
+    losses.ClassWeighted(losses.build("bce"), (0.4, 3.0)): lambda z, y: (
+        (0.4, 3.0)[int(y)] * math.log1p(math.exp(z if y == 0 else -z))
+    ),
+}
 each_loss = pytest.mark.parametrize("loss", BUILT, ids=str)
 
 
@@ -32,6 +46,8 @@ def batch(n=7, n_classes=5, scale=2.0, seed=0):
 
 def naive(loss, logits, y):
     """Straight from the formulas, one sample and one class at a time, through the probabilities."""
+    if isinstance(loss, losses.ClassWeighted):
+        return torch.tensor(loss.weights, dtype=torch.float64)[y] * naive(loss.base, logits, y)
     result = []
     for z, label in zip(logits.numpy(), y.tolist(), strict=True):
         p = np.exp(z) / np.exp(z).sum()
@@ -59,6 +75,31 @@ def test_equals_its_formula(loss):
     expected = naive(loss, logits, y)
     torch.testing.assert_close(loss.per_sample(logits, y), expected, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(loss(logits, y), expected.mean(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("loss", ONE_OUTPUT, ids=str)
+def test_a_loss_of_one_output_equals_its_formula(loss):
+    """Its value, type and derivative, and what it says of the logits of two classes."""
+    z, labels = batch(n=40, n_classes=1)[0], batch(n=40, n_classes=2)[1]
+    y = labels if loss.task == CLASSIFICATION else batch(n=40, n_classes=1, seed=1)[0][:, 0].float()
+    formula = ONE_OUTPUT[loss]
+    expected = torch.tensor([formula(a, b) for a, b in zip(z[:, 0].tolist(), y.tolist(), strict=True)]).double()
+    torch.testing.assert_close(loss.per_sample(z, y), expected, rtol=1e-6, atol=1e-7)
+    assert loss.per_sample(z.float(), y).dtype == torch.float32
+    assert loss(z, y) == loss.per_sample(z, y).mean()
+    assert torch.autograd.gradcheck(lambda outputs: loss.per_sample(outputs, y), z.clone().requires_grad_())
+    assert pickle.loads(pickle.dumps(loss)) == loss
+    assert loss.outputs(2) == 1
+    if loss.name == "bce":
+        torch.testing.assert_close(F.cross_entropy(loss.logits(z), y, reduction="none"), loss.per_sample(z, y))
+
+
+def test_balanced_weights_are_those_of_scikit_learn():
+    labels = np.repeat([0, 1, 2], [50, 7, 3])
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    assert losses.balanced([50, 7, 3], "abc") == pytest.approx(tuple(expected))
+    with pytest.raises(UsageError, match="training sample of b"):
+        losses.balanced([50, 0, 3], "abc")
 
 
 def test_cross_entropy_is_torchs_bit_for_bit():
@@ -89,7 +130,7 @@ def test_derivatives_stay_finite_at_sure_predictions(loss, gap, sure_of):
     assert torch.isfinite(hessian).all()
     exact = torch.func.grad(lambda z: loss(z[None], y))(logits[0].double())
     # torch's cross-entropy rounds p_y - 1; the focal losses keep their digits however small the gradient is
-    scale = 1.0 if loss.name == "cross_entropy" else float(exact.abs().max())
+    scale = 1.0 if "cross_entropy" in loss.name else float(exact.abs().max())
     torch.testing.assert_close(gradient.double(), exact, rtol=1e-5, atol=1e-37 + 1e-5 * scale)
 
 
@@ -138,6 +179,10 @@ def test_a_label_outside_the_classes_is_an_error(loss, label):
         ("player_focal", {"alpha": [0.5, 1.5]}, "between 0 and 1"),
         ("player_focal", {"alpha": [0.5, 0.5], "n_classes": 3}, "2 weights for 3 classes"),
         ("focal", {"n_classes": 1}, "at least 2 classes"),
+        ("bce", {"n_classes": 3}, "tells 2 classes apart, and there are 3"),
+        ("focal", {"n_classes": 0}, "'focal' is for classification, and the data's targets are numbers: .*mse"),
+        ("mse", {"n_classes": 2}, "'mse' is for regression, and the data have 2 classes: .*cross_entropy"),
+        ("huber", {"delta": 0.0}, "above 0"),
     ],
 )
 def test_bad_requests_are_named(name, options, says):
@@ -152,4 +197,18 @@ def test_alpha_of_the_wrong_length_is_refused_at_the_first_batch():
 
 
 def test_every_loss_is_tested():
-    assert {loss.name for loss in BUILT} == set(losses.LOSSES)
+    tested = {loss.name for loss in (*BUILT, *ONE_OUTPUT) if not isinstance(loss, losses.ClassWeighted)}
+    assert tested == set(losses.LOSSES) == set(choices.LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "n_classes", "says"),
+    [
+        ("cross_entropy", (1.0, 2.0), 3, "2 weights for 3 classes"),
+        ("cross_entropy", (1.0, 0.0), 2, "0.0 is not above 0"),
+        ("mse", (1.0, 2.0), 0, "no meaning for loss 'mse'"),
+    ],
+)
+def test_class_weights_that_do_not_fit_are_named(name, weights, n_classes, says):
+    with pytest.raises(UsageError, match=says):
+        losses.ClassWeighted(losses.build(name), weights).check(n_classes)

@@ -59,9 +59,6 @@ def flat(model: Tree) -> np.ndarray:
     return np.concatenate([model[name].double().numpy().ravel() for name in sorted(model)])
 
 
-# --- weights ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "participation"), [("plain", 1.0), ("norm", 0.5)])
 @pytest.mark.parametrize("name", MIXING)
 def test_weights_are_recorded_whenever_all_clients_are_evaluated(name: str, kind: str, participation: float) -> None:
@@ -153,8 +150,6 @@ def test_clients_that_have_not_replied_count_with_the_common_start() -> None:
         torch.testing.assert_close(mixed[name], (1 - share) * start[name] + share * upload[name], rtol=0, atol=1e-14)
 
 
-# --- what travels ----------------------------------------------------------------------------------------------
-
 SIZES = sizes(layers_of(network("plain"), models.example(TOY.shape)), network("plain"))
 P = 4 * sum(SIZES.values())
 FIRST = 4 * SIZES["fc1"]
@@ -209,9 +204,6 @@ def test_the_published_ledger_of_retention(name: str, published: list[float]) ->
     assert [round(retention_ledger(counts, kept[:k]), 2) for k in range(len(published))] == published
     with pytest.raises(UsageError, match="unknown layer 'fc9'"):
         retention_ledger(counts, ["fc9"])
-
-
-# --- fedfomo ---------------------------------------------------------------------------------------------------
 
 
 def scoring(losses: dict[str, float]) -> Any:
@@ -303,9 +295,6 @@ def test_fedfomos_affinities_add_up() -> None:
         message = Message({"model": noise(1)}, {"weights": weights})
         algorithm.aggregate(server, [Update(0, 1, message)], Round(1))
     assert server.meta["affinity"] == {"0": {"1": 0.75 - 0.5, "2": -0.25, "3": 0.5}}
-
-
-# --- hypernetworks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -533,9 +522,6 @@ def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model() -> None:
     assert len(set(played.evaluated()[-1])) == N, "heads that begin at zero still come to tell clients apart"
 
 
-# --- what learned weights show ---------------------------------------------------------------------------------
-
-
 def two_groups() -> data.FederatedData:
     """Six clients alike but for their labels: of the last three they are the other way round."""
     base = federation(sizes=(60,) * 6, classes=2, seed=3)
@@ -575,9 +561,6 @@ def test_weights_rise_on_oneself_and_on_clients_alike_and_fall_with_the_sign_rev
     assert means[True]["alike"] < means[True]["unlike"]
     assert means[False]["self"] > 1 / 6 > means[True]["self"]
     assert accuracy[False] > accuracy[True] + 0.1
-
-
-# --- configuration ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

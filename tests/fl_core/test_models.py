@@ -88,52 +88,29 @@ def test_maps_samples_to_logits_and_trains(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "expected"),
+    ("name", "shape", "hidden"),
     [
-        ("fmnist_cnn", IMAGE, {"conv1": (64, 14, 14), "conv2": (128, 7, 7), "conv3": (256, 3, 3), "fc1": (100,)}),
-        (
-            "cifar_cnn",
-            COLOUR,
-            {
-                "conv1": (64, 34, 34),
-                "conv2": (128, 18, 18),
-                "conv3": (256, 20, 20),
-                "conv4": (512, 11, 11),
-                "conv5": (512, 13, 13),
-                "fc1": (100,),
-            },
-        ),
-        (
-            "isic_cnn",
-            COLOUR,
-            {
-                "conv1": (32, 32, 32),
-                "conv2": (64, 32, 32),
-                "conv3": (128, 16, 16),
-                "conv4": (256, 8, 8),
-                "conv5": (512, 4, 4),
-                "fc1": (256,),
-            },
-        ),
-        ("scheduling_cnn", IMAGE, {"conv1": (32, 12, 12), "conv2": (64, 4, 4), "fc1": (512,)}),
-        ("pfedla_cnn", COLOUR, {"conv1": (16, 14, 14), "conv2": (32, 5, 5), "fc1": (120,), "fc2": (84,)}),
-        ("heart_mlp", TABLE, {"fc1": (50,), "fc2": (20,), "fc3": (20,)}),
-        ("mlp", (1, 8, 8), {"fc1": (64,), "fc2": (32,)}),
+        ("fmnist_cnn", IMAGE, "conv1 conv2 conv3 fc1"),
+        ("cifar_cnn", COLOUR, "conv1 conv2 conv3 conv4 conv5 fc1"),
+        ("isic_cnn", COLOUR, "conv1 conv2 conv3 conv4 conv5 fc1"),
+        ("scheduling_cnn", IMAGE, "conv1 conv2 fc1"),
+        ("pfedla_cnn", COLOUR, "conv1 conv2 fc1 fc2"),
+        ("heart_mlp", TABLE, "fc1 fc2 fc3"),
+        ("mlp", (1, 8, 8), "fc1 fc2"),
     ],
 )
-def test_layers_and_their_representations(name, shape, expected):
+def test_a_layers_representation_is_behind_its_activation_and_the_last_ones_are_logits(name, shape, hidden):
     model = models.build(name, shape, 4).eval()
     outputs = {}
     for path in model.layer_groups:
         model.get_submodule(path).register_forward_hook(lambda _, __, out, path=path: outputs.update({path: out}))
     logits = model(models.example(shape, 2))
-    *hidden, last = model.layer_groups
-    assert hidden == list(expected)
-    assert last == f"fc{len([path for path in hidden if path.startswith('fc')]) + 1}"
-    assert {path: tuple(outputs[path].shape[1:]) for path in hidden} == expected
-    assert all(bool((outputs[path] >= 0).all()) for path in hidden)  # after the activation
+    *inner, last = model.layer_groups
+    assert " ".join(inner) == hidden
+    assert last == f"fc{hidden.count('fc') + 1}"
+    assert all(bool((outputs[path] >= 0).all()) for path in inner)
     assert torch.equal(outputs[last], logits)
-    assert bool((logits < 0).any())  # no activation on the logits
+    assert bool((logits < 0).any())
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))
@@ -389,9 +366,9 @@ def test_bad_requests_are_named(name, shape, options, says):
         models.build(name, shape, 3, options=options)
 
 
-@pytest.mark.parametrize("n_classes", [1, 0, True, 3.0])
+@pytest.mark.parametrize("n_classes", [0, -1, True, 3.0])
 def test_n_classes(n_classes):
-    with pytest.raises(UsageError, match="at least 2 classes"):
+    with pytest.raises(UsageError, match="at least 1 output"):
         models.build("mlp", TABLE, n_classes)
 
 

@@ -20,9 +20,6 @@ from tests.conftest import TOY, network, play
 CLIENTS = [client.name for client in TOY.clients]
 
 
-# --- LG-FedAvg -------------------------------------------------------------------------------------------------
-
-
 def test_lg_fedavg_is_fedper_with_the_last_layer_shared() -> None:
     ours = play(algorithm="lg_fedavg", momentum=0.9, participation=0.5)
     layers = ours.engine.problem.layers
@@ -35,9 +32,6 @@ def test_the_last_layer_is_the_last_that_trains() -> None:
     found = (Layer("a", ("a.w",)), Layer("b", ("b.w",)), Layer("c", (), ("c.mean",)), Layer("d", ("d.w",), used=False))
     assert LayerPlan.last(found).shared == ("b",)
     assert LayerPlan.all_but_last(found).shared == ("a", "c")
-
-
-# --- FedBN -----------------------------------------------------------------------------------------------------
 
 
 def disguised() -> nn.Module:
@@ -70,9 +64,6 @@ def test_batch_normalisations_are_found_by_their_type(by: str) -> None:
         for name in trees[0]:
             same = all(torch.equal(trees[0][name], other[name]) for other in trees[1:])
             assert same == (name not in own) or name.endswith("num_batches_tracked"), name
-
-
-# --- FedLP -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_core.data.partitions import (
@@ -49,6 +49,7 @@ DEALERS = {
 
 
 @pytest.mark.parametrize("kind", DEALERS)
+@settings(max_examples=40)
 @given(clients=st.integers(1, 8), seed=st.integers(0, 2**40), data=st.data())
 def test_no_sample_is_dealt_twice(kind, clients, seed, data):
     labels = np.array(data.draw(st.lists(st.integers(0, 4), min_size=80, max_size=160)) + [0, 1, 2, 3, 4] * 8)
@@ -119,11 +120,6 @@ def test_dirichlet_that_cannot_succeed_says_what_to_change():
 def test_dirichlet_needs_a_positive_alpha(alpha):
     with pytest.raises(UsageError, match="alpha="):
         general.dirichlet(LABELS, 5, alpha, 0)
-
-
-@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 1e300])
-def test_dirichlet_loses_no_sample_at_extreme_alpha(alpha):
-    assert sum(map(len, general.dirichlet(LABELS, 5, alpha, 0, min_size=0))) == len(LABELS)
 
 
 @given(clients=st.integers(1, 30), k=st.integers(1, 10), seed=st.integers(0, 1000))
@@ -440,9 +436,6 @@ def test_damaged_indices_are_refused():
     outside.indices["client_0"]["test"][0] = 600
     with pytest.raises(UsageError, match=r"outside 0\.\.599"):
         outside.check(toy)
-
-
-# --- the registry ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", PARTITIONS.inside)

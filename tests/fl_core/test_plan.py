@@ -49,9 +49,6 @@ WHY = Evidence(
 PLAN = LayerPlan.prefix(LAYERS, 2, WHY)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
-
-
 def test_body_and_head_divide_the_tensors():
     assert PLAN.names == ("fc1", "fc2", "fc10", "unused")
     assert [layer.name for layer in PLAN.body] == ["fc1", "fc2"]
@@ -145,9 +142,6 @@ def test_contradictions_are_refused(layers, shared, message):
         LayerPlan(layers, shared)
 
 
-# --- against a model -------------------------------------------------------------------------------------------
-
-
 def test_another_model_is_refused_by_the_first_differences():
     other = Net()
     other.fc1 = nn.Sequential(nn.Linear(3, 4))
@@ -164,8 +158,6 @@ def test_many_differences_are_counted():
     with pytest.raises(UsageError, match="and 9 more"):
         PLAN.check_fits(nn.ReLU())
 
-
-# --- on disk ---------------------------------------------------------------------------------------------------
 
 words = st.text(min_size=1, max_size=6)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -293,9 +285,6 @@ def test_fields_that_were_not_written_have_their_defaults():
     assert layer_from_json({"name": "fc", "parameters": ["w"]}) == Layer("fc", ("w",))
     first = damaged(why={}, format=UNSIGNED, sha256=None)
     assert LayerPlan.from_json(first).why == Evidence()
-
-
-# --- edited by hand ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield seen
 
 
-# --- the same result -------------------------------------------------------------------------------------------
-
 TRAINED = [("6.",), ("4.",), ("2.",), ("4.", "6."), ("0.",), ("0.0", "6."), ("0.1",)]
 
 
@@ -146,9 +144,6 @@ def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
     assert messages[0] == messages[1]
 
 
-# --- the saving ------------------------------------------------------------------------------------------------
-
-
 def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted(monkeypatch) as seen:
         space, split, start = Workspace(network()), samples(), tree.of(network())
@@ -187,9 +182,6 @@ def test_too_much_to_keep_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(prefix, "KEPT", 100)
     kept, plain = both(tree.of(network()), starting(network(), "6."), samples())
     assert tree.digest(kept) == tree.digest(plain)
-
-
-# --- where a model is cut --------------------------------------------------------------------------------------
 
 
 class Noise(nn.Module):

@@ -138,9 +138,6 @@ def test_clients_begin_where_they_are_told_and_note_what_changes() -> None:
         clients["b"] = State({"mo|del": {"w": torch.ones(1)}})
 
 
-# --- in a run --------------------------------------------------------------------------------------------------
-
-
 def spilled(monkeypatch: pytest.MonkeyPatch, bound: int = 0) -> list[int]:
     """Let all that spills hold so much; what is written beyond it, in bytes."""
     written: list[int] = []

@@ -18,7 +18,7 @@ from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 import fedlayers as fl
 from fl_core import data, runner
 from fl_core.config import RunConfig
-from fl_core.data import tables
+from fl_core.data import preprocessing, tables
 from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
@@ -135,14 +135,15 @@ def test_another_separator_is_named_with_the_fix(tmp_path: Path, text: str, how:
     assert (samples(data.load(path, separator=fixed), *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be"])
 def test_another_encoding_is_named_with_the_fix(tmp_path: Path, encoding: str) -> None:
-    table = frame().replace({"ward_0": "Köln"})
+    town = "Köln “West”" if encoding == "cp1252" else "Köln"
+    table = frame().replace({"ward_0": town})
     path = written(tmp_path / "t.csv", table, encoding=encoding)
-    for read in (data.load, data.recipe) if encoding != "latin-1" else (data.load,):
+    for read in (data.load, data.recipe) if "utf" in encoding else (data.load,):
         with pytest.raises(UsageError, match=f"t.csv is not a readable .csv file in utf-8.*try --encoding {encoding}$"):
             read(path)
-    assert [client.name for client in data.load(path, encoding=encoding).clients] == ["Köln", "ward_1", "ward_2"]
+    assert [client.name for client in data.load(path, encoding=encoding).clients] == [town, "ward_1", "ward_2"]
     lines = "".join(json.dumps({"text": f"a{k} b", "label": k % 2, "client": "Köln"}) + "\n" for k in range(9))
     (tmp_path / "t.jsonl").write_text(lines, encoding=encoding)
     assert len(data.files.read(tmp_path / "t.jsonl", Reading(encoding=encoding))) == 9
@@ -257,14 +258,22 @@ def test_new_rows_must_have_the_columns_that_were_fitted() -> None:
         Preprocessing.from_json({"fil": [1.0]})
 
 
-def test_a_run_keeps_what_was_fitted_and_resumes(tmp_path: Path) -> None:
+def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "t.csv", frame(holes=True))
     config = RunConfig(dataset=str(path), rounds=2, batch=8, drop=["one"], scale="standard", impute="median")
     runner.run(config, tmp_path / "run", progress=False, until=1)
     stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
     assert stored == data.load(path, drop=["one"], scale="standard", impute="median").preprocessing
     assert stored.columns == ("age", "dose")
+
+    def again(*_: Any) -> None:
+        raise AssertionError("fitted once more")
+
+    monkeypatch.setattr(preprocessing, "fitted", again)
     assert fl.resume(tmp_path / "run", progress=False).done == 2
+    task = fl.load_models(tmp_path / "run")[1]
+    assert task.data.preprocessing == stored
+    assert abs(samples(task.data, "train").mean(axis=0)).max() < 1e-6
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------------

@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlayers.diagnostics.measure import instruments
-from fl_core import costs, data, models, runner, tree
+from fl_core import data, models, runner, tree
 from fl_core.config import RunConfig, resolved
 from fl_core.data import sources, text
 from fl_core.errors import UsageError
-from fl_core.execution.workspace import Workspace
 from fl_core.records import store
 from fl_core.task import assemble
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
@@ -161,9 +160,6 @@ def test_a_shape_of_tokens_survives_copies():
         assert other.tokens == 30
 
 
-# --- the model ---------------------------------------------------------------------------------------------------
-
-
 def by_hand(model, ids):
     """The architecture in numpy's terms, one sample at a time and without padding."""
     own = {name: tensor.double() for name, tensor in tree.of(model).items()}
@@ -202,15 +198,6 @@ def test_the_model_is_its_formula_and_padding_does_not_count():
     assert torch.allclose(model(ids), by_hand(model, ids), rtol=1e-12, atol=1e-12)
 
 
-def test_flops_are_counted_on_token_ids():
-    space, shape = Workspace(small()), TokenShape((9,), 30)
-    every = frozenset(space.live)
-    forward = 2 * (9 * (4 * 8 * 8 + 2 * 8 * 32) + 2 * 9 * 9 * 8 + 8 * 3)
-    assert costs.training_flops(space, shape, frozenset()) == forward
-    assert costs.training_flops(space, shape, every) == 3 * forward
-    assert costs.training_flops(space, shape, frozenset({"fc2.weight"})) == forward + 2 * 8 * 3
-
-
 @pytest.mark.parametrize("shape", [(9,), (3, 8, 8)])
 def test_the_model_refuses_what_is_no_text(shape):
     with pytest.raises(UsageError, match="takes texts"):
@@ -227,9 +214,6 @@ def test_other_models_refuse_texts_before_training(name):
 def test_bad_widths_are_refused(options):
     with pytest.raises(UsageError, match="integer above 0"):
         small(**options)
-
-
-# --- together ----------------------------------------------------------------------------------------------------
 
 
 def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):

@@ -40,9 +40,6 @@ class Net(nn.Module):
         self.register_buffer("mask", torch.tensor([True, False]))
 
 
-# --- in and out of a module ------------------------------------------------------------------------------------
-
-
 def test_of_holds_each_tensor_once_and_copies():
     net = Net()
     found = tree.of(net)
@@ -92,9 +89,6 @@ def test_pick_keeps_order_and_identity():
         tree.pick(full, ["fc"])
 
 
-# --- differences -----------------------------------------------------------------------------------------------
-
-
 def test_sub_and_distance_against_numpy():
     a, b = random_tree(0), random_tree(1)
     steps = {"n": torch.tensor(3)}
@@ -118,9 +112,6 @@ def test_trees_of_different_models(function):
         function({"fc1": torch.zeros(1)}, {"fc10": torch.zeros(1)})
     with pytest.raises(UsageError, match=r"'fc1'.*\(1,\).*\(1, 1\)"):
         function({"fc1": torch.zeros(1)}, {"fc1": torch.zeros(1, 1)})
-
-
-# --- bytes and digests -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,9 +177,6 @@ def test_first_nonfinite(bad):
     assert tree.first_nonfinite({**clean, "c": torch.zeros(1)}) is None
     assert tree.first_nonfinite(clean) == "c"
     assert tree.first_nonfinite({**clean, "b": torch.tensor([0.0, bad])}) == "b"
-
-
-# --- means -----------------------------------------------------------------------------------------------------
 
 
 def exact(values: list[float], weights: list[int]) -> float:

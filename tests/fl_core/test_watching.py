@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import runner, tree
-from fl_core.algorithms import Message, Round, State
+from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import LocalAdaptation
 from fl_core.errors import NonFiniteError
 from fl_core.execution.client_runner import ClientRunner, FinetuneJob, ScoreJob, TrainJob
@@ -21,7 +21,7 @@ from fl_core.execution.prefix import hooked
 from fl_core.execution.stacked import Stacked
 from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
-from tests.conftest import CONFIG, TOY, client_runner_of
+from tests.conftest import CONFIG, TOY, client_runner_of, play
 
 Loss = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
@@ -191,6 +191,14 @@ def test_it_does_so_of_clients_that_are_trained_together(name: str) -> None:
         list(Stacked(client_runner).run([job(start), job(start, 3)]))
     assert str(caught.value).startswith("local_adaptation, round 5, client 'c', phase 'train': ")
     assert CAUSES[name].said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_it_does_so_in_every_algorithm(name: str) -> None:
+    """Whatever its phases and steps are, they are gone through again: the first batch with a bad sample is named."""
+    clients = tuple(replace(c, train=replace(c.train, x=with_nan(c.train.x))) for c in TOY.clients)
+    with pytest.raises(NonFiniteError, match=r"phase '\w+': at step 1, the batch has features that are not finite$"):
+        play(algorithm=name, data=replace(TOY, clients=clients), rounds=1)
 
 
 def test_it_does_so_of_fine_tuning() -> None:

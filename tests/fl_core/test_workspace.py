@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -142,16 +141,6 @@ def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
     assert space.place(samples().x).is_contiguous(memory_format=torch.channels_last)
 
 
-def test_one_channel_is_last_too() -> None:
-    """PyTorch takes such a tensor for either format; what an operation gives follows its strides."""
-    space = Workspace(nn.Conv2d(1, 4, 3))
-    x = space.place(torch.randn(2, 1, 8, 8))
-    assert x.stride() == (64, 1, 8, 1)
-    assert space.model(x).is_contiguous(memory_format=torch.channels_last)
-    plain = Workspace(nn.Conv2d(1, 4, 3), memory="contiguous")
-    assert plain.model(plain.place(torch.randn(2, 1, 8, 8))).is_contiguous()
-
-
 @pytest.mark.parametrize("which", TRAININGS)
 @pytest.mark.parametrize("memory", ["channels_last", "contiguous"])
 def test_training_is_the_plain_loop(which: str, memory: str) -> None:
@@ -202,18 +191,6 @@ def test_batches_are_the_same_however_they_are_gathered(limit: int, monkeypatch:
     monkeypatch.setattr("fl_core.training.local.GATHERED", limit)
     found, _ = trained(colours(), TRAININGS["sgd"], samples())
     assert tree.digest(found) == tree.digest(wanted)
-
-
-def test_scores_do_not_depend_on_the_format() -> None:
-    found: list[Any] = []
-    for memory in ("channels_last", "contiguous"):
-        task = runner.assemble(replace(CONFIG, memory_format=memory), data=TOY, model=network("norm"))
-        task.model.double()
-        split = TOY.clients[0].test
-        space = client_runner_of(task).workspace
-        space.model.eval()
-        found.append(space.model(space.place(split.x.double())))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
 
 
 class Looks(nn.Module):

@@ -140,6 +140,12 @@ def _sampled(played: Played) -> list[bool]:
 
 
 @settings
+def test_local_head_without_a_body_is_local_bit_for_bit(setting: Setting) -> None:
+    plan = LayerPlan(layers(setting), ())
+    assert run(setting, "local_head", plan).evaluated() == local(setting).evaluated()
+
+
+@settings
 def test_playerfl_with_a_plan_is_fedper_with_it(setting: Setting) -> None:
     plan = LayerPlan.prefix(layers(setting), 1)
     ours, theirs = run(setting, "playerfl", plan), run(setting, "fedper", plan)

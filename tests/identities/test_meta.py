@@ -53,9 +53,6 @@ def test_a_client_receives_and_sends_one_model(name: str) -> None:
         assert set(found.values()) == {4 * floats}
 
 
-# --- pFedMe ----------------------------------------------------------------------------------------------------
-
-
 def test_pfedme_is_its_definition() -> None:
     lam, rate, inner, decay, beta = 3.0, 0.07, 3, 0.01, 1.6
     options = {"lam": lam, "personal_lr": rate, "inner_steps": inner, "decay": decay, "beta": beta}
@@ -97,13 +94,6 @@ def test_pfedme_without_a_pull_never_moves_the_global_model(beta: float) -> None
     assert len(set(personal)) == len(personal), "while the personal models learn"
 
 
-@settings
-def test_pfedme_moves_the_global_model_in_the_first_round(setting: Setting) -> None:
-    found = run(setting, "pfedme")
-    start = tree.digest(tree.of(found.task.model))
-    assert len({start, *found.server()}) == 4
-
-
 def test_beta_mixes_parameters_and_never_running_statistics() -> None:
     """With beta = 0 the parameters stay, with 2 they go twice as far; statistics are the clients' mean throughout."""
     start = tree.of(network("norm"))
@@ -119,9 +109,6 @@ def test_beta_mixes_parameters_and_never_running_statistics() -> None:
         else:
             assert torch.equal(ends[0], value)
             torch.testing.assert_close(ends[2] - value, 2 * (ends[1] - value), rtol=1e-4, atol=1e-6)
-
-
-# --- Per-FedAvg ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
@@ -232,9 +219,6 @@ def test_every_evaluation_has_personal_models_and_only_training_is_counted() -> 
     assert all(r["value"] == 1 for r in steps if r["variant"] == "finish")
 
 
-# --- FedRoD ----------------------------------------------------------------------------------------------------
-
-
 def rod(seed: int = 0) -> TwoHeads:
     with seeds.torch_seeded(seed):
         model = TwoHeads(*split_head(network("plain"), models.example(TOY.shape)))
@@ -291,15 +275,6 @@ def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(g
     generic = model.generic(z)
     balanced = F.cross_entropy(generic[:, kept] + prior, torch.searchsorted(torch.tensor(kept), y))
     torch.testing.assert_close(found, balanced + F.cross_entropy(generic + model.personal(z), y))
-
-
-def test_the_personal_loss_has_no_gradient_for_the_extractor() -> None:
-    model = rod()
-    generic, personal = model(TOY.clients[0].train.x[:8], both=True)
-    params = dict(model.named_parameters())
-    grads = torch.autograd.grad(personal.sum(), list(params.values()), allow_unused=True)
-    assert {n for n, g in zip(params, grads, strict=True) if g is not None} == {"personal.weight", "personal.bias"}
-    assert generic.requires_grad
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "focal", "player_focal"])

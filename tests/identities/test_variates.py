@@ -116,8 +116,6 @@ def zeros() -> Tree:
     return {name: torch.zeros_like(value) for name, value in initial().items()}
 
 
-# --- SCAFFOLD --------------------------------------------------------------------------------------------------
-
 TRAINING = Training(epochs=2, batch=8, lr=LR)
 
 
@@ -157,32 +155,9 @@ def test_scaffold_with_one_step_of_equal_clients_is_fedavg(optimizer: str) -> No
     assert tree.distance(wanted.model(3), initial()) > 1e-2
 
 
-def test_scaffold_counts_the_steps_that_were_taken() -> None:
-    """Clients of different sizes take different numbers of steps; the variate is a mean gradient for each of them."""
-    run = Run("scaffold", UNEVEN, Training(epochs=1, batch=8, lr=1e-9), rounds=1)
-    for data, state in zip(UNEVEN.clients, run.clients[1], strict=True):
-        steps = -(-len(data.train) // 8)
-        order = torch.randperm(
-            len(data.train), generator=seeds.torch_generator(SEED, "batches", 0, _place(data), "main")
-        )
-        model = network("plain").double()
-        for chosen in order.split(8):
-            torch.nn.functional.cross_entropy(model(data.train.x[chosen]), data.train.y[chosen]).backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None
-            torch.testing.assert_close(state.trees["variate"][name], parameter.grad / steps, rtol=0, atol=1e-7)
-
-
-def _place(client: Any) -> int:
-    return [c.name for c in UNEVEN.clients].index(client.name)
-
-
 def test_scaffold_without_a_server_rate_is_refused() -> None:
     with pytest.raises(UsageError, match="scaffold: server_lr must be above 0"):
         Run("scaffold", EQUAL, TRAINING, rounds=0, server_lr=0)
-
-
-# --- FedDyn ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -219,13 +194,6 @@ def test_feddyns_first_round_is_fedproxs() -> None:
     for client, found in dyn.local[1].items():
         check_close(found, prox.local[1][client])
     check_close(mean(list(dyn.local[1].values())), prox.model(1), 1e-10)
-
-
-def test_feddyns_first_round_moves_twice_as_far_as_fedavgs_as_alpha_vanishes() -> None:
-    dyn = Run("feddyn", EQUAL, TRAINING, rounds=1, alpha=1e-9)
-    avg = Run("fedavg", EQUAL, TRAINING, rounds=1)
-    start = initial()
-    check_close(dyn.model(1), {n: start[n] + 2 * (avg.model(1)[n] - start[n]) for n in start}, 1e-8)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5, 0.25])

@@ -90,9 +90,6 @@ def test_the_readme_names_every_notebook() -> None:
         assert f"notebooks/{name}.ipynb" in readme
 
 
-# --- executing and storing -------------------------------------------------------------------------------------
-
-
 def small(*sources: str) -> NotebookNode:
     cells = [nbformat.v4.new_markdown_cell("# Small"), *map(nbformat.v4.new_code_cell, sources)]
     return nbformat.v4.new_notebook(cells=cells, metadata={"widgets": {"a": 1}})

@@ -26,7 +26,7 @@ class Pool:
 
     Attributes:
         name: of the data, for messages.
-        labels: class indices, int64 [n].
+        labels: class indices, int64 [n]; where numbers are to be predicted all 0.
         owner: index of each sample's natural client, int64 [n]; None = there are no natural clients.
         owner_names: names of the natural clients.
         is_train: false for samples of the official test set, bool [n]; None = there is none.
@@ -44,7 +44,7 @@ class Pool:
     @classmethod
     def of(cls, source: Source) -> Pool:
         """The pool of all samples of a source."""
-        return cls(source.name, source.y, source.owner, source.owner_names, source.is_train)
+        return cls(source.name, source.labels, source.owner, source.owner_names, source.is_train)
 
     def take(self, positions: Integers) -> Pool:
         """The pool of these samples only, in this order."""
@@ -77,6 +77,7 @@ class Partitioning:
         natural: whether clients are the natural owners of the data, or belong to one each; their number then follows
             from the data.
         pools: whether both sides of an official test set are partitioned together.
+        by_class: whether it deals samples by their classes, and so not where numbers are to be predicted.
         overlaps: whether two clients may hold the same sample, though never one's test sample for another's training.
     """
 
@@ -84,6 +85,7 @@ class Partitioning:
     shares: ClassVar[tuple[float, float, float]] = SHARES
     natural: ClassVar[bool] = False
     pools: ClassVar[bool] = False
+    by_class: ClassVar[bool] = False
     overlaps: ClassVar[bool] = False
 
     def count(self, pool: Pool, clients: int | None) -> int:

@@ -42,6 +42,7 @@ class Dirichlet(Partitioning):
     """
 
     name = "dirichlet"
+    by_class = True
     alpha: float = 0.5
 
     def fitted(self, pool: Pool, clients: int) -> Self:
@@ -60,6 +61,7 @@ class CappedDirichlet(Partitioning):
     """
 
     name = "capped_dirichlet"
+    by_class = True
     alpha: float = 0.5
 
     def fitted(self, pool: Pool, clients: int) -> Self:
@@ -75,6 +77,7 @@ class Pathological(Partitioning):
     """Every client holds samples of a few classes only (McMahan et al. 2017): ``classes_per_client``."""
 
     name = "pathological"
+    by_class = True
     classes_per_client: int = 2
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
@@ -119,6 +122,7 @@ class NaturalDirichlet(Partitioning):
     """
 
     name = "natural_dirichlet"
+    by_class = True
     natural = True
     alpha: float = 0.5
 

@@ -48,6 +48,12 @@ def make(
     chosen = {name: value for name, value in options.items() if value is not None}
     _check_options(kind, partitioning_class, chosen)
     partitioning = partitioning_class(**chosen)
+    if partitioning_class.by_class and not source.classes:
+        free = listing(name for name, member in PARTITIONS.members().items() if not member.by_class)
+        raise UsageError(
+            f"partition {kind!r} deals samples by their classes, and {source.name} has numbers to predict; without "
+            f"classes there are: {free}"
+        )
     shares = check_shares(partitioning.shares if splits is None else splits)
     pool = Pool.of(source)
     count = partitioning.count(pool, clients)

@@ -40,6 +40,7 @@ class _PFedLA(Partitioning):
 
     shares = (0.56, 0.14, 0.30)
     pools = True
+    by_class = True
     classes_per_client: int | None = None
     samples_per_client: int | None = None
 
@@ -176,6 +177,7 @@ class _FedPFT(Partitioning):
 
     shares = (5 / 7, 1 / 7, 1 / 7)
     overlaps = True
+    by_class = True
     samples_per_client: int = 500
 
     def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:

@@ -15,7 +15,11 @@ from fl_core.data.partitions.base import SPLITS
 from fl_core.data.partitions.registry import PARTITIONS
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
+from fl_core.limits import parsed_json
+from fl_core.records.forms import COUNT, misfit
 from fl_core.tree import Tree
+
+META = {"kind": str, "params": dict, "seed": int, "names": [str], "n_samples": COUNT, "source_digest": str}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +82,12 @@ class Partition:
             UsageError: the tree is no stored partition.
         """
         try:
-            meta = json.loads(tree["meta"].cpu().numpy().tobytes())
+            meta = parsed_json(tree["meta"].cpu().numpy().tobytes())
+            if wrong := misfit(meta, META):
+                raise ValueError(wrong)
             names = meta.pop("names")
             indices = {
-                name: {split: tree[f"{number}/{split}"].cpu().numpy().astype(np.int64) for split in SPLITS}
+                name: {split: _places(tree[f"{number}/{split}"]) for split in SPLITS}
                 for number, name in enumerate(names)
             }
             return cls(indices=indices, **meta)
@@ -120,3 +126,9 @@ class Partition:
             groups = [every]
         if any(len(np.unique(group)) != len(group) for group in groups):
             raise UsageError("the stored partition has a sample twice")
+
+
+def _places(tensor: torch.Tensor) -> Integers:
+    if tensor.dtype != torch.int64 or tensor.ndim != 1:
+        raise ValueError(f"positions of samples are whole numbers, not {tensor.dtype} {list(tensor.shape)}")
+    return tensor.cpu().numpy()

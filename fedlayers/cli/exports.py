@@ -1,0 +1,88 @@
+"""Commands on trained models outside of their run: export, predict."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from fedlayers.cli.arguments import option
+from fedlayers.cli.base import Command, ModelCode, RunDirectory
+from fl_core.errors import UsageError, check_known
+
+WEIGHTS = Annotated[Positional[Path], option("What export wrote.", "FILE")]
+HEADER = "sample,predicted"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export(Command):
+    """Write one model of a run to a file of weights, with a JSON file beside it.
+
+    Examples:
+        fedlayers export runs/fedper --client va --out va.safetensors
+        fedlayers export runs/fedavg --model global --round 10 --out heart.safetensors
+        fedlayers export runs/fedavg --model global --format torch_export --out heart.pt2
+    """
+
+    dir: RunDirectory
+    model: Annotated[str, option("personal, global or local.")] = "personal"
+    client: Annotated[str | None, option("Whose; not needed where all have the same.", "NAME")] = None
+    round: Annotated[str, option("A round with a checkpoint, or last.")] = "last"
+    format: Annotated[str, option("safetensors; for other programs, onnx or torch_export.")] = "safetensors"
+    out: Annotated[Path, option("The file of weights, new.", "FILE")]
+    model_code: ModelCode = ()
+
+    def main(self, line: str) -> None:
+        from fl_core.runner import MODELS
+
+        check_known("model", self.model, MODELS)
+
+        from fl_core.exported import export
+
+        asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
+        made = export(self.dir, self.out, code=self.model_code, **asked)  # type: ignore[arg-type]
+        print(f"{made.path}, {made.path.stat().st_size:,} bytes; what it needs to be used: {made.path}.json")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Predict(Command):
+    """Let an exported model label new samples: a line each, with a score for each class.
+
+    New samples are a .csv, .npz or .jsonl file or a folder of images, as for training but without labels.
+
+    Examples:
+        fedlayers predict va.safetensors --data new_patients.csv --out predictions.csv
+    """
+
+    file: WEIGHTS
+    data: Annotated[Path, option("The new samples.", "FILE or DIR")]
+    scores: Annotated[str, option("probability, logit or none.")] = "probability"
+    out: Annotated[Path, option("The table of predictions.", "FILE")] = Path("predictions.csv")
+    model_code: ModelCode = ()
+
+    def main(self, line: str) -> None:
+        _check_replaceable(self.out)
+
+        from fl_core.exported import SCORES, predict
+        from fl_core.records.files import write_atomically
+
+        check_known("kind of scores", self.scores, SCORES)
+        made = predict(self.file, self.data, code=self.model_code)
+        write_atomically(self.out, made.frame(self.scores).to_csv(index=False).encode())
+        print(f"{len(made.samples)} predictions: {self.out}")
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse an output file that is there and no earlier table of predictions, or that cannot be written.
+
+    Raises:
+        UsageError: names the path.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"--out {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"--out {path} is a folder; name a file in it")
+    if path.exists() and not path.read_bytes()[: len(HEADER)] == HEADER.encode():
+        raise UsageError(f"--out {path} is there already and no earlier table of predictions: choose another file")

@@ -1,0 +1,136 @@
+"""Scores that any federated model must be held against, computed from a federation's data alone."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler, StandardScaler
+from torch import Tensor
+
+from fl_core import rows
+from fl_core.data.federated import FederatedData
+from fl_core.rows import Row
+from fl_core.scores import why_missing
+from fl_core.task import Task
+from fl_core.tokens import PAD
+from fl_core.training import evaluate
+
+Predict = Callable[[str, Tensor], Tensor]
+"""(client, samples [n, *shape]) -> logits [n, C]"""
+ITERATIONS = 1000
+LEAST = math.log(1e-12)
+"""Of a logit, that of a class without training samples among them."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A classifier that no federation is needed for.
+
+    Attributes:
+        words: what it is, in words.
+        model: ``personal`` or ``global``.
+        fit: data -> its logits, and a note on how it was fitted.
+    """
+
+    words: str
+    model: str
+    fit: Callable[[FederatedData], tuple[Predict, str]]
+
+
+def majority(data: FederatedData) -> tuple[Predict, str]:
+    """Each client's most frequent training class, for every sample; of equal ones the first.
+
+    The logits are log((n_k + 1) / (n + C)) for n_k of the client's n training samples in class k.
+    """
+    counts = {client.name: torch.bincount(client.train.y, minlength=data.n_classes) for client in data.clients}
+    logits = {name: ((n + 1) / (n.sum() + len(n))).log() for name, n in counts.items()}
+    return lambda client, x: logits[client].expand(len(x), -1), "frequencies of training classes"
+
+
+def pooled_logistic(data: FederatedData) -> tuple[Predict, str]:
+    """Multinomial logistic regression on all clients' training samples together: centralised, as a bound.
+
+    Samples are flattened and standardised; texts are counts of their words, each over its largest. The penalty is
+    (1/2) ||W||^2 beside the sum of cross-entropies (scikit-learn's C = 1).
+    """
+    texts = data.words is not None
+    words = int(getattr(data.shape, "tokens", 0))
+    pooled = torch.cat([client.train.x for client in data.clients])
+    y = torch.cat([client.train.y for client in data.clients]).numpy()
+    present = np.unique(y)
+    if len(present) < 2:
+        return majority(data)[0], "training samples of one class only"
+    scaler = MaxAbsScaler() if texts else StandardScaler()
+    model: Any = make_pipeline(scaler, LogisticRegression(max_iter=ITERATIONS))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        model.fit(_features(pooled, words), y)
+    note = f"not converged after {ITERATIONS} iterations" if caught else "converged"
+
+    def predict(client: str, x: Tensor) -> Tensor:
+        logits = torch.full((len(x), data.n_classes), LEAST)
+        logits[:, torch.from_numpy(present)] = torch.from_numpy(model.predict_log_proba(_features(x, words))).float()
+        return logits.clamp(min=LEAST)
+
+    return predict, f"logistic regression, C=1, {note}"
+
+
+def _features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
+    """Samples as vectors [n, d]; of token ids the counts of each word."""
+    if not words:
+        return x.flatten(1).numpy()
+    ids = x.numpy()
+    sample, place = np.nonzero(ids != PAD)
+    return csr_matrix((np.ones(len(sample), dtype=np.float32), (sample, ids[sample, place])), (len(ids), words))
+
+
+BASELINES: dict[str, Baseline] = {
+    "majority": Baseline("each client's most frequent training class", "personal", majority),
+    "pooled_logistic": Baseline(
+        "logistic regression on all clients' training samples together: centralised, as a bound",
+        "global",
+        pooled_logistic,
+    ),
+}
+"""By the name under which they stand among a comparison's algorithms."""
+
+
+def baseline_rows(task: Task) -> list[Row]:
+    """Rows of every baseline on a task's data, as those of a run after its last round.
+
+    >>> import fedlayers as fl
+    >>> found = rows.frame(baseline_rows(fl.assemble(fl.RunConfig(dataset="heart", rounds=3))))
+    >>> sorted(found["algorithm"].unique()), int(found["round"].max()), sorted(found["split"].unique())
+    (['majority', 'pooled_logistic'], 3, ['test', 'validation'])
+    """
+    found = []
+    for name, baseline in BASELINES.items():
+        predict, note = baseline.fit(task.data)
+        for client in task.data.clients:
+            for split in ("validation", "test"):
+                samples = client.split(split)
+                columns: dict[str, Any] = {
+                    "algorithm": name,
+                    "seed": task.config.seed,
+                    "round": task.config.rounds,
+                    "split": split,
+                }
+                columns |= {"model": baseline.model, "client": client.name, "estimator": note}
+                columns |= {"n_samples": len(samples), "n_train": len(client.train)}
+                scored = evaluate.scores(predict(client.name, samples.x), samples.y, task.criterion.of_logits())
+                found += [
+                    rows.row(metric, value, status=why_missing(metric, value), **columns)
+                    for metric, value in scored.items()
+                ]
+    return found

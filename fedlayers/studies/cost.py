@@ -1,0 +1,149 @@
+"""What a race costs: foreseen before it starts, and measured on its runs."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedlayers.studies.race import Entry
+from fl_core import tree
+from fl_core.algorithms.base import Round
+from fl_core.records import store, timing
+from fl_core.task import Task
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a choice, foreseen or measured.
+
+    Attributes:
+        runs, rounds: how many runs race, and their rounds in all, the winner's completion included.
+        full_runs: the same in runs of full length.
+        n_bytes: what all clients together send and receive; foreseen: at most.
+        seconds: of local training on this machine with the given workers; foreseen: roughly, from a few timed steps.
+    """
+
+    runs: int
+    rounds: int
+    full_runs: float
+    n_bytes: float
+    seconds: float
+
+    def text(self) -> str:
+        """The foreseen cost in one line."""
+        return (
+            f"{self.runs} runs, {self.rounds} rounds in all ({self.full_runs:.1f} full runs), "
+            f"up to {sized(self.n_bytes)} sent and received, about {timed(self.seconds)} of training"
+        )
+
+    def beside(self, measured: Cost) -> str:
+        """The foreseen cost beside the measured one, in one line."""
+        return (
+            f"Cost, foreseen / measured: {self.rounds} / {measured.rounds} rounds, "
+            f"{sized(self.n_bytes)} / {sized(measured.n_bytes)} sent and received, "
+            f"{timed(self.seconds)} / {timed(measured.seconds)} of training"
+        )
+
+
+def foreseen(tasks: Mapping[str, Task], entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+    """Estimate the cost of a race before it starts.
+
+    Args:
+        tasks: what each arm's runs train, by its name.
+        until: the round in which the race ends.
+        finished: how many of the runs then go on to the end.
+        workers: how many runs are trained side by side.
+    """
+    task = tasks[entries[0].arm.name]
+    full, seconds_a_round = int(task.config.rounds or 1), round_seconds(task)
+    rest = (full - until) * finished
+    rounds = until * len(entries) + rest
+    moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
+    seconds = seconds_a_round * (
+        until * len(entries) / _side_by_side(len(entries), workers) + rest / _side_by_side(finished, workers)
+    )
+    return Cost(len(entries), rounds, rounds / full, until * sum(moved) + rest * max(moved), seconds)
+
+
+def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+    """What the runs of a race have cost, by their own rows and clocks; what was trained earlier counts as well.
+
+    Arguments as of :func:`foreseen`.
+    """
+    rounds, sent, race_seconds, rest_seconds = 0, 0.0, 0.0, 0.0
+    for entry in entries:
+        if not (entry.path / "timing.jsonl").is_file():  # it failed before its first round
+            continue
+        frame = store.Run(entry.path).rows()[1]
+        sent += float(frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum())
+        by_round = {done: each["train"] for done, each in timing.by_round(entry.path / "timing.jsonl").items()}
+        rounds += max(by_round, default=0)
+        race_seconds += math.fsum(seconds for done, seconds in by_round.items() if done <= until)
+        rest_seconds += math.fsum(seconds for done, seconds in by_round.items() if done > until)
+    seconds = race_seconds / _side_by_side(len(entries), workers) + rest_seconds / _side_by_side(finished, workers)
+    return Cost(len(entries), rounds, rounds / int(task.config.rounds or 1), sent, seconds)
+
+
+def bytes_a_round(task: Task) -> float:
+    """Bytes that all sampled clients send and receive in a round; where the run itself decides on that, at most."""
+    algorithm, live = task.algorithm(task.plan), tree.live(task.model)
+    clients, rnd = range(len(task.data.clients)), Round(0)
+    if not algorithm.foreseeable or algorithm.decides:
+        return 2.0 * tree.n_bytes(live) * len(clients) * task.config.participation
+    sent = (names for c in clients for names in (algorithm.shared(rnd, c), algorithm.uploaded(rnd, c)))
+    return task.config.participation * sum(tree.n_bytes(tree.pick(live, names)) for names in sent)
+
+
+def round_seconds(task: Task) -> float:
+    """Seconds of a round's local training on this machine in one process, from a few timed steps."""
+    training = task.config.training
+    steps = sum(-(-n // training.batch) for n in task.data.weights) * int(task.config.epochs or 0)
+    return steps * task.config.participation * _seconds_a_step(task)
+
+
+def _side_by_side(runs: int, workers: int) -> int:
+    return max(1, min(workers, runs))
+
+
+def _seconds_a_step(task: Task, steps: int = 4) -> float:
+    """Seconds of one training step on a batch of the largest client, in one thread, after one that is not counted."""
+    largest = max(task.data.clients, key=lambda client: len(client.train)).train
+    batch = int(task.config.batch or 1)
+    x, y = largest.x[:batch], largest.y[:batch]
+    seconds, model = [], copy.deepcopy(task.model)
+    with tree.one_thread(), torch.random.fork_rng():
+        for _ in range(steps):
+            began = time.perf_counter()
+            loss = task.criterion(model(x), y)
+            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+            seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def sized(n_bytes: float) -> str:
+    """A number of bytes in words.
+
+    >>> sized(5_440_000)
+    '5.44 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.3g} TB"
+
+
+def timed(seconds: float) -> str:
+    """A time in words.
+
+    >>> timed(1.04), timed(48), timed(600)
+    ('1.0 s', '48 s', '10 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,117 @@
+"""The cheap alternative to a race: one run of FedAvg, whose last layers each client then trains a little alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.compare import check_stored
+from fedlayers.studies.cost import Cost, foreseen, measured, round_seconds
+from fedlayers.studies.race import Entry, Tell, run_entries, standardised, validation_scores
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.errors import RunError
+from fl_core.plan import LayerPlan
+from fl_core.records import store
+from fl_core.scores import main_score
+from fl_core.task import Task
+
+OWN_EPOCHS = 2
+"""Epochs that each client trains alone."""
+MOST_DEPTHS = 6
+FEDAVG = "fedavg"
+
+
+@dataclass(frozen=True)
+class Personalised:
+    """FedAvg's model, personalised at several depths.
+
+    Attributes:
+        best: the depth with the highest score: ``first_K``, whose first K layers stay FedAvg's, or ``fedavg`` itself.
+        run: its run directory.
+        table: a line for each depth (``arm``): ``macro_f1`` and ``loss`` on validation samples, and ``score``
+            = z(macro_f1) - z(loss) over the depths; a depth that failed is not there.
+        cost: what was foreseen; ``measured`` what the runs' own rows and clocks say.
+    """
+
+    best: Arm
+    run: Path
+    table: pd.DataFrame
+    cost: Cost
+    measured: Cost
+
+    def to_json(self) -> dict[str, Any]:
+        """The best depth and all scores as a dictionary for JSON."""
+        return {"best": self.best.name, "own_epochs": OWN_EPOCHS, "table": self.table.to_dict("records")}
+
+
+def fedavg_entry(config: RunConfig, out: Path) -> Entry:
+    """The run of FedAvg, below ``out``."""
+    config = replace(config, algorithm=FEDAVG, plan=None, options={}, workers=0)
+    return Entry(Arm(FEDAVG, FEDAVG, None), config, out / f"{FEDAVG}-{config.seed}")
+
+
+def depths(layers: int) -> tuple[int, ...]:
+    """How many first layers stay FedAvg's: any number but all, at most six of them, evenly spread.
+
+    >>> depths(4), depths(40)
+    ((0, 1, 2, 3), (0, 8, 16, 23, 31, 39))
+    """
+    count = min(layers, MOST_DEPTHS)
+    return tuple(round(k * (layers - 1) / (count - 1)) for k in range(count)) if count > 1 else (0,)
+
+
+def then_personalise(task: Task, config: RunConfig, out: Path, tell: Tell) -> Personalised:
+    """Train FedAvg to the end, then each client's last layers alone at several depths; validation chooses the depth.
+
+    The same call goes on after a stop.
+
+    Args:
+        task: what ``config`` names, for its layers and costs.
+        out: folder of these runs.
+        tell: hears what it costs, and a line whenever a run is done.
+
+    Raises:
+        UsageError: runs of another configuration below ``out``. RunError: FedAvg failed.
+    """
+    start = fedavg_entry(config, out)
+    names = [f"first_{k}" for k in depths(len(LayerPlan(task.layers, ()).trainable))]
+    own = replace(start.config, algorithm="local_head", init=str(start.path), rounds=1, epochs=OWN_EPOCHS)
+    own = replace(own, participation=1.0, eval_every=1, checkpoint_every=1)
+    arms = arms_of(names, task.layers, own.algorithm)
+    entries = [Entry(arm, own, out / f"{arm.name}-{config.seed}") for arm in arms]
+    check_stored(start.path, runner.assemble(start.config, loaded=task.data))
+    cost = _foreseen(runner.assemble(start.config, loaded=task.data), start, len(entries))
+    tell(f"FedAvg, then {OWN_EPOCHS} own epochs at {len(entries)} depths: {cost.text()}")
+    reasons = run_entries([start], None, 0, tell)
+    if reasons:
+        raise RunError(f"FedAvg failed: {next(iter(reasons.values()))}")
+    for entry in entries:
+        check_stored(entry.path, runner.assemble(entry.config, plan=entry.arm.plan, loaded=task.data))
+    failed = run_entries(entries, None, config.workers, tell)
+    done = [*(entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed), start]
+    table = pd.DataFrame({"arm": entry.arm.name, **last_scores(entry.path)} for entry in done)
+    table["score"] = standardised(table[main_score(table.columns)]) - standardised(table["loss"])
+    best = done[int(table["score"].idxmax())]
+    spent = [measured(task, [start], int(task.config.rounds or 1), 0, 1), measured(task, entries, 1, 0, config.workers)]
+    n_bytes, seconds = (sum(getattr(each, name) for each in spent) for name in ("n_bytes", "seconds"))
+    return Personalised(best.arm, best.path, table, cost, replace(cost, n_bytes=n_bytes, seconds=seconds))
+
+
+def last_scores(path: Path) -> dict[str, float]:
+    """``macro_f1`` (of a regression ``r2``) and ``loss`` on validation samples after a run's last evaluated round."""
+    scores = validation_scores(store.Run(path).rows()[1])[-1]
+    return {name: value for name, value in scores.items() if name != "round"}
+
+
+def _foreseen(task: Task, start: Entry, n_depths: int) -> Cost:
+    """One run of FedAvg, which sends, and own epochs, which send nothing."""
+    rounds, epochs = int(task.config.rounds or 1), int(task.config.epochs or 1)
+    fedavg = foreseen({start.arm.name: task}, [start], rounds, 0, 1)
+    own_rounds = n_depths * OWN_EPOCHS / epochs
+    seconds = own_rounds * round_seconds(task) / task.config.participation
+    return replace(fedavg, runs=1 + n_depths, full_runs=1 + own_rounds / rounds, seconds=fedavg.seconds + seconds)

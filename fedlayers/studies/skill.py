@@ -1,0 +1,93 @@
+"""Whether a race's candidates have learned anything: their balanced accuracy above what guessing reaches.
+
+Where nothing can be learned, candidates still differ in macro-F1: those that share average their models and guess one
+class more often than those that train alone. Such a difference is real, and says nothing of which layers to share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fl_core import statistics
+from fl_core.data import FederatedData
+
+METRIC = "balanced_accuracy"
+LEVEL = 0.95
+
+
+class Skill(NamedTuple):
+    """Balanced accuracy above guessing, of all candidates together.
+
+    Attributes:
+        value: mean over candidates and seeds, -1 to 1; about 0 = they guess.
+        low: its one-sided 95 % limit over seeds (Student's t): above 0, something was learned. NaN for one seed.
+    """
+
+    value: float
+    low: float
+
+    @property
+    def shown(self) -> bool | None:
+        """Whether it is shown that something was learned; None where that cannot be asked: one seed, or no scores."""
+        return None if math.isnan(self.low) else self.low > 0
+
+
+UNKNOWN = Skill(math.nan, math.nan)
+
+
+def guessing(data: FederatedData) -> dict[str, float]:
+    """The balanced accuracy of predictions that do not depend on the sample, by client: 1 / classes in validation.
+
+    The mean over k present classes of how often each is predicted is at most 1 / k, whatever is predicted. A client
+    with a single class is left out: every guess of it is right. A regression has no classes, and nobody in it.
+
+    >>> from fl_core.data import load
+    >>> guessing(load("digits", partition="pathological", classes_per_client=2, clients=5))["client_0"]
+    0.5
+    """
+    if not data.classes:
+        return {}
+    present = (data.class_counts("validation") > 0).sum(axis=1)
+    return {str(client): 1 / count for client, count in present.items() if count > 1}
+
+
+def above_guessing(scored: pd.DataFrame, guesses: Mapping[str, float]) -> float:
+    """Balanced accuracy above guessing of one model in one round, the mean over clients by training samples.
+
+    Args:
+        scored: rows of :data:`METRIC` on validation, one a client.
+
+    Returns:
+        NaN where no client has a score that can be compared.
+    """
+    usable = scored[scored["client"].isin(list(guesses)) & scored["value"].notna()]
+    if usable.empty:
+        return math.nan
+    return statistics.combine(usable["value"] - usable["client"].map(guesses), usable["n_train"])
+
+
+def skill(judged: pd.DataFrame) -> Skill:
+    """Balanced accuracy above guessing over all candidates and seeds of a race.
+
+    Args:
+        judged: a line for each candidate and seed; candidates that failed, and races without the scores, have NaN in
+            the column ``skill``.
+
+    >>> lines = [{"arm": arm, "seed": seed, "skill": 0.1 + 0.01 * seed} for arm in "ab" for seed in range(3)]
+    >>> skill(pd.DataFrame(lines)).shown
+    True
+    """
+    if "skill" not in judged:
+        return UNKNOWN
+    by_seed = judged.dropna(subset="skill").groupby("seed")["skill"].mean().to_numpy(float)
+    if len(by_seed) < 2:
+        return Skill(float(by_seed.mean()) if len(by_seed) else math.nan, math.nan)
+    reach = float(stats.t.ppf(LEVEL, len(by_seed) - 1)) * float(by_seed.std(ddof=1)) / math.sqrt(len(by_seed))
+    mean = float(np.mean(by_seed))
+    return Skill(mean, mean - reach)

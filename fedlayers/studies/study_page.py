@@ -1,0 +1,239 @@
+"""The report page of a study: the outcome first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.decide.against import in_words
+from fedlayers.diagnostics.pictures.album import album, figure_of
+from fedlayers.diagnostics.pictures.page import Page
+from fedlayers.diagnostics.report import Report
+from fedlayers.studies import outcome
+from fedlayers.studies.choose import Choice
+from fedlayers.studies.compare import Comparison, pretty
+from fedlayers.studies.pictures import of_comparison, of_race
+from fl_core import __version__
+from fl_core.config import RunConfig, resolved
+from fl_core.errors import listing
+from fl_core.plan import LayerPlan
+from fl_core.records.files import write_atomically
+from fl_core.task import Task
+
+CAPTIONS = {
+    "grad_variance": "Variance over the entries of each layer's weight gradient: how unevenly the layer is pulled.",
+    "hessian_trace": "Trace of the loss's Hessian in each layer, per parameter: how sharply the loss curves there.",
+    "cka": "How differently the clients' models represent the same samples; 0 is the same representation.",
+    "federation_sensitivity": "Federation sensitivity of the layers up to each one, relative to the first; the "
+    "rule reads the jumps of the combined line.",
+}
+NULL_CAPTION = " Grey: the same on nulls."
+
+
+def write_page(
+    out: Path,
+    task: Task,
+    report: Report,
+    described: LayerPlan,
+    choice: Choice | None,
+    decisions: Mapping[int, str],
+    result: Comparison,
+    lead: outcome.Lead,
+    command: str,
+) -> Path:
+    """Write the report page, and its pictures as PNG beside it.
+
+    Args:
+        described: what a rule makes of the diagnosis: the decision itself where there is no race.
+        decisions: the last layer that each seed's own PLayer-FL run shares.
+        lead: the outcome.
+    """
+    config = resolved(task.config)
+    page = Page(f"Which layers of {config.model} to federate on {Path(config.dataset).name}", lead.text)
+    if lead.gains:
+        whose = "the rule decides" if choice is None else "the race chooses"
+        page.text(f"What {whose} in each seed, on that seed's test samples:")
+        page.text("\n".join(f"- {gain}" for gain in lead.gains))
+        page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
+    chosen = described.why.rule if choice is None else "race"
+    if choice is not None:
+        _add_race(page, out, choice)
+    _add_worth(page, out, result, config, "playerfl" if choice is None else "choose")
+    page.text("## The data\n\nEach client's training samples by class.")
+    _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Who holds what.")
+    _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
+
+    seeds = sorted(result.scores["seed"].unique())
+    plan = described if choice is None else choice.plan
+    facts = (
+        *([f"command: `{command}`"] if command else []),
+        f"decided by: {chosen}",
+        f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch}, {config.loss}, "
+        f"{config.training.words}",
+        f"seeds: {', '.join(map(str, seeds))}",
+        f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
+        + (f", plan `{plan.digest[:16]}`" if plan is not None else ""),
+        "beside this page: " + "`race/` (what raced), " * (choice is not None) + "`rows.jsonl` (the measurement), "
+        "`plan.json`, `comparison/` (all runs, their rows and table)",
+    )
+    page.text("## How it was made")
+    page.text("\n".join(f"- {line}" for line in facts))
+    path = out / "report.html"
+    page.write(path)
+    return path
+
+
+def _add_race(page: Page, out: Path, choice: Choice) -> None:
+    """The section on how sure the decision is: the candidates, their differences, and what the race has cost."""
+    seeds = choice.standing.judged["seed"].nunique()
+    page.text("## How sure the decision is")
+    page.text(
+        f"Candidates with the same data, start and batches were trained up to round {choice.until} with {seeds} "
+        f"{'seed' if seeds == 1 else 'seeds'} each, and judged on validation samples."
+    )
+    words = {arm.name: arm.words for arm in choice.arms}
+    table = choice.table.assign(what=choice.table["arm"].map(words))
+    of_leader = choice.certainty.differences.set_index("arm")
+    percent = ["difference", "low", "high"]
+    table = table.join(of_leader[percent] * 100, on="arm").assign(macro_f1=100 * table["macro_f1"])
+    table = table[["arm", "what", "macro_f1", "loss", "score", *percent]]
+    columns = {"macro_f1": "macro-F1 %", "difference": "leader − arm", "low": "from", "high": "to"}
+    formats = {"macro-F1 %": ".1f", "loss": ".3f", "score": "+.2f"} | dict.fromkeys(
+        ("leader − arm", "from", "to"), "+.1f"
+    )
+    page.table(
+        table.rename(columns=columns),
+        "The race. Score: z(macro-F1) − z(loss) over the candidates, mean over the last evaluated rounds and seeds; "
+        "the highest leads. Leader − arm: difference in points of macro-F1, with Tukey's simultaneous 95 % interval.",
+        formats,
+    )
+    caption = "Macro-F1 on validation samples while the candidates race."
+    _add(page, out, "race", of_race(choice.standing.rounds), caption)
+    leaders = _inverted({seed: entry.arm.name for seed, entry in choice.of_seed.items()})
+    if len(choice.of_seed) > 1:
+        page.table(
+            pd.DataFrame([(arm, listing(map(str, of))) for arm, of in leaders.items()], columns=["arm", "seeds"]),
+            "What each seed's own race would choose; these runs are `choose` below.",
+        )
+    page.text(f"{choice.cost.beside(choice.measured)}.")
+
+
+def _add_worth(page: Page, out: Path, result: Comparison, config: RunConfig, chosen: str) -> None:
+    """The section on test scores."""
+    page.text("## What it is worth")
+    seeds = result.scores["seed"].nunique()
+    page.text(f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {config.rounds} rounds, test samples.")
+    for name, figure in of_comparison(result).items():
+        _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
+    page.table(pretty(result.table), result.legend)
+    page.text(verdict(result, chosen, without=set(outcome.AGAINST)))
+
+
+def _add_description(
+    page: Page,
+    out: Path,
+    config: RunConfig,
+    report: Report,
+    described: LayerPlan,
+    decisions: Mapping[int, str],
+    is_decision: bool,
+) -> None:
+    """The section on what one local epoch shows of the layers, and what a rule makes of that."""
+    page.text(
+        f"## What one local epoch shows of the layers\n\nEvery client trains all layers for {_epochs(config)} from the "
+        "same start. " + ("" if is_decision else "This describes the layers; the decision does not rest on it.")
+    )
+    table = pd.concat([report.frame, report.nulls], ignore_index=True) if len(report.nulls) else report.frame
+    for name, draw in album(table).items():
+        caption = (
+            CAPTIONS[name] + NULL_CAPTION
+            if name in CAPTIONS
+            else "CKA between all pairs of clients, layer by layer; 1 is the same representation."
+        )
+        _add(page, out, name, draw(), caption)
+    missing = report.frame[report.frame["status"] != "ok"]
+    if len(missing):
+        page.table(missing[["metric", "variant", "client", "layer", "status"]], "Values that could not be computed.")
+    page.text(f"### {'The decision' if is_decision else 'What a rule would make of it'}")
+    if described.why.detail.get("null"):
+        page.text(_as_list(in_words(described.why.detail["null"], described.why.variant, full=True)))
+    caption = "Federated and local layers, and where each client would cut."
+    _add(page, out, "plan" if is_decision else "rule", figure_of(plots.plan(described)), caption)
+    others = [(layer, listing(grouped)) for layer, grouped in _inverted(described.why.alternatives).items()]
+    page.table(
+        pd.DataFrame(others, columns=["last federated layer", "thresholds and rules"]),
+        "What the same measurement would decide under other thresholds and rules.",
+    )
+    if decisions:
+        by_layer = [(last, listing(map(str, of))) for last, of in _inverted(decisions).items()]
+        page.table(
+            pd.DataFrame(by_layer, columns=["last federated layer", "seeds"]),
+            "What each seed's own PLayer-FL run decided, with its own splits, initial weights and batches.",
+        )
+
+
+def _as_list(text: str) -> str:
+    first, *lines = text.splitlines()
+    return "\n\n".join([first, "\n".join(f"- {line.strip()}" for line in lines)])
+
+
+def _epochs(config: RunConfig) -> str:
+    return "one local epoch" if config.epochs == 1 else f"{config.epochs} local epochs"
+
+
+_COMPARISON_CAPTIONS = {
+    "comparison": "Macro-F1 of each algorithm's final model, combined over clients by training samples; mean and 95 % "
+    "interval over seeds.",
+    "clients": "The same score client by client.",
+    "learning": "Macro-F1 over the rounds; an algorithm that adapts to the clients only at the end has one point.",
+}
+
+
+def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
+    """For each choice the keys (seeds, thresholds) that lead to it."""
+    keys: dict[str, list[Any]] = {}
+    for key, choice in choices.items():
+        keys.setdefault(choice, []).append(key)
+    return keys
+
+
+def verdict(result: Comparison, reference: str = "playerfl", without: Collection[str] = ()) -> str:
+    """What the scores show of the algorithms, in words: paired differences from the reference, and Friedman's test.
+
+    Args:
+        reference: an algorithm of the comparison; where it is not there, the one with the best score.
+        without: algorithms that are shown elsewhere.
+    """
+    if reference not in set(result.table["algorithm"]):
+        reference = str(result.table.sort_values("macro_f1").iloc[-1]["algorithm"])
+    parts = []
+    differences = result.differences(reference)
+    for line in differences[~differences["algorithm"].isin(list(without))].itertuples():
+        points = f"{100 * line.value:+.1f} points"
+        if pd.isna(line.low):
+            parts.append(f"- `{line.algorithm}`: {points} of macro-F1; one seed supports no interval")
+            continue
+        sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "not told apart from"
+        parts.append(
+            f"- `{line.algorithm}`: {points} of macro-F1 [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
+        )
+    test = result.friedman
+    friedman = (
+        f"Friedman test over {test.n_blocks} seeds: p = {test.p_value:.2g}."
+        if test.status == "ok"
+        else f"No Friedman test: {test.status}."
+    )
+    head = f"Differences from `{reference}`, paired by seed, each with its own 95 % interval:"
+    text = "\n\n".join([head, "\n".join(parts)]) + "\n\n" if parts else ""
+    return f"{text}{friedman} Seeds share the data, so this speaks of this dataset only."
+
+
+def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
+    write_atomically(out / f"{name}.png", page.figure(figure, caption))
+    plt.close(figure)

@@ -1,0 +1,261 @@
+"""Tunes several algorithms alike: as many settings for each, trained to the end and judged on validation samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedlayers.studies.arms import Arm
+from fedlayers.studies.compare import check_stored
+from fedlayers.studies.cost import foreseen
+from fedlayers.studies.race import WINDOW, Entry, run_entries, validation_scores
+from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, points, spaces
+from fedlayers.studies.tuned import Tuned
+from fl_core import __version__, runner
+from fl_core.algorithms.base import find
+from fl_core.config import RunConfig, resolved
+from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
+from fl_core.records import store
+from fl_core.records.files import write_atomically
+from fl_core.task import Task
+from fl_core.training.evaluate import SCORES
+
+APART = 1000
+"""How far tuning's first seed is from the one that is asked for, so that a comparison's seeds are others."""
+TRIALS = 8
+SCORE = "macro_f1"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of one algorithm.
+
+    Attributes:
+        number: from 0; the same number has the same values of the keys that algorithms have in common.
+        point: the values that are tried, by key.
+        entries: its runs, one a seed.
+    """
+
+    algorithm: str
+    number: int
+    point: Point
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of tuning.
+
+    Attributes:
+        table: a line a trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN where a run
+            failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did).
+        tuned: what was chosen, as a comparison takes it.
+        spaces: what was searched, by algorithm.
+    """
+
+    table: pd.DataFrame
+    tuned: Tuned
+    spaces: Mapping[str, Mapping[str, Search]]
+
+    def text(self) -> str:
+        """The chosen settings, a line an algorithm, with a note wherever one is at an end of what was searched."""
+        best = self.table[self.table["best"]].drop(columns=["best", "failed"])
+        best.insert(1, "tried", [self.tuned.trials[name] for name in best["algorithm"]])
+        shown = best.rename(columns={"value": self.tuned.score}).to_string(index=False, na_rep="", float_format="%.4g")
+        failed = self.table["failed"].astype(bool).groupby(self.table["algorithm"], sort=False).sum()
+        notes = [f"{count} of {name}'s trials failed: see trials.csv" for name, count in failed.items() if count]
+        legend = (
+            f"{self.tuned.score} on validation samples, mean over clients by training samples, the last {WINDOW} "
+            f"evaluated rounds and seeds {listing(map(str, self.tuned.seeds))}; test samples were not read."
+        )
+        return "\n\n".join([shown, *notes, *self.at_an_end(), legend])
+
+    def at_an_end(self) -> list[str]:
+        """A note for each chosen value that is the smallest or largest that was tried: a better one may lie beyond."""
+        notes = []
+        for _, line in self.table[self.table["best"]].iterrows():
+            tried = self.table[self.table["algorithm"] == line["algorithm"]]
+            for key, search in self.spaces[line["algorithm"]].items():
+                there = [
+                    value for value in tried[key] if isinstance(value, (int, float)) and not isinstance(value, bool)
+                ]
+                if len(there) < len(tried) or len(set(there)) < 3 or line[key] not in (min(there), max(there)):
+                    continue
+                where = "smallest" if line[key] == min(there) else "largest"
+                if isinstance(search, Values) or self._near(search, line[key]):
+                    notes.append(f"{line['algorithm']}: the best {key} is the {where} that was tried; try beyond it")
+        return notes
+
+    @staticmethod
+    def _near(search: Range, value: float) -> bool:
+        """Whether a value lies in the first or last tenth of a range."""
+        return not search.at(0.1) < value < search.at(0.9)
+
+
+def tune(
+    config: RunConfig,
+    algorithms: Sequence[str],
+    over: Mapping[str, Any],
+    out: Path | str,
+    *,
+    trials: int = TRIALS,
+    seeds: Sequence[int] = (APART,),
+    score: str = SCORE,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Tuning:
+    """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
+
+    Every algorithm tries as many settings, drawn at random, or all there are if these are fewer (a grid); each is
+    trained in full, once a seed. The one with the best score on validation samples is chosen: mean over clients
+    weighted by training samples, then over the last three evaluated rounds, then over seeds. Nothing here reads the
+    scores on test samples. (Where data have no test set of their own, each seed draws its splits anew: what one seed
+    validates on is partly what another tests on.)
+
+    The same call goes on after a stop, and with more ``trials`` from there. Below ``out``: ``trials/`` (run
+    directories), ``trials.csv`` and ``tuned.json``, which :func:`~fedlayers.studies.compare.compare` takes.
+
+    Args:
+        config: of all runs; its ``workers`` train runs side by side.
+        over: what is searched, by key: :func:`~fedlayers.studies.spaces.spaces`.
+        trials: settings of each algorithm.
+        seeds: of the runs, apart from those of a later comparison.
+        score: of :data:`fl_core.training.evaluate.SCORES`.
+        options: keys of the algorithms that are set, by algorithm.
+        tell: hears what it costs, and a line whenever a run is done.
+
+    Raises:
+        UsageError: anything unknown or not fitting, or runs of other settings below ``out``, before any training.
+        RunError: every trial of an algorithm failed.
+
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> config = RunConfig(dataset="heart", rounds=2)
+    >>> found = tune(config, ["fedavg", "fedprox"], {"lr": "0.001,0.1", "mu": "0.01..1:log"}, where.name, trials=2)
+    >>> found.tuned.trials, sorted(found.tuned.options["fedprox"]), sorted(found.tuned.settings["fedavg"])
+    ({'fedavg': 2, 'fedprox': 2}, ['mu'], ['lr'])
+    """
+    out = Path(out)
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise UsageError(f"trials must be at least 1, not {trials!r}")
+    check_distinct("tuning", "algorithm", algorithms)
+    check_distinct("tuning", "seed", seeds)
+    check_known("score", score, SCORES)
+    for name in options or {}:
+        check_known("algorithm that is tuned", name, algorithms)
+    searched = spaces(over, algorithms, options)
+    for key in sorted({key for space in searched.values() for key in space if key in TRAINING}):
+        if getattr(config, key) is not None:
+            raise UsageError(f"{key} is searched, and set as well: leave one out")
+    tried = [trial for name in algorithms for trial in _trials(name, searched, trials, config, seeds, options, out)]
+    tasks = _check(tried)
+    entries = [entry for trial in tried for entry in trial.entries]
+    rounds = int(tasks[algorithms[0]].config.rounds or 1)
+    by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
+    tell(foreseen(by_arm, entries, rounds, 0, config.workers).text())
+    for name in algorithms:
+        count = sum(trial.algorithm == name for trial in tried)
+        if count < trials:
+            tell(f"{name} has {count} different settings, which are all tried")
+    failed = run_entries(entries, None, config.workers, tell)
+    table = _table(tried, score, failed)
+    write_atomically(out / "trials.csv", table.to_csv(index=False).encode())
+    for name in algorithms:
+        if not table.loc[table["algorithm"] == name, "best"].any():
+            reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
+            raise RunError(f"every trial of {name} failed, the first with: {reason}")
+    best = {trial.algorithm: trial for trial, chosen in zip(tried, table["best"], strict=True) if chosen}
+    result = Tuned(
+        settings={name: {k: v for k, v in trial.point.items() if k in TRAINING} for name, trial in best.items()},
+        options={name: {k: v for k, v in trial.point.items() if k not in TRAINING} for name, trial in best.items()},
+        values={str(line["algorithm"]): float(line["value"]) for _, line in table[table["best"]].iterrows()},
+        trials={name: sum(trial.algorithm == name for trial in tried) for name in algorithms},
+        score=score,
+        dataset=resolved(config).dataset,
+        rounds=rounds,
+        seeds=tuple(seeds),
+        version=__version__,
+    )
+    result.save(out / "tuned.json")
+    return Tuning(table, result, searched)
+
+
+def _trials(
+    name: str,
+    searched: Mapping[str, Mapping[str, Search]],
+    trials: int,
+    config: RunConfig,
+    seeds: Sequence[int],
+    options: Mapping[str, Mapping[str, Any]] | None,
+    out: Path,
+) -> list[Trial]:
+    """The trials of one algorithm, with their runs below ``out``/trials."""
+    found = []
+    common = replace(config, algorithm=name, workers=0, plan=config.plan if find(name).splits else None)
+    for number, point in enumerate(points(searched[name], trials, config.seed)):
+        own = {key: value for key, value in point.items() if key not in TRAINING}
+        settings: dict[str, Any] = {key: value for key, value in point.items() if key in TRAINING}
+        said = " ".join([name, *(f"{key}={value}" for key, value in point.items())])
+        entries = []
+        for seed in seeds:
+            its_options = {**(options or {}).get(name, {}), **own}
+            its_config = replace(common, seed=seed, options=its_options, **settings)
+            arm = Arm(said, name, None)
+            entries.append(
+                Entry(arm, its_config, out / "trials" / f"{Arm(name, name, None).folder}-{number:03}-{seed}")
+            )
+        found.append(Trial(name, number, point, tuple(entries)))
+    return found
+
+
+def _check(tried: Sequence[Trial]) -> dict[str, Task]:
+    """Refuse settings that cannot be, and directories that hold other runs; returns each algorithm's first task.
+
+    Warns:
+        UserWarning: what the first run would note of its data.
+    """
+    tasks: dict[str, Task] = {}
+    first: Task | None = None
+    for trial in tried:
+        for place, entry in enumerate(trial.entries):
+            if place and not entry.path.exists():
+                continue  # as the one of the first seed
+            same_data = first.data if first is not None and entry.config.seed == first.config.seed else None
+            task = runner.assemble(entry.config, loaded=same_data)
+            check_stored(entry.path, task)
+            tasks.setdefault(trial.algorithm, task)
+            if first is None:
+                first = task
+                for note in task.notes():
+                    warnings.warn(note, stacklevel=3)
+    return tasks
+
+
+def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], str]) -> pd.DataFrame:
+    keys = list(dict.fromkeys(key for trial in tried for key in trial.point))
+    lines = []
+    for trial in tried:
+        reasons = [failed[key] for entry in trial.entries if (key := (entry.arm.name, entry.config.seed)) in failed]
+        values = [] if reasons else [_judged(entry, score) for entry in trial.entries]
+        value = sum(values) / len(values) if values else float("nan")
+        line = {"algorithm": trial.algorithm, "trial": trial.number, **{key: trial.point.get(key) for key in keys}}
+        if not reasons and pd.isna(value):
+            reasons = [f"no finite {score} on validation samples"]
+        lines.append({**line, "value": value, "best": False, "failed": reasons[0] if reasons else ""})
+    table = pd.DataFrame(lines)
+    for _, part in table.dropna(subset="value").groupby("algorithm", sort=False):
+        best = part["value"].idxmax() if SCORES[score] else part["value"].idxmin()
+        table.loc[best, "best"] = True
+    return table
+
+
+def _judged(entry: Entry, score: str) -> float:
+    """A run's score on validation samples: the mean over its last evaluated rounds."""
+    rounds = validation_scores(store.Run(entry.path).rows()[1], metrics=(score,))
+    latest = [line.get(score, float("nan")) for line in rounds[-WINDOW:]]
+    return sum(latest) / len(latest) if latest else float("nan")

@@ -1,0 +1,192 @@
+"""Reads new samples, without labels, and prepares them for a trained model exactly as its training samples were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fl_core.data import arrays, files, tables, text
+from fl_core.data.arrays import Array
+from fl_core.data.columns import PLAIN, Reading
+from fl_core.data.federated import FederatedData
+from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.tokens import SPECIAL, TokenShape
+
+
+class Samples(NamedTuple):
+    """New samples as a model takes them.
+
+    Attributes:
+        names: where each is from: a line of a file, a row of an array (from 0), or an image's path in its folder.
+        x: float32 [n, *shape]; texts are int64 token ids [n, length].
+    """
+
+    names: tuple[str, ...]
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a trained model takes, and the fitted numbers that turn raw samples into it; plain enough for JSON.
+
+    >>> from fl_core.data import load
+    >>> inputs = Inputs.of(load("heart"))
+    >>> inputs.samples(np.zeros((2, 10))).x.shape
+    torch.Size([2, 10])
+
+    Attributes:
+        shape: of one sample; images are (channels, height, width), texts (tokens,).
+        images: whether raw samples are uint8 images [n, H, W] or [n, H, W, C], which are scaled to 0..1.
+        mean, std: one number a channel, with which images are normalised after that; empty = they are not.
+        words: of texts, what the token ids after the special ones stand for; None = the samples are no texts.
+        preprocessing: of a table, its columns in the order of the model's inputs, and the fitted numbers by which it is
+            filled and scaled; None = it has none of these.
+        reading: how tables and texts are written, and what their columns are called.
+    """
+
+    shape: tuple[int, ...]
+    images: bool = False
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    words: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
+    reading: Reading = PLAIN
+
+    @classmethod
+    def of(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
+        """What models that were trained on this federation take."""
+        return cls(tuple(data.shape), data.images, data.mean, data.std, data.words, data.preprocessing, reading)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of a table's features in the order of the model's inputs; empty = they are not known."""
+        return () if self.preprocessing is None else self.preprocessing.columns
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """The shape with which the model is built: for texts it has the number of tokens."""
+        return self.shape if self.words is None else TokenShape(self.shape, len(SPECIAL) + len(self.words))
+
+    def to_json(self) -> dict[str, Any]:
+        """It as a dictionary of plain numbers and text."""
+        made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return made
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Inputs:
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            UsageError: an unknown key.
+        """
+        for key in values:
+            check_known("key of a model's inputs", key, [field.name for field in fields(cls)])
+        found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        if found.get("preprocessing") is not None:
+            found["preprocessing"] = Preprocessing.from_json(found["preprocessing"])
+        return cls(**{**found, "reading": Reading.of(found.get("reading", {}))})
+
+    # --- new samples -----------------------------------------------------------------------------------------------
+
+    def samples(self, new: Any) -> Samples:
+        """New samples, from a path or from memory, as the model takes them.
+
+        Args:
+            new: a .csv table, whose columns other than the features are passed over; an .npz file with an array ``x``;
+                a folder of images, at any depth; texts in a .csv or .jsonl file; or, in memory, an array [n, ...], or
+                a sequence of texts.
+
+        Raises:
+            UsageError: data of another kind or shape than the model was trained on; names the file, column or line.
+        """
+        if isinstance(new, (str, Path)):
+            return self._read(Path(new))
+        if self.words is not None:
+            if not isinstance(new, Sequence) or not all(isinstance(each, str) for each in new):
+                raise UsageError("the model takes texts: give a list of them, or the path of a .csv or .jsonl file")
+            return self._texts(new, "texts", arrays.row_of_array)
+        x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
+        return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
+
+    def _read(self, path: Path) -> Samples:
+        if not path.exists():
+            raise UsageError(f"there is no file or folder of new samples at {path}")
+        kind = "folder" if path.is_dir() else path.suffix.lower()
+        known = (".jsonl",) if self.words is not None else (".npz", "folder") if self.images else (".npz",)
+        if self.words is not None or len(self.shape) == 1:
+            known = (".csv", tables.PARQUET, *known)
+        if kind not in known:
+            raise UsageError(f"{path}: the model takes {self._described()}, from {' or '.join(known)}")
+        if kind == "folder":
+            return self._folder(path)
+        if kind == ".npz":
+            x = arrays.features(files.array_of(path, "x"), f"{path}, array 'x'", missing=True)
+            return self._arrays(x, f"{path}, array 'x'", arrays.row_of_array)
+        if self.words is not None:
+            read = tables.read_jsonl_texts if kind == ".jsonl" else tables.read_texts
+            texts, place = read(path, self.reading)
+            return self._texts(texts, f"{path}, column {self.reading.text_column!r}", place)
+        return self._table(path)
+
+    def _table(self, path: Path) -> Samples:
+        beside = (self.reading.client_column, self.reading.label_column)
+        names = self.columns or [name for name in tables.header_of(path, self.reading) if name not in beside]
+        if len(names) != self.shape[0]:
+            raise UsageError(f"{path} has {len(names)} columns of features, and the model takes {self.shape[0]}")
+        columns, place = tables.named_columns(path, names, (), self.reading)
+        return self._arrays(tables.features(path, columns, place, missing=True), str(path), place)
+
+    def _folder(self, path: Path) -> Samples:
+        found = files.images_below(path)
+        if not found:
+            raise UsageError(f"{path}: no images ({', '.join(files.IMAGES)})")
+        x = files.pixels(found, gray=self.shape[0] == 1)
+        return self._arrays(x, str(path), lambda row: found[row].relative_to(path).as_posix())
+
+    def _texts(self, texts: Sequence[str], where: str, place: arrays.Place) -> Samples:
+        text.check(texts, where, place)
+        codes, words = text.encode(texts, self.shape[0])
+        return self._samples(self._source(codes, words).spelled(self.words or ()), place)
+
+    def _arrays(self, x: Array, where: str, place: arrays.Place) -> Samples:
+        source = self._source(x)
+        if source.is_image != self.images or source.shape != self.shape:
+            shape = f"{x.dtype} of shape {list(x.shape)}"
+            raise UsageError(f"{where}: {shape}, and the model takes {self._described()}")
+        if x.ndim == 2:
+            made = self.preprocessing or Preprocessing()
+            for row, column in np.argwhere(np.isnan(x)).tolist() if not made.fill else ():
+                named = repr(self.columns[column]) if self.columns else column
+                raise UsageError(f"{where}, {place(row)}, column {named}: the value is missing, and nothing fills it")
+            source = self._source(made.transform(x))
+        return self._samples(source, place)
+
+    @staticmethod
+    def _samples(source: Source, place: arrays.Place) -> Samples:
+        rows = range(len(source))
+        names = map(str, rows) if place is arrays.row_of_array else (place(row).removeprefix("line ") for row in rows)
+        return Samples(tuple(names), source.tensor(np.arange(len(source))))
+
+    def _source(self, x: Array, words: tuple[str, ...] | None = None) -> Source:
+        """The samples as those of a dataset whose labels are not known."""
+        return Source("new samples", x, np.zeros(len(x), dtype=np.int64), (), mean=self.mean, std=self.std, words=words)
+
+    def _described(self) -> str:
+        if self.words is not None:
+            return "texts"
+        if self.images:
+            channels, height, width = self.shape
+            size = f"[n, {height}, {width}{', 3' if channels == 3 else ''}]"
+            return f"{'gray' if channels == 1 else 'colour'} images, uint8 {size}"
+        if len(self.shape) == 1:
+            named = f" ({listing(self.columns)})" if self.columns else ""
+            return f"rows of {self.shape[0]} numbers{named}"
+        return f"floating-point samples [n, {', '.join(map(str, self.shape))}]"

@@ -1,0 +1,102 @@
+"""What is odd about a federation's data and does not keep it from being trained on: a plain line each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+
+from fl_core.data.federated import FederatedData
+from fl_core.data.partitions import SPLITS
+from fl_core.errors import listing
+
+LARGE = 1e4
+"""Features beyond this are noted: a step of an ordinary learning rate on them is too long."""
+LEAST = 20
+"""Samples that it takes to tell a column of record numbers from one that only looks like it."""
+DISTINCT = 0.95
+"""Share of different values from which on a column hardly ever repeats itself."""
+
+
+def notes(data: FederatedData) -> list[str]:
+    """Warnings about a federation: its scale, columns that look like record numbers, labels, names, a single client.
+
+    >>> from fl_core.data import load
+    >>> notes(load("heart"))
+    []
+    >>> notes(load("digits", clients=1, partition="iid"))
+    ['there is one client only: nothing is federated, it trains alone']
+    """
+    names = [client.name for client in data.clients]
+    alike = [*_alike("clients", names), *_alike("classes", data.classes)]
+    return [*_one_client(data), *alike, *_single(data), *_large(data), *_numbers(data)]
+
+
+def _one_client(data: FederatedData) -> Iterator[str]:
+    if len(data.clients) == 1:
+        yield "there is one client only: nothing is federated, it trains alone"
+
+
+def _alike(what: str, names: Iterable[str]) -> Iterator[str]:
+    """Names that are the same but for spaces and capitals."""
+    groups = defaultdict(list)
+    for name in names:
+        groups["".join(name.split()).casefold()].append(name)
+    for group in groups.values():
+        if len(group) > 1:
+            yield f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
+
+
+def _single(data: FederatedData) -> Iterator[str]:
+    """Classes that have one sample each."""
+    labels = torch.cat([client.split(split).y for client in data.clients for split in SPLITS])
+    if labels.is_floating_point():
+        return
+    single = int((torch.bincount(labels, minlength=data.n_classes) == 1).sum())
+    if 2 * single > data.n_classes:
+        yield (
+            f"{single} of {data.n_classes} classes have a single sample: is the label column an identifier, or a "
+            "number to be predicted?"
+        )
+
+
+def _large(data: FederatedData) -> Iterator[str]:
+    """The largest training feature, where it is too large to be trained on as it is."""
+    largest, where = 0.0, 0
+    for client in data.clients:
+        x = client.train.x
+        if x.is_floating_point() and x.numel():
+            sizes = torch.maximum(x.amax(0), -x.amin(0)).flatten()
+            if float(sizes.max()) > largest:
+                largest, where = float(sizes.max()), int(sizes.argmax())
+    if largest > LARGE:
+        place = f" (feature {where}, counted from 0)" if len(data.shape) == 1 else ""
+        yield f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
+
+
+def _numbers(data: FederatedData) -> Iterator[str]:
+    """Columns of a table that count the records: they rise or fall from row to row, or are numbers without a gap."""
+    first = data.clients[0].train.x
+    if len(data.shape) != 1 or not first.is_floating_point():
+        return
+    parts = [(client, split) for client in data.clients for split in SPLITS]
+    places = np.concatenate([data.partition.indices[client.name][split] for client, split in parts])
+    if len(places) < LEAST or len(np.unique(places)) < len(places):
+        return
+    order = torch.from_numpy(np.argsort(places))
+    few = first[: 10 * LEAST]
+    candidates = [k for k in range(first.shape[1]) if len(few[:, k].unique()) > len(few) / 2]  # cheap to tell
+    found = []
+    for k in candidates:
+        column = torch.cat([client.split(split).x[:, k] for client, split in parts]).double()[order]
+        steps = column.diff()
+        sorts = bool((steps >= 0).all() or (steps <= 0).all())
+        counts = bool((column == column.round()).all()) and float(column.max() - column.min()) < 1.5 * len(column)
+        if (sorts or counts) and len(column.unique()) >= DISTINCT * len(column):
+            found.append(str(k))
+    if found:
+        what = f"features {listing(found)} look like record numbers" if len(found) > 1 else ""
+        what = what or f"feature {found[0]} looks like a record number"
+        yield f"{what} (counted from 0), which says nothing of a new sample: leave such columns out"

@@ -1,0 +1,110 @@
+"""What a run must not come to: NaN or infinity at the server, and losses that are finite and far too large."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from fl_core import tree
+from fl_core.algorithms.base import Algorithm, State
+from fl_core.errors import DivergedError, NonFiniteError
+from fl_core.training.losses import Loss
+from fl_core.training.watching import layer_of
+
+if TYPE_CHECKING:
+    from fl_core.records.store import Run
+
+DIVERGENCE = "divergence"
+"""The metric of a row without a value, whose status says by how much a client's loss is too large in that round."""
+TIMES = 20.0
+"""A loss has diverged above so many times the larger of the client's loss at the start and the uniform predictor's."""
+
+
+def guessing(criterion: Loss, n_classes: int) -> float:
+    """The mean loss of equal logits over the classes, log C for cross-entropy; 0 where there are no classes."""
+    if n_classes < 2:
+        return 0.0
+    return float(
+        criterion.per_sample(torch.zeros(n_classes, criterion.outputs(n_classes)), torch.arange(n_classes)).mean()
+    )
+
+
+def check_finite(algorithm: Algorithm, server: State, done: int) -> None:
+    """Refuse a server's state that holds NaN or infinity after so many rounds.
+
+    Raises:
+        NonFiniteError: names the first tensor, and its layer.
+    """
+    for name, held in server.trees.items():
+        bad = tree.first_nonfinite(held)
+        if bad is not None:
+            layer = layer_of(algorithm.problem.layers, bad)
+            raise NonFiniteError(
+                f"{algorithm.name}, round {done}, server, aggregation: {bad!r} of {name!r} (layer {layer!r}) is not "
+                "finite"
+            )
+
+
+class Limit:
+    """How large a client's loss may become before it counts as diverged: :data:`TIMES` times a loss that it had anyway.
+
+    >>> from fl_core.training.losses import build
+    >>> limit = Limit(guessing(build("cross_entropy"), n_classes=2))
+    >>> limit.begin("north", 1.5)
+    >>> limit.exceeded("north", 30.0)
+    ''
+    >>> limit.exceeded("north", 31.0)
+    'a loss of 31, over 20 times the 1.5 at the start'
+    >>> limit.exceeded("south", 31.0)  # of whom no start is known
+    'a loss of 31, over 20 times the 0.693 of guessing'
+
+    Args:
+        guess: loss of the uniform predictor. on_divergence: ``note``, once a run, or ``stop``.
+
+    Attributes:
+        stored: where the losses at the start are found in a run that goes on; read when a loss is suspicious.
+    """
+
+    def __init__(self, guess: float, on_divergence: str = "note") -> None:
+        self.stored: Callable[[], Mapping[str, float]] | None = None
+        self._guess, self._stops, self._noted = guess, on_divergence == "stop", False
+        self._starts: dict[str, float] = {}
+
+    def begin(self, client: str, loss: float) -> None:
+        """Take in a loss before the first round; of several models' the largest counts."""
+        self._starts[client] = max(loss, self._starts.get(client, -math.inf))
+
+    def exceeded(self, client: str, loss: float) -> str:
+        """Why a loss has diverged, in words; empty if it has not, or is not finite, which is another matter."""
+        if not math.isfinite(loss) or not loss > TIMES * self._guess:
+            return ""
+        if self.stored is not None:
+            self._starts, self.stored = dict(self.stored()), None
+        start = self._starts.get(client, -math.inf)
+        bound, what = max((self._guess, "of guessing"), (start, "at the start"))
+        return f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}" if 0 < TIMES * bound < loss else ""
+
+    def tell(self, where: str, reason: str) -> None:
+        """Note that training diverges, for the first time, or stop there.
+
+        Raises:
+            DivergedError: the run is to stop.
+        """
+        text = f"{where}: training diverges, with {reason}; a smaller lr may help"
+        if self._stops:
+            raise DivergedError(text)
+        if not self._noted:
+            warnings.warn(text, stacklevel=2)
+        self._noted = True
+
+
+def starts_of(run: Run) -> dict[str, float]:
+    """Each client's largest validation loss before the first round, from the rows of a stored run."""
+    frame = run.rows()[1]
+    chosen = (frame["round"] == 0) & (frame["metric"] == "loss") & (frame["split"] == "validation")
+    losses = frame[chosen].fillna({"value": math.inf})  # one that was not finite leaves no bound
+    return {str(client): float(loss) for client, loss in losses.groupby("client")["value"].max().items()}

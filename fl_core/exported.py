@@ -1,0 +1,358 @@
+"""Trained models outside of their run: weights in one file, all that is needed to use them in a JSON file beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+import fl_core
+from fl_core import models, runner, tree
+from fl_core.algorithms.base import Algorithm, find
+from fl_core.algorithms.options import configurations
+from fl_core.data import FederatedData
+from fl_core.data.inputs import Inputs
+from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+from fl_core.models import programs
+from fl_core.models.external import LOADING
+from fl_core.records import blobs, store
+from fl_core.records.files import Folder, check_version, sha, signed
+from fl_core.task import Task, drop_statistics
+from fl_core.training import evaluate
+
+FORMAT = "fedlayers.model/1"
+OTHERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {"onnx": programs.onnx, "torch_export": programs.torch_export}
+"""What other programs read, by name: a model and an example of its input to the bytes of a file."""
+FORMATS = ("safetensors", *OTHERS)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A trained model that :func:`export` has written, described as its JSON file describes it.
+
+    Attributes:
+        path: the file of weights; the JSON file's name is this one's with ``.json`` after it.
+        about: what that says: ``model`` (callable, options, seed, and the algorithm that extended it), ``inputs`` (how
+            raw samples are prepared), ``classes``, ``layers``, ``plan``, ``run`` (id, round, client, digests), and
+            ``file``.
+    """
+
+    path: Path
+    about: Mapping[str, Any]
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the model takes, and how raw samples are turned into it."""
+        return Inputs.from_json(self.about["inputs"])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits."""
+        return tuple(self.about["classes"])
+
+    def model(self, *, model: nn.Module | None = None, code: Collection[str] = ()) -> nn.Module:
+        """The model with its trained weights, in evaluation mode.
+
+        Args:
+            model: your own, where the run was given one from Python; it is copied.
+            code: the ``package.module:name`` of what the file names as code, said again, as to resume.
+
+        Raises:
+            UsageError: code or a model that was not given again, or weights that do not fit it.
+            CorruptError: the file of weights is missing or damaged.
+        """
+        file = self.about["file"]
+        if file["format"] != "safetensors":
+            raise UsageError(
+                f"{self.path} is a program for others to run ({file['format']}): export the model as safetensors"
+            )
+        built = _built(self.path, self.about, model, code)
+        weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
+        tree.load(built, weights)
+        return built.eval()
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says of new samples.
+
+    Attributes:
+        samples: where each is from: a line of a file, a row of an array (from 0), or an image's path in its folder.
+        classes: names of the C classes; none: the model predicts a number.
+        outputs: the model's, float32 [n, C]; [n, 1] where it predicts a number, or one logit for the second of two
+            classes.
+    """
+
+    samples: tuple[str, ...]
+    classes: tuple[str, ...]
+    outputs: Tensor
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """A logit for each class, float32 [n, C]: the outputs, or 0 and the single output for the second of two.
+
+        Raises:
+            UsageError: the model predicts a number.
+        """
+        if not self.classes:
+            raise UsageError("the model predicts a number: it has outputs, and no classes")
+        single = self.outputs.shape[1] == 1 and len(self.classes) == 2
+        return torch.cat([torch.zeros_like(self.outputs), self.outputs], dim=1) if single else self.outputs
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """Softmax of the logits, float64 [n, C]; each row sums to 1."""
+        return self.logits.double().softmax(dim=1)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The class with the largest logit; of equal ones the first."""
+        return tuple(self.classes[k] for k in self.logits.double().numpy().argmax(axis=1))
+
+    def frame(self, scores: str = "probability") -> pd.DataFrame:
+        """A line a sample: ``sample``, ``predicted``, and a column for each class named ``SCORE CLASS``.
+
+        Args:
+            scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``; a predicted number has none.
+
+        Raises:
+            UsageError: other scores.
+        """
+        check_known("kind of scores", scores, SCORES)
+        if not self.classes:
+            return pd.DataFrame({"sample": self.samples, "predicted": self.outputs[:, 0].numpy()})
+        values = SCORES[scores](self)
+        lines = pd.DataFrame({"sample": self.samples, "predicted": self.labels})
+        if values is None:
+            return lines
+        columns = [f"{scores} {name}" for name in self.classes]
+        return pd.concat([lines, pd.DataFrame(np.asarray(values), columns=columns)], axis=1)
+
+
+SCORES: dict[str, Callable[[Predictions], Tensor | None]] = {
+    "probability": lambda made: made.probabilities,
+    "logit": lambda made: made.logits,
+    "none": lambda made: None,
+}
+
+
+def export(
+    path: Path | str,
+    out: Path | str,
+    *,
+    which: str = "personal",
+    client: str | None = None,
+    round: int | str = "last",
+    format: str = "safetensors",
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    code: Collection[str] = (),
+) -> Exported:
+    """Write one model of a run for use elsewhere: its weights to ``out``, what they need to ``out``.json beside it.
+
+    Neither file holds code, and neither is a pickle. The JSON file names the model's callable with its options, the
+    shape of a sample, how raw samples are prepared (the fitted numbers themselves), classes, layers, the plan, and the
+    run with its digests. :func:`predict` reads both.
+
+    >>> import fedlayers as fl
+    >>> engine = fl.run(dataset="heart", algorithm="fedper", rounds=1, out="runs/fedper", progress=False)
+    >>> made = fl.export("runs/fedper", "va.safetensors", client="va")
+    >>> made.about["model"]["callable"], made.classes
+    ('heart_mlp', ('0', '1', '2', '3', '4'))
+
+    Args:
+        path: the run's directory.
+        out: the file of weights, which must not be there yet.
+        which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`).
+        client: whose; None where all clients have the same.
+        round: one with a checkpoint, or ``last``.
+        format: ``safetensors``; or, for other programs, ``onnx``, which takes the packages onnx and onnxscript, or
+            ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file says.
+        data, model, code: as of :func:`fl_core.runner.resume`.
+
+    Raises:
+        UsageError: no such run, round, model or client; a file that is there; a model that the format cannot hold.
+        CorruptError: what is stored is damaged.
+    """
+    out = Path(out)
+    check_known("format of a model", format, FORMATS)
+    _check_free(out)
+    found = store.Run(path)
+    trained, task = runner.load_models(path, round, which, data=data, model=model, code=code)
+    chosen = _client(trained, which, client)
+    about = _described(found, task, trained[chosen], which, client, round)
+    rebuilt = _built(out, about, model, code)
+    tree.load(rebuilt, tree.of(trained[chosen]))
+    example = models.example(task.data.shape)
+    with tree.one_thread():
+        if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained[chosen], example)):
+            raise UsageError(f"{about['model']['callable']} does not give the same model when it is called again")
+    if format == "safetensors":
+        content = save(tree.of(rebuilt))
+    else:
+        content = OTHERS[format](rebuilt.eval(), example)
+    about["file"] = {"format": format, "bytes": len(content), "sha256": sha(content)}
+    folder = Folder(out.parent)
+    folder.write(out.name, content)
+    folder.write(f"{out.name}.json", signed({"format": FORMAT, **about}))
+    return Exported(out, about)
+
+
+def read(path: Path | str) -> Exported:
+    """What :func:`export` wrote, from the JSON file beside the weights.
+
+    Raises:
+        UsageError: no such file, or one of a newer version of this package.
+        CorruptError: it was edited or damaged.
+    """
+    path = Path(path).resolve()  # its own folder may be reached through links, what lies in it may not
+    folder, name = Folder(path.parent), f"{path.name}.json"
+    if not path.parent.is_dir() or not folder.has(name):
+        raise UsageError(f"{path} is no exported model: there is no {name} beside it")
+    about = folder.read_signed(name)
+    known = check_version(path.parent / name, about.pop("format", None), FORMAT)
+    if not known or not about.keys() >= {"model", "inputs", "classes", "file"}:
+        raise UsageError(f"{path.parent / name} does not describe an exported model")
+    return Exported(path, about)
+
+
+def predict(
+    path: Path | str,
+    new: Any,
+    *,
+    model: nn.Module | None = None,
+    code: Collection[str] = (),
+) -> Predictions:
+    """What an exported model says of new samples, which are prepared exactly as the training samples were.
+
+    >>> import fedlayers as fl, numpy as np
+    >>> engine = fl.run(dataset="heart", rounds=1, out="runs/heart", progress=False)
+    >>> _ = fl.export("runs/heart", "heart.safetensors", which="global")
+    >>> fl.predict("heart.safetensors", np.zeros((2, 10))).logits.shape
+    torch.Size([2, 5])
+
+    Args:
+        path: the file of weights that :func:`export` wrote.
+        new: a .csv table, an .npz file with an array ``x``, a folder of images, or texts in a .csv or .jsonl file, as
+            :func:`fl_core.data.files.read` takes them but without labels; or an array [n, ...], or a list of texts.
+        model, code: as of :meth:`Exported.model`.
+
+    Raises:
+        UsageError: no exported model there, its code not named again, or samples that are not like those of training.
+        CorruptError: a file of the model is damaged.
+        NonFiniteError: the model's output is NaN or infinite, for which there is no class.
+    """
+    exported = read(path)
+    built = exported.model(model=model, code=code)
+    samples = exported.inputs.samples(new)
+    with tree.one_thread():
+        outputs = evaluate.predict(built, samples.x)
+    bad = torch.flatten((~torch.isfinite(outputs).all(dim=1)).nonzero()).tolist()
+    if bad:
+        first = samples.names[bad[0]]
+        raise NonFiniteError(
+            f"{len(bad)} of {len(outputs)} samples have outputs that are NaN or infinite, the first is {first}"
+        )
+    return Predictions(samples.names, exported.classes, outputs)
+
+
+# --- what the JSON file says -----------------------------------------------------------------------------------
+
+
+def _described(
+    found: store.Run, task: Task, trained: nn.Module, which: str, client: str | None, round: int | str
+) -> dict[str, Any]:
+    config, data = task.config, task.data
+    checkpoint = found.checkpoint(round, lazy=True)
+    below = find(config.algorithm).under(config.options)
+    extends = below.build.__func__ is not Algorithm.build.__func__  # type: ignore[attr-defined]
+    plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
+    return {
+        "model": {
+            "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
+            "callable": "" if "model" in found.config["own"] else config.model,
+            "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
+            "options": _fresh(str(config.model), config.model_options),
+            "seed": config.seed,
+            "bn": config.bn,
+            "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
+        },
+        "inputs": Inputs.of(data, config.reading).to_json(),
+        "classes": list(data.classes),
+        "layers": [asdict(layer) for layer in task.layers],
+        "plan": plan,
+        "weights": tree.digest(tree.of(trained)),
+        "run": {
+            "id": found.id,
+            "name": found.path.resolve().name,
+            "algorithm": config.algorithm,
+            "model": which,
+            "client": client,
+            "round": checkpoint.round,
+            "dataset": config.dataset,
+            "data": data.digest,
+            "source": data.source_digest,
+        },
+        "version": fl_core.__version__,
+    }
+
+
+def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: Collection[str]) -> nn.Module:
+    """The model that the JSON file names, with fresh weights."""
+    said, inputs = about["model"], Inputs.from_json(about["inputs"])
+    extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
+    named = {**extended, "model": said["callable"]}
+    runner.check_code(
+        path, {key: name for key, name in runner.code_of(named).items() if model is None or key != "model"}, code
+    )
+    shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
+    if model is not None:
+        made = copy.deepcopy(model)
+    elif not said["callable"]:
+        raise UsageError(f"{path} was trained with a model of your own, {said['class']}: pass it again, model=...")
+    else:
+        made = models.build(
+            said["callable"], shape, n_classes, seed=seed, options=_fresh(said["callable"], said["options"])
+        )
+    if said["bn"] == "drop":
+        drop_statistics(made)
+    if said["extended_by"] is not None:
+        algorithm = find(extended["algorithm"])
+        below, options = algorithm.under(extended["options"]), configurations(algorithm, extended["options"])[-1]
+        made = below.build(made, options, shape=shape, n_classes=n_classes, seed=seed)
+        if said["bn"] == "drop":
+            drop_statistics(made)
+    return made
+
+
+def _fresh(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options without those by which a library would load other weights, which these here replace."""
+    return {key: value for key, value in options.items() if not (name.startswith("timm:") and key in LOADING)}
+
+
+# --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _check_free(out: Path) -> None:
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent} to export to")
+    for path in (out, out.with_name(f"{out.name}.json")):
+        if path.exists() or path.is_symlink():
+            raise UsageError(f"{path} is there already and stays as it is: choose another file, or remove it first")
+
+
+def _client(trained: Mapping[str, nn.Module], which: str, client: str | None) -> str:
+    if client is not None:
+        return check_known(f"client with a {which} model", client, trained)
+    if len({tree.digest(tree.of(model)) for model in trained.values()}) > 1:
+        raise UsageError(f"every client has a {which} model of its own: say whose (--client): {listing(trained)}")
+    return next(iter(trained))

@@ -1,0 +1,107 @@
+"""What is refused before it takes memory: a file larger than memory, a packed file that unpacks to far more, deep JSON.
+
+>>> import json
+>>> parsed_json('{"layers": ["fc1", "fc2"]}')
+{'layers': ['fc1', 'fc2']}
+>>> parsed_json("[" * 5000 + "]" * 5000)
+Traceback (most recent call last):
+ValueError: JSON that is nested more than 100 times
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from fl_core.errors import UsageError
+
+JSON_BYTES = 2**30
+"""Bytes of one file of JSON at most; the manifest of a checkpoint has about 200 for each client."""
+LINE_BYTES = 2**26
+"""Bytes of one line of a file of JSON lines at most."""
+DEEPEST = 100
+"""Lists and objects of JSON within each other at most."""
+_NESTING = frozenset((dict, list))
+_NESTED = f"JSON that is nested more than {DEEPEST} times"
+UNPACKED = 2**28
+"""Bytes that a packed file may unpack to, however small it is."""
+RATIO = 100
+"""Bytes beyond that to which one byte of a packed file may unpack: measured numbers and pictures do not reach 10."""
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_size(
+    path: Path | str, n_bytes: int, most: int | None = None, fault: Callable[[str], Exception] = UsageError
+) -> None:
+    """Refuse a file before it is read, if it has more bytes than ``most``, or than the machine has memory.
+
+    Raises:
+        fault: names the file, its size and the limit.
+    """
+    if n_bytes > (memory() if most is None else most):
+        limit = f"this machine's memory of {sized(memory())}" if most is None else f"the {sized(most)} of its kind"
+        raise fault(f"{path} holds {sized(n_bytes)}, more than {limit}")
+
+
+def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
+    """Refuse a packed file before it is unpacked, if that would take far more bytes than the file has.
+
+    Raises:
+        UsageError: names the file, both sizes, and a way for data that are meant.
+    """
+    check_size(f"{path}, unpacked,", unpacked)
+    if unpacked > max(UNPACKED, RATIO * packed):
+        raise UsageError(
+            f"{path} has {sized(packed)} that unpack to {sized(unpacked)}, over {RATIO} times as many: if they are "
+            "meant, store them without compression"
+        )
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """What a text of JSON says.
+
+    Raises:
+        ValueError: no JSON, no UTF-8, or lists and objects nested more than :data:`DEEPEST` times.
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(_NESTED) from error
+    level = [found] if type(found) in _NESTING else []
+    for _ in range(DEEPEST):
+        if not level:
+            return found
+        parts = [each.values() if isinstance(each, dict) else each for each in level]
+        parts = [part for part in parts if not _NESTING.isdisjoint(map(type, part))]  # rarely any of a line of rows
+        level = [inner for part in parts for inner in part if type(inner) in _NESTING]
+    if level:
+        raise ValueError(_NESTED)
+    return found
+
+
+def read_line(file: IO[bytes]) -> bytes:
+    """The next line of a file of JSON lines; b"" at its end.
+
+    Raises:
+        ValueError: it is longer than :data:`LINE_BYTES`.
+    """
+    line = file.readline(LINE_BYTES + 1)
+    if len(line) > LINE_BYTES:
+        raise ValueError(f"a line of more than {sized(LINE_BYTES)}")
+    return line
+
+
+def sized(n_bytes: float) -> str:
+    """A number of bytes in words, such as ``9 TiB``."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.3g} TiB"

@@ -1,0 +1,166 @@
+"""What every logger is: the base class, how one is named, and a run's rows as named curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from fl_core import statistics
+from fl_core.dropout import REPLY_LOST
+from fl_core.errors import UsageError
+from fl_core.registry import Registry
+from fl_core.rows import Row
+
+SUMMED = ("bytes_down", "bytes_up", "flops", "steps", REPLY_LOST)
+"""What a run costs, and the replies that it loses: over clients the sum is of interest, of everything else the mean."""
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """The run whose rows are logged.
+
+    Attributes:
+        path: its directory; None = it keeps none.
+        id: the digest by which its checkpoints name it; empty without a directory.
+        config: its resolved configuration.
+        done: rounds that it had completed when it was started, or gone on with; their rows are not logged again.
+    """
+
+    path: Path | None
+    id: str
+    config: Mapping[str, Any]
+    done: int
+
+
+class Logger:
+    """Gets a run's rows as they are recorded; one's own is a class of this kind.
+
+    It is made, without arguments, before anything of the run is written, so that what it needs is checked then. What
+    it raises later ends the run, which can be resumed.
+
+    >>> import fedlayers as fl
+    >>> class Printed(fl.Logger):
+    ...     name = "printed"
+    ...
+    ...     def log(self, rows):
+    ...         print(rows[0]["round"], sorted({row["split"] for row in rows}))
+    >>> engine = fl.run(dataset="heart", rounds=1, log=[Printed()], progress=False)
+    0 ['test', 'validation']
+    1 ['test', 'train', 'validation']
+
+    Attributes:
+        name: by which it is asked for.
+        needs: packages that must be installed, and the extra of this one that has them.
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def begin(self, run: LoggedRun) -> None:
+        """Called once, before the first rows."""
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Called after the start and after every round, once its rows are complete (:mod:`fl_core.rows`)."""
+        raise NotImplementedError
+
+    def close(self, finished: bool) -> None:
+        """Called once, when the run is done (``finished``), pauses, or fails."""
+
+
+def _from_outside(made: Any, name: str) -> type[Logger]:
+    if not (isinstance(made, type) and issubclass(made, Logger)):
+        raise UsageError(f"logger {name!r} is not a class made of fl.Logger")
+    return made
+
+
+LOGGERS: Registry[type[Logger]] = Registry("logger", "fl_core.loggers", "logger", _from_outside)
+
+
+def logger(made: type[Logger]) -> type[Logger]:
+    """Class decorator: make a logger known under its ``name``.
+
+    Raises:
+        UsageError: another logger has that name.
+    """
+    LOGGERS.add(made.name, made, made)
+    return made
+
+
+def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
+    """The loggers that are asked for by name or by ``package.module:Class``, or given, in that order.
+
+    Raises:
+        UsageError: unknown, or a package that it needs is not installed.
+    """
+    several = [asked] if isinstance(asked, (str, Logger)) else asked
+    return [each if isinstance(each, Logger) else _made(each) for each in several]
+
+
+def _made(name: str) -> Logger:
+    found = LOGGERS[name]
+    missing = [package for package in found.needs if find_spec(package) is None]
+    if missing:
+        raise UsageError(f"logging to {name} needs the package {missing[0]}: pip install 'fedlayers[{name}]'")
+    return found()
+
+
+@contextmanager
+def opened(loggers: Iterable[Logger], run: LoggedRun, is_finished: Callable[[], bool]) -> Iterator[None]:
+    """Begin loggers, and close them however the block ends."""
+    with ExitStack() as begun:
+        for each in loggers:
+            each.begin(run)
+            begun.callback(_close, each, is_finished)
+        yield
+
+
+def _close(logger: Logger, is_finished: Callable[[], bool]) -> None:
+    logger.close(is_finished())
+
+
+class Scalar(NamedTuple):
+    """One point of a curve: its value after a round; NaN where it could not be computed."""
+
+    curve: str
+    round: int
+    value: float
+
+
+def scalars(rows: Iterable[Row]) -> Iterator[Scalar]:
+    """Rows as points of curves, ``METRIC/SPLIT/MODEL/client/NAME``, and over clients ``.../weighted_mean`` or ``/sum``.
+
+    Parts that a row does not have are left out. Means are weighted by training samples; costs (:data:`SUMMED`) are
+    added up.
+
+    >>> from fl_core.rows import row
+    >>> where = {"round": 3, "split": "test", "model": "global"}
+    >>> north = row("accuracy", 0.5, client="north", n_train=10, **where)
+    >>> for each in scalars([north, row("accuracy", 0.8, client="south", n_train=20, **where)]):
+    ...     print(each.curve, each.round, round(each.value, 2))
+    accuracy/test/global/client/north 3 0.5
+    accuracy/test/global/client/south 3 0.8
+    accuracy/test/global/weighted_mean 3 0.7
+    """
+    together: dict[tuple[str, int], list[Row]] = {}
+    for each in rows:
+        parts = (each[column] for column in ("metric", "variant", "split", "model", "layer"))
+        curve = "/".join(part for part in parts if part)
+        names = [name for name in (each["client"], each["client_b"]) if name]
+        yield Scalar("/".join([curve, *(["client", *names] if names else ["value"])]), each["round"], _value(each))
+        if len(names) == 1:
+            together.setdefault((curve, each["round"]), []).append(each)
+    for (curve, done), found in together.items():
+        values, weights = [_value(each) for each in found], [each["n_train"] for each in found]
+        if found[0]["metric"] in SUMMED:
+            yield Scalar(f"{curve}/sum", done, sum(values))
+        else:
+            yield Scalar(f"{curve}/weighted_mean", done, statistics.combine(values, weights))
+
+
+def _value(row: Row) -> float:
+    return math.nan if row["value"] is None else float(row["value"])

@@ -1,0 +1,81 @@
+"""Models as programs that others run without this package or the model's code: ONNX, and PyTorch's torch.export."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError
+
+NEEDED = ("onnx", "onnxscript")
+
+
+def torch_export(model: nn.Module, example: Tensor) -> bytes:
+    """A model in evaluation mode as a .pt2 file, which ``torch.export.load`` reads; it holds no pickle.
+
+    Args:
+        example: samples [n, *shape], n at least 2; the program takes any number of them.
+
+    Raises:
+        UsageError: PyTorch cannot follow the model, or could write it only with a pickle in the file.
+    """
+    with _explained("torch.export", model):
+        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    program._example_inputs = None  # the only part of the file that PyTorch would pickle
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            start = archive.read(member)[:2]
+            if start == b"PK" or (start[:1] == b"\x80" and member.filename.endswith((".pt", ".pkl"))):
+                raise UsageError(f"torch.export would pickle {member.filename}: export the model as safetensors")
+    return file.getvalue()
+
+
+def onnx(model: nn.Module, example: Tensor) -> bytes:
+    """A model in evaluation mode as an ONNX file: input ``x`` [n, *shape], output ``logits`` [n, C].
+
+    Raises:
+        UsageError: a package that PyTorch needs for it is not installed, or PyTorch cannot follow the model.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"ONNX needs the packages {' and '.join(NEEDED)}: pip install 'fedlayers[onnx]'")
+    with _explained("ONNX", model):
+        program = torch.onnx.export(
+            model,
+            (example,),
+            input_names=["x"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("n")},),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        return program.model_proto.SerializeToString()
+
+
+@contextmanager
+def _explained(what: str, model: nn.Module) -> Iterator[None]:
+    """Turn whatever a tracer raises into one line, and keep its warnings and logs to itself."""
+    level = logging.getLogger("torch").level
+    try:
+        logging.getLogger("torch").setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # of many types, each of PyTorch's own
+        first = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{what} cannot follow {type(model).__name__} ({first}); safetensors holds any model"
+        ) from error
+    finally:
+        logging.getLogger("torch").setLevel(level)

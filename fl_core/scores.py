@@ -1,0 +1,97 @@
+"""The scores of a model's predictions by name: what each is called, which way is better, and of what kind of task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+
+from fl_core.errors import check_known
+
+CLASSIFICATION, REGRESSION = "classification", "regression"
+TASKS = (CLASSIFICATION, REGRESSION)
+"""What is predicted: one of several classes, or a number."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score of a model on the samples of a split; :func:`fl_core.training.evaluate.scores` has the formulas.
+
+    Attributes:
+        label: what it is called in tables and pictures.
+        higher_is_better: otherwise lower is.
+        share: whether it lies between 0 and 1, and is shown in percent.
+        task: of :data:`TASKS`; "" = of both.
+        missing: why it has no value where it has none.
+    """
+
+    label: str
+    higher_is_better: bool
+    share: bool
+    task: str
+    missing: str = ""
+
+
+_ABSENT = "a class is absent among the samples"
+
+TABLE: dict[str, Score] = {
+    "accuracy": Score("accuracy", True, True, CLASSIFICATION),
+    "macro_f1": Score("macro-F1", True, True, CLASSIFICATION),
+    "loss": Score("loss", False, False, ""),
+    "auroc": Score("AUROC", True, True, CLASSIFICATION, _ABSENT),
+    "auprc": Score("AUPRC", True, True, CLASSIFICATION, _ABSENT),
+    "balanced_accuracy": Score("balanced accuracy", True, True, CLASSIFICATION),
+    "ece": Score("ECE", False, True, CLASSIFICATION),
+    "mse": Score("MSE", False, False, REGRESSION),
+    "mae": Score("MAE", False, False, REGRESSION),
+    "r2": Score("R2", True, False, REGRESSION, "the targets do not vary among the samples"),
+}
+
+SCORES: dict[str, bool] = {name: score.higher_is_better for name, score in TABLE.items()}
+"""Every score, and whether higher is better."""
+
+MAIN = {CLASSIFICATION: "macro_f1", REGRESSION: "r2"}
+"""The score by which algorithms are ranked and races judged, beside the loss."""
+
+
+SHOWN = {CLASSIFICATION: ("macro_f1", "accuracy", "loss"), REGRESSION: ("r2", "mae", "loss")}
+"""The scores in a comparison's printed table, unless another is asked for."""
+
+
+def check_score(name: str, task: str) -> str:
+    """Return a score's name if it is one of that kind of task.
+
+    Raises:
+        UsageError: names it, the nearest, and those that there are.
+    """
+    return check_known(f"score of {task}", name, [each for each, score in TABLE.items() if score.task in ("", task)])
+
+
+def main_score(there: Container[str]) -> str:
+    """The main score of the task whose scores these are.
+
+    >>> main_score(["loss", "mse", "r2"])
+    'r2'
+    """
+    return MAIN[REGRESSION] if MAIN[REGRESSION] in there else MAIN[CLASSIFICATION]
+
+
+def why_missing(name: str, value: float) -> str:
+    """The status of a row with a value of that name: ``ok``, or why there is no finite one.
+
+    >>> why_missing("auroc", 0.7), why_missing("auroc", float("nan")), why_missing("loss", float("inf"))
+    ('ok', 'a class is absent among the samples', 'not finite')
+    """
+    if math.isfinite(value):
+        return "ok"
+    known = TABLE[name].missing if name in TABLE and math.isnan(value) else ""
+    return known or "not finite"
+
+
+def label_of(name: str) -> str:
+    """What a score is called in tables and pictures; a name that is no score's is its own label.
+
+    >>> label_of("balanced_accuracy"), label_of("auroc"), label_of("train_loss")
+    ('balanced accuracy', 'AUROC', 'train loss')
+    """
+    return TABLE[name].label if name in TABLE else name.replace("_", " ")

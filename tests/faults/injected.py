@@ -1,0 +1,75 @@
+"""An operating system that fails on demand, between the run directory's files and the real one."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+CALLS = ("open", "mkdir", "write", "close", "fsync", "replace", "unlink", "stat", "listdir", "ftruncate")
+"""What is asked of the operating system when files of a run are written, and can fail."""
+
+
+class FailingOS:
+    """The module ``os``, whose so many-th call of one kind fails; to be put in the place of it.
+
+    Args:
+        call: one of :data:`CALLS`; None fails never.
+        which: counted from 1.
+        code: the error's number.
+        done: whether what was asked for is done all the same, as when a server's answer is lost.
+
+    Attributes:
+        counts: calls so far, by kind.
+        failed: whether the call came.
+    """
+
+    def __init__(self, call: str | None = None, which: int = 0, code: int = 0, done: bool = False) -> None:
+        self.call, self.which, self.code, self.done = call, which, code, done
+        self.counts: Counter[str] = Counter()
+        self.failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name == "fdopen":
+            return lambda handle, mode: _File(self, real(handle, mode))
+        return (lambda *given, **named: self.act(name, real, *given, **named)) if name in CALLS else real
+
+    def act(self, name: str, real: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Do what was asked for, or fail."""
+        self.counts[name] += 1
+        if name != self.call or self.counts[name] != self.which:
+            return None if name == "fsync" else real(*given, **named)  # which only a power cut would tell
+        self.failed = True
+        if self.done or name == "close":  # which closes in any case
+            with suppress(OSError):
+                real(*given, **named)
+        named_file = [given[0]] if given and isinstance(given[0], (str, os.PathLike)) else []
+        raise OSError(self.code, os.strerror(self.code), *named_file)
+
+
+class _File:
+    """A file whose writing and closing can fail; what fails has written a half."""
+
+    def __init__(self, system: FailingOS, file: Any) -> None:
+        self.system, self.file = system, file
+
+    def write(self, data: bytes) -> int:
+        before = self.system.failed
+        try:
+            return self.system.act("write", self.file.write, data)
+        except OSError:
+            if self.system.failed and not before and not self.system.done:
+                self.file.write(data[: len(data) // 2])
+            raise
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.system.act("close", self.file.close)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)

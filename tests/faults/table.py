@@ -1,0 +1,96 @@
+"""``python -m tests.faults.table``: writes README.md beside it, the table of all faults, from the tests' own names.
+
+A fault is a test's name in words, what is held of it the first line of its docstring; tries are its cases, those that
+are drawn included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+PAGE = HERE / "README.md"
+TOP = ["| fault | held | tries | of them slow |", "|---|---|---|---|"]
+HEAD = """# Faults, and how often each is tried
+
+Written by `make lists` from the tests' own names and first lines; a test holds that it is up to date. A test that goes
+through every moment or every call by itself counts as one try for each of its cases. Slow ones are tried by
+`make test-slow`, the others by every `make test`. What is promised is in [SECURITY.md](../../SECURITY.md).
+"""
+
+
+@dataclass
+class Fault:
+    """One test function: its file's first line, its name, its first line, and how often it is tried."""
+
+    file: str
+    about: str
+    name: str
+    held: str
+    tries: int = 0
+    slow: int = 0
+
+    @property
+    def words(self) -> str:
+        """The name in words."""
+        return self.name.removeprefix("test_").replace("_", " ")
+
+
+class _Collected:
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.items = list(session.items)
+
+
+def collected() -> list[Fault]:
+    """Every test in this folder, in the order of files and of lines, whether slow or not."""
+    found = _Collected()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", str(HERE)], plugins=[found])
+    assert code == pytest.ExitCode.OK, said.getvalue()
+    faults: dict[tuple[str, str], Fault] = {}
+    for item in sorted(found.items, key=lambda item: item.path.name):  # stable: lines stay in order
+        key = item.path.name, item.originalname
+        if key not in faults:
+            faults[key] = Fault(key[0], _first_line(item.module), key[1], _first_line(item.function))
+        drawn = getattr(item.obj, "_hypothesis_internal_use_settings", None)
+        tries = drawn.max_examples if drawn is not None else 1
+        faults[key].tries += tries
+        faults[key].slow += tries if item.get_closest_marker("slow") else 0
+    return list(faults.values())
+
+
+def page(faults: Iterable[Fault]) -> str:
+    """The page's text."""
+    faults = list(faults)
+    lines = [HEAD]
+    for file in dict.fromkeys(fault.file for fault in faults):
+        of_file = [fault for fault in faults if fault.file == file]
+        lines += [f"## [{file}]({file})\n", f"{of_file[0].about}\n", *TOP]
+        lines += [f"| {each.words} | {_cell(each.held)} | {each.tries} | {each.slow or ''} |" for each in of_file]
+        lines.append("")
+    total, slow = sum(each.tries for each in faults), sum(each.slow for each in faults)
+    lines.append(f"{total:,} tries in all, {slow:,} of them slow.\n")
+    return "\n".join(lines)
+
+
+def _first_line(documented: Any) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(collected()), encoding="utf-8")

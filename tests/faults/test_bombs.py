@@ -1,0 +1,332 @@
+"""A small file that would take all memory, or all of the stack, is refused by name before it has taken any."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedlayers.diagnostics.decide.select import select
+from fl_core import limits, models, rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import CorruptError, UsageError
+from fl_core.models import weights
+from fl_core.plan import LayerPlan
+from fl_core.records import files, timing
+from fl_core.records.store import Run
+
+VAST = 9 << 40
+LITTLE = 200 << 20  # bytes that a refusal may take: a part of a line, a list of names
+CONFIG = RunConfig(algorithm="fedavg", rounds=2, epochs=1, checkpoint_every=1, eval_every=2)
+pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A finished run that nobody touches."""
+    path = tmp_path_factory.mktemp("sound") / "run"
+    runner.run(CONFIG, path, progress=False)
+    return path
+
+
+@pytest.fixture
+def run(sound, tmp_path):
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(sound, tmp_path / "run"))
+
+
+def refused(act, path, *errors):
+    """What is said, in one line that names the file; and nothing much was taken before."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(errors or (CorruptError, UsageError)) as caught:
+            act()
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    said = str(caught.value)
+    assert str(path) in said
+    assert "\n" not in said
+    assert taken < LITTLE, f"{taken:,} bytes"
+    return said
+
+
+def readers(path):
+    """All ways in which a run directory is read: to be checked, to be gone on with, for its models and its rows."""
+    return {
+        "verify": lambda: Run(path).verify(),
+        "resume": lambda: runner.resume(path, progress=False),
+        "models": lambda: runner.load_models(path, which="global"),
+        "rows": lambda: Run(path).rows(),
+    }
+
+
+def grow(path, n_bytes=VAST):
+    """As large as asked for, without taking a place: a sparse file."""
+    try:
+        os.truncate(path, n_bytes)
+    except OSError as error:
+        pytest.skip(f"no sparse file of that size here: {error}")
+
+
+# --- larger than memory ----------------------------------------------------------------------------------------
+
+COVERED = ("config.json", "environment.json", "partition.safetensors", "manifest.json", "checkpoints/000002.json")
+
+
+@pytest.mark.parametrize("name", [*COVERED, "blobs", "plan.json", "timing.jsonl"])
+def test_a_vast_file_of_a_run(run, name):
+    if name == "blobs":
+        name = f"blobs/{Run(run).manifest(2)['states']['server']['blob']}.safetensors"
+    if name == "plan.json":  # of a run that has a plan
+        plan = next(Path(__file__).parents[1].glob("fixtures/*/finished"))
+        run = Path(shutil.copytree(plan, run.parent / "with a plan"))
+    grow(run / name)
+    refused(readers(run)["verify"], run / name, CorruptError)
+
+
+def test_vast_rows_after_the_last_checkpoint_are_cut(run, sound):
+    grow(run / "rows.jsonl")
+    refused(readers(run)["rows"], run / "rows.jsonl", CorruptError)
+    readers(run)["resume"]()
+    assert (run / "rows.jsonl").read_bytes() == (sound / "rows.jsonl").read_bytes()
+
+
+def test_a_vast_plan_or_vast_rows(tmp_path):
+    for name, reader in (("plan.json", LayerPlan.load), ("rows.jsonl", rows.read), ("rows.jsonl", select)):
+        (tmp_path / name).write_text("{")
+        grow(tmp_path / name)
+        refused(lambda: reader(tmp_path / name), tmp_path / name, UsageError)  # noqa: B023
+
+
+@pytest.mark.parametrize("start", ["x,label\n1,0\n", ""])
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".jsonl", ".parquet"])
+def test_vast_data_of_ones_own(tmp_path, suffix, start):
+    path = tmp_path / f"data{suffix}"
+    path.write_text(start)
+    grow(path)
+    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_vast_weights(tmp_path, suffix):
+    path = tmp_path / f"weights{suffix}"
+    path.write_bytes(b"\0")
+    grow(path)
+    refused(lambda: weights.read(path), path, UsageError)
+
+
+# --- headers that claim what is not there ----------------------------------------------------------------------
+
+
+def tensor_file(header, data=b"", length=None):
+    """The bytes of a safetensors file with any header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+CLAIMS = {
+    "a header of 9 TiB": tensor_file({}, length=VAST),
+    "a tensor of 9 TiB": tensor_file({"w": {"dtype": "U8", "shape": [VAST], "data_offsets": [0, VAST]}}),
+    "a shape beyond its bytes": tensor_file({"w": {"dtype": "F32", "shape": [VAST], "data_offsets": [0, 4]}}, b"1234"),
+    "a shape that overflows": tensor_file({"w": {"dtype": "F64", "shape": [2**62, 16], "data_offsets": [0, 0]}}),
+    "nested JSON": tensor_file(b'{"w":' * 20_000 + b"1" + b"}" * 20_000),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("kind", ["server", "partition", "weights"])
+def test_tensors_that_claim_what_is_not_there(run, tmp_path, claim, kind):
+    """With digests that fit: who has written the file has written those too."""
+    data = CLAIMS[claim]
+    if kind == "weights":
+        path = tmp_path / "weights.safetensors"
+        path.write_bytes(data)
+        refused(lambda: weights.read(path), path, UsageError)
+        return
+    if kind == "partition":
+        path = run / "partition.safetensors"
+        entry = {"sha256": files.sha(data), "bytes": len(data)}
+        forge(run / "manifest.json", lambda found: found["files"].update({path.name: entry}))
+    else:
+        path = run / f"blobs/{files.sha(data)}.safetensors"
+        forge(run / "checkpoints/000002.json", lambda found: found["states"]["server"].update(blob=files.sha(data)))
+    path.write_bytes(data)
+    if kind == "partition":
+        refused(lambda: Run(run).partition(), path, CorruptError)
+        return
+    for name in ("verify", "resume", "models"):
+        refused(readers(run)[name], path, CorruptError)
+
+
+def forge(path, change):
+    """Change a file of signed JSON, whose digest then fits again."""
+    found = json.loads(path.read_bytes())
+    found.pop("sha256", None)
+    change(found)
+    path.write_bytes(files.signed(found))
+
+
+# --- JSON that is nested ---------------------------------------------------------------------------------------
+
+DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+DEEPER_THAN_USE = json.loads("[" * 150 + "]" * 150)
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "checkpoints/000002.json"])
+def test_nested_json_in_a_run(run, name):
+    (run / name).write_bytes(DEEP)
+    for act in ("verify", "resume", "models"):
+        refused(readers(run)[act], run / name, CorruptError)
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "checkpoints/000002.json"])
+def test_nested_json_with_a_digest_that_fits(run, name):
+    """So little nested that it can be read, and too much for what comes after."""
+    forge(run / name, lambda found: found.update(options=DEEPER_THAN_USE))
+    for act in ("verify", "resume"):
+        refused(readers(run)[act], run / name, CorruptError)
+
+
+def test_nested_json_in_what_is_not_signed(run):
+    for name in ("environment.json", "timing.jsonl"):
+        (run / name).write_bytes(DEEP)
+    data = (run / "environment.json").read_bytes()
+    entry = {"sha256": files.sha(data), "bytes": len(data)}
+    forge(run / "manifest.json", lambda found: found["files"].update({"environment.json": entry}))
+    refused(lambda: Run(run).environment, run / "environment.json", CorruptError)
+    refused(lambda: timing.read(run / "timing.jsonl"), run / "timing.jsonl", CorruptError)
+
+
+def test_a_nested_plan_or_nested_rows(tmp_path):
+    header = json.dumps({"schema": rows.SCHEMA}).encode() + b"\n"
+    for name, data, reader, error in (
+        ("plan.json", DEEP, LayerPlan.load, UsageError),
+        ("rows.jsonl", DEEP, rows.read, UsageError),
+        ("rows.jsonl", DEEP, select, UsageError),
+        ("rows.jsonl", header + DEEP, rows.read, CorruptError),
+        ("rows.jsonl", header + b"[" * 10**6, rows.read, CorruptError),
+    ):
+        (tmp_path / name).write_bytes(data)
+        refused(lambda: reader(tmp_path / name), tmp_path / name, error)  # noqa: B023
+
+
+@pytest.mark.parametrize("line", [1, 2])
+def test_nested_texts_of_ones_own(tmp_path, line):
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(b'{"text": "a", "label": 0}\n' * (line - 1) + DEEP + b"\n")
+    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+
+
+# --- packed files ----------------------------------------------------------------------------------------------
+
+
+def packed(path, **streams):
+    """An .npz file of these arrays' headers, each with as many zeros as are asked for: (shape, dtype, zeros)."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, (shape, dtype, zeros) in streams.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for _ in range(zeros // 2**20):
+                    file.write(bytes(2**20))
+    return path
+
+
+BOMBS = {
+    "unpacks to 512 MiB": {"x": ((2**27,), "f4", 2**29), "y": ((2**27,), "u1", 0)},
+    "two of which neither is too large": {"x": ((2**27,), "u1", 2**27), "y": ((2**27,), "u1", 2**28)},
+    "claims 9 TiB": {"x": ((VAST,), "u1", 2**20), "y": ((3,), "i8", 0)},
+    "claims more than there are numbers": {"x": ((2**62, 16), "f8", 2**20), "y": ((3,), "i8", 0)},
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_packed_dataset(tmp_path, bomb):
+    path = packed(tmp_path / "data.npz", **BOMBS[bomb])
+    assert path.stat().st_size < 2**20
+    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+
+
+def test_a_packed_table(tmp_path):
+    """Of one value over and over, which takes next to nothing in a column's dictionary."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path, column = tmp_path / "data.parquet", pyarrow.array(np.zeros(2**25, dtype=np.int8))
+    parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
+    assert path.stat().st_size < 2**20
+    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+
+
+def test_a_packed_dataset_with_a_nested_header(tmp_path):
+    path = tmp_path / "data.npz"
+    for text in (b"(" * 5000 + b")" * 5000, b"-" * 9000 + b"1", b"[" * 9000):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in ("x", "y"):
+                archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+        refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+
+
+def test_data_that_compress_well_are_taken(tmp_path):
+    """As much of nothing as a mask or a background has."""
+    x = np.zeros((400, 3, 32, 32), dtype=np.float32)
+    x[:, 0, 0, 0] = np.arange(400)
+    np.savez_compressed(tmp_path / "data.npz", x=x, y=np.arange(400) % 2)
+    assert x.nbytes > 100 * (tmp_path / "data.npz").stat().st_size
+    assert len(runner.assemble(RunConfig(dataset=str(tmp_path / "data.npz"))).data.clients)
+
+
+def test_packed_weights(tmp_path):
+    """Weights by torch.save are a zip archive, whose entries may be packed, too."""
+    plain, path = tmp_path / "plain.pt", tmp_path / "weights.pt"
+    torch.save(models.build("heart_mlp", (10,), 5, seed=3).state_dict(), plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+        with target.open(f"{source.namelist()[0].partition('/')[0]}/data/99", "w", force_zip64=True) as file:
+            for _ in range(512):
+                file.write(bytes(2**20))
+    refused(lambda: weights.read(path), path, UsageError)
+    assert weights.read(plain)
+
+
+def test_images_that_unpack_to_more_than_they_hold(tmp_path):
+    (tmp_path / "images/a").mkdir(parents=True)
+    Image.new("L", (6000, 6000)).save(tmp_path / "images/a/0.png")
+    for k in range(1, 10):
+        shutil.copy(tmp_path / "images/a/0.png", tmp_path / f"images/a/{k}.png")
+    refused(lambda: runner.assemble(RunConfig(dataset=str(tmp_path / "images"))), tmp_path / "images", UsageError)
+
+
+# --- names of files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["²", "00000²", "٠٠٠٠٠٣", "0000003", "+00003", "9" * 240])
+def test_a_number_that_is_no_round(run, name):
+    """Python takes each of these for a number, or its digits for digits."""
+    shutil.copy(run / "checkpoints/000002.json", run / f"checkpoints/{name}.json")
+    assert Run(run).rounds == [1, 2]
+    assert Run(run).verify()
+
+
+def test_a_number_of_layers_is_written_in_plain_digits():
+    from fedlayers.studies.arms import arms_of
+    from fl_core.layers import Layer
+
+    layers = [Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c")]
+    with pytest.raises(UsageError, match=r"unknown arm .*'first_²'"):
+        arms_of(["first_²", "all"], layers)
+
+
+def test_sizes_are_told_in_words():
+    assert [limits.sized(n) for n in (12, 1536, VAST)] == ["12 bytes", "1.5 KiB", "9 TiB"]

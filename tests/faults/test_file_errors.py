@@ -1,0 +1,175 @@
+"""Every call to the operating system that writes a run fails once: no committed round is lost, and the run goes on."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_core import rows
+from fl_core.algorithms import State
+from fl_core.errors import CorruptError
+from fl_core.records import files, writing
+from fl_core.records.store import Checkpoint, Run
+from tests.faults.injected import CALLS, FailingOS
+
+ROUNDS = 2
+CODES = {
+    "open": (errno.EMFILE, errno.ENOSPC),
+    "mkdir": (errno.ENOSPC, errno.EROFS),
+    "write": (errno.ENOSPC, errno.EDQUOT),
+    "close": (errno.EIO,),  # where a network's file system tells of what it could not write
+    "fsync": (errno.EIO, errno.ESTALE),
+    "replace": (errno.EXDEV, errno.EIO),
+    "unlink": (errno.EACCES, errno.EIO),
+    "stat": (errno.ESTALE,),
+    "listdir": (errno.EIO,),
+    "ftruncate": (errno.EIO,),
+}
+assert CODES.keys() == set(CALLS)
+
+
+def state(*marks: int) -> State:
+    return State({"model": {"w": torch.tensor([float(mark) for mark in marks])}}, {"marks": list(marks)})
+
+
+def write(path: Path, committed: list[int], system: FailingOS | None = None) -> None:
+    """A run as the engine has it written, from where it is to its end; only its tensors are made up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "os", system or FailingOS())
+        written(path, ROUNDS, committed)
+
+
+def written(path: Path, until: int, committed: list[int]) -> None:
+    if (path / "config.json").exists():
+        with writing.reopen(path) as writer:
+            if writer.run.begun:
+                on(writer, writer.rewind(), until, committed)
+            else:
+                begin(writer, until, committed)
+    else:
+        with writing.create(path, {"rounds": ROUNDS, "checkpoint_every": 1, "given": None}) as writer:
+            begin(writer, until, committed)
+
+
+def begin(writer: writing.Writer, until: int, committed: list[int]) -> None:
+    writer.begin({"python": "3"}, {"0/train": torch.arange(5)}, {"version": "0"})
+    on(writer, 0, until, committed)
+
+
+def on(writer: writing.Writer, done: int, until: int, committed: list[int]) -> None:
+    for k in range(done + 1, until + 1):
+        writer.add_rows([rows.row("accuracy", k / 10, round=k, client=client) for client in ("a", "b")])
+        clients = {"a": state(k), "b": state(7)}  # one of them does not change
+        writer.checkpoint(Checkpoint(k, state(k, k), clients, {"local": {"a": {"w": torch.ones(k)}}}))
+        committed.append(k)
+        writer.add_timing({"round": k})
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    found = (each for each in path.rglob("*") if each.is_file() and each.name not in ("lock", "timing.jsonl"))
+    return {str(each.relative_to(path)): each.read_bytes() for each in found}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The files of a run that nothing disturbed."""
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    write(path, [])
+    return contents(path)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run that was killed while it wrote its second checkpoint."""
+    path = tmp_path_factory.mktemp("interrupted") / "run"
+    write(path, [])
+    (path / "checkpoints/000002.json").unlink()
+    blobs = {each.stem for each in (path / "blobs").iterdir()}
+    known = {entry["blob"] for entry in json.loads((path / "checkpoints/000001.json").read_bytes())["states"].values()}
+    (path / "journal.jsonl").write_text("\n".join([json.dumps({"run": Run(path).id}), *sorted(blobs - known)]) + "\n")
+    (path / f"blobs/{'0' * 64}.safetensors.7.part").write_bytes(b"half")
+    return path
+
+
+def cases():
+    """Quick are those where something is made that lasts; the whole matrix takes a minute."""
+    for call in CALLS:
+        for start in ("new", "interrupted"):
+            for done in (False, True):
+                lasting = call in ("write", "fsync", "replace") or (call in ("mkdir", "unlink") and start == "new")
+                marks = () if lasting and not done else pytest.mark.slow
+                name = f"{call}-{start}" + "-done, and said to have failed" * done
+                yield pytest.param(call, start, done, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("call", "start", "done"), list(cases()))
+def test_every_call_fails_once(tmp_path, undisturbed, interrupted, call, start, done):
+    """The k-th of its kind, for every k, in a run from its first file and in one that goes on after a kill."""
+    before = interrupted if start == "interrupted" else None
+    for which in itertools.count(1):
+        path = tmp_path / str(which)
+        if before:
+            shutil.copytree(before, path)
+        code = CODES[call][which % len(CODES[call])]
+        committed: list[int] = [1] if before else []
+        failing, told = FailingOS(call, which, code, done), None
+        try:
+            write(path, committed, failing)
+        except OSError as error:
+            told = error
+        if not failing.failed:  # there is no such call any more
+            assert told is None
+            assert which > 1 or (call, start) == ("mkdir", "interrupted"), "a run that goes on has its folders"
+            break
+        assert told, "a failure passed unseen"
+        assert told.errno == code
+        assert str(path) in str(told), "the message names no path"
+        if committed:
+            assert set(committed) <= set(Run(path).rounds)
+            assert Run(path).verify()
+        write(path, [])
+        assert contents(path) == undisturbed
+        assert Run(path).verify()
+        shutil.rmtree(path)
+
+
+def test_the_file_layer_fails_when_it_is_told_to(tmp_path):
+    """And sees all that is written: whoever writes by another way is not tested here."""
+    counting = FailingOS()
+    write(tmp_path / "run", [], counting)
+    named = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.name not in ("lock", "timing.jsonl", "rows.jsonl")
+    ]
+    assert counting.counts["replace"] == len(named) + 1  # and once the rows' header
+    assert counting.counts["fsync"] > counting.counts["replace"]
+    assert not counting.failed
+
+
+def test_a_damaged_disk_is_no_reason_to_lose_the_error(tmp_path, monkeypatch):
+    """Where the unfinished file cannot be removed either, the first error is told."""
+    path = tmp_path / "run"
+    path.mkdir()
+
+    class Broken(FailingOS):
+        def act(self, name, real, *given, **named):
+            if name == "fsync":
+                raise OSError(errno.EIO, "Input/output error")
+            if name == "unlink" and given[0].endswith(".part") and os.path.exists(path / given[0]):
+                raise OSError(errno.EROFS, "Read-only file system")
+            return real(*given, **named)
+
+    monkeypatch.setattr(files, "os", Broken())
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        files.Folder(path).write("x", b"much")
+    assert caught.value.filename == str(path / "x")
+    with pytest.raises(CorruptError, match="is missing"):
+        files.Folder(path).read("x")

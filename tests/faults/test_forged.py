@@ -1,0 +1,301 @@
+"""Files that are whole, signed and of the right format, and hold what no run has written: refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from fedlayers.diagnostics.decide.select import select
+from fedlayers.diagnostics.measure import instruments
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import CorruptError, RunError, UsageError
+from fl_core.records import files
+from fl_core.records.store import Run
+
+ROUNDS = 3
+pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A run of three rounds that stopped after its second, and that nobody touches."""
+    path = tmp_path_factory.mktemp("sound") / "run"
+    config = RunConfig(algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
+    runner.run(config, path, instruments=instruments(), progress=False, until=2)
+    return path
+
+
+@pytest.fixture
+def run(sound, tmp_path):
+    """A copy of it, to be forged."""
+    return Path(shutil.copytree(sound, tmp_path / "run"))
+
+
+def resume(path):
+    runner.resume(path, instruments=instruments(), progress=False)
+
+
+def models(path):
+    runner.load_models(path, which="personal")
+
+
+def forge(path, change):
+    """Change a file of signed JSON, whose digest then fits again."""
+    found = json.loads(path.read_bytes())
+    found.pop("sha256", None)
+    change(found)
+    path.write_bytes(files.signed(found))
+
+
+def contents(path):
+    found = (each for each in path.rglob("*") if each.is_file() and each.name != "lock")
+    return {str(each.relative_to(path)): each.read_bytes() for each in found}
+
+
+def refused(act, run, *named):
+    """Refused in one line that names one of these files, and nothing is changed."""
+    before = contents(run)
+    with pytest.raises(CorruptError) as caught:
+        act(run)
+    said = str(caught.value)
+    assert any(str(run / name) in said for name in named), said
+    assert "\n" not in said
+    assert contents(run) == before
+    return said
+
+
+# --- values of another type ------------------------------------------------------------------------------------
+
+LAST = "checkpoints/000002.json"
+OTHERS = {"null": None, "a number": 7, "below 0": -7, "a text": "x", "a list": ["x"], "an object": {"x": [1]}}
+PLACES = {  # and what may stand there
+    LAST: {
+        "round": "a number",
+        "previous": ("a number", "null"),
+        "chain": "null",
+        "rows": "",
+        "rows.bytes": "a number",
+        "rows.sha256": "",
+        "states": "",
+        "states.server": "",
+        "states.server.blob": "",
+        "states.server.trees": "",
+        "states.server.meta": "",
+        "states.server.meta.plan": "",
+        "states.client/va.blob": "",
+        "states.client/va.meta": "an object",
+        "states.local/va.trees": "",
+    },
+    "manifest.json": dict.fromkeys(("files", "files.config.json", "files.config.json.bytes", "rows", "rows.bytes"), ""),
+    "config.json": {
+        "own": "a list",
+        "given": "null",
+        "options": "",
+        "command": "a text",
+        "dataset": "",
+        "algorithm": "",
+        "rounds": ("a number", "null"),
+        "lr": ("a number", "null"),
+        "workers": "a number",
+        "loss_options": "null",
+    },
+}
+FORGED = [
+    (name, place, other)
+    for name, places in PLACES.items()
+    for place, sound in places.items()
+    for other in OTHERS
+    if other not in sound
+]
+
+
+def put(found, place, value):
+    """Set what is at a place, a name a step; names may have dots."""
+    head = next((name for name in sorted(found, key=len, reverse=True) if place.startswith(f"{name}.")), None)
+    if head is None:
+        found[place] = value
+    else:
+        put(found[head], place.removeprefix(f"{head}."), value)
+
+
+@pytest.mark.parametrize(("name", "place", "other"), FORGED)
+def test_a_value_of_another_type(run, name, place, other):
+    """Nothing goes on from it: the one line names the run's directory, and nothing in it is changed."""
+    forge(run / name, lambda found: put(found, place, OTHERS[other]))
+    if name == "config.json":  # else it differs from its digest, which is told first
+        covered(run, name)
+    before = contents(run)
+    with pytest.raises((CorruptError, UsageError)) as caught:
+        resume(run)
+    assert str(run) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert contents(run) == before
+    for act in (lambda at: Run(at).verify(), models):
+        try:
+            act(run)
+        except (CorruptError, UsageError) as error:
+            said = str(error)
+        else:
+            said = str(run)  # what it did not need
+        assert str(run) in said
+        assert "\n" not in said
+
+
+def covered(run, name):
+    """Let the manifest name a file's new digest, and the checkpoints the manifest's."""
+    data = (run / name).read_bytes()
+    forge(
+        run / "manifest.json",
+        lambda found: found["files"].update({name: {"sha256": files.sha(data), "bytes": len(data)}}),
+    )
+    chain = None
+    for which in Run(run).rounds:
+        path = run / f"checkpoints/{which:06d}.json"
+        forge(path, lambda found: found.update(run=Run(run).id, chain=chain))  # noqa: B023
+        chain = files.sha(path.read_bytes())
+
+
+# --- tensors of another shape or type --------------------------------------------------------------------------
+
+TENSORS = {
+    "a row less": lambda tensor: tensor[:-1].clone(),
+    "a dimension more": lambda tensor: tensor[None].clone(),
+    "no numbers": lambda tensor: tensor[:0].clone(),
+    "whole numbers": lambda tensor: tensor.long(),
+    "in double": lambda tensor: tensor.double(),
+    "true or false": lambda tensor: tensor > 0,
+}
+
+
+def forge_blob(run, state, change):
+    """Change the tensors of one state in the last checkpoint, whose digests then fit again; their file."""
+    entry = json.loads((run / LAST).read_bytes())["states"][state]
+    tensors = load((run / f"blobs/{entry['blob']}.safetensors").read_bytes())
+    data = save(change(tensors))
+    (run / f"blobs/{files.sha(data)}.safetensors").write_bytes(data)
+    forge(run / LAST, lambda found: found["states"][state].update(blob=files.sha(data)))
+    return f"blobs/{files.sha(data)}.safetensors"
+
+
+@pytest.mark.parametrize("state", ["server", "client/va", "local/va"])
+@pytest.mark.parametrize("how", TENSORS)
+def test_a_tensor_of_another_shape_or_type(run, how, state):
+    def change(tensors):
+        name = min(tensors)
+        return {**tensors, name: TENSORS[how](tensors[name])}
+
+    name = forge_blob(run, state, change)
+    refused(resume, run, name)
+    if state != "local/va":
+        refused(models, run, name)
+
+
+def renamed(tensors):
+    first = min(tensors)
+    return {**{name: tensor for name, tensor in tensors.items() if name != first}, f"{first}.other": tensors[first]}
+
+
+def without_one(tensors):
+    return {name: tensor for name, tensor in tensors.items() if name != min(tensors)}
+
+
+@pytest.mark.parametrize(("state", "change"), [("server", renamed), ("server", without_one), ("client/va", renamed)])
+def test_a_tensor_of_another_name_or_none(run, change, state):
+    """Where the algorithm finds out only when it asks for the tensor, the checkpoint is named."""
+    name = forge_blob(run, state, change)
+    refused(resume, run, name, LAST)
+    refused(models, run, name, LAST)
+
+
+def test_a_tensor_that_only_training_asks_for(run):
+    """The next round finds out, and says which file it went on from."""
+    forge_blob(run, "client/va", without_one)
+    with pytest.raises(RunError) as caught:
+        resume(run)
+    assert str(run / LAST) in str(caught.value)
+
+
+def test_values_that_are_not_finite_are_found(run):
+    forge_blob(run, "server", lambda tensors: {key: tensor * torch.nan for key, tensor in tensors.items()})
+    assert "not finite" in refused(resume, run, LAST)
+
+
+def test_a_state_without_its_tree(run):
+    forge(run / LAST, lambda found: found["states"]["server"].update(trees=[], blob=""))
+    refused(resume, run, LAST)
+    refused(models, run, LAST)
+
+
+def test_clients_that_the_run_does_not_have(run):
+    forge(run / LAST, lambda found: found["states"].update({"client/nobody": found["states"].pop("client/va")}))
+    refused(resume, run, LAST)
+
+
+def test_meta_of_another_type(tmp_path):
+    """What an algorithm keeps beside its tensors is its own: it finds out in the next round, and the file is named."""
+    sound = tmp_path / "sound"
+    config = RunConfig(algorithm="fedfomo", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
+    runner.run(config, sound, progress=False, until=2)
+    meta = json.loads((sound / LAST).read_bytes())["states"]["server"]["meta"]
+    assert meta
+    for name in meta:
+        run = Path(shutil.copytree(sound, tmp_path / name))
+        forge(run / LAST, lambda found: found["states"]["server"]["meta"].update({name: "x"}))  # noqa: B023
+        with pytest.raises(RunError) as caught:
+            resume(run)
+        assert str(run / LAST) in str(caught.value)
+
+
+# --- the partition, and rows -----------------------------------------------------------------------------------
+
+PARTITIONS = {
+    "no meta": lambda tree: tree.pop("meta"),
+    "other meta": lambda tree: tree.update(meta=torch.tensor(list(b"[1, 2]"), dtype=torch.uint8)),
+    "nested meta": lambda tree: tree.update(meta=torch.tensor(list(b"[" * 9000), dtype=torch.uint8)),
+    "fractions": lambda tree: tree.update({"0/train": tree["0/train"].double() + 0.5}),
+    "a table": lambda tree: tree.update({"0/train": tree["0/train"][None].clone()}),
+    "none of a client": lambda tree: tree.pop("0/train"),
+}
+
+
+@pytest.mark.parametrize("how", PARTITIONS)
+def test_a_partition_that_is_none(run, how):
+    path = run / "partition.safetensors"
+    tree = load(path.read_bytes())
+    PARTITIONS[how](tree)
+    path.write_bytes(save(tree))
+    covered(run, path.name)
+    for act in (resume, models):
+        refused(act, run, path.name)
+
+
+ROW = rows.row("accuracy", 0.5, client="north", n_train=3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"value": "x"}, {"value": [1]}, {"round": 1.5}, {"round": 2**70}, {"client": ["north"]}, {"n_train": {}}],
+    ids=str,
+)
+def test_a_row_of_other_types(tmp_path, change):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in ({"schema": rows.SCHEMA}, {**ROW, **change})) + "\n")
+    with pytest.raises(CorruptError, match="rows"):
+        rows.read(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"layers": 3}, {"layers": [3]}, {"layers": [{"name": 3}]}, {"layers": {"a": 1}}], ids=str
+)
+def test_rows_with_a_header_of_other_types(tmp_path, change):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in ({"schema": rows.SCHEMA, **change}, ROW)) + "\n")
+    with pytest.raises((CorruptError, UsageError)) as caught:
+        select(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,151 @@
+"""A command that trains many runs, killed at any moment: the same command goes on, and ends with the same files.
+
+One child process imports everything once and forks a grandchild for each time that a command is given.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_core.records.store import Run
+from tests.faults.test_kill import ROOT, die
+
+TRAINED = ("--dataset", "heart", "--rounds", "2", "--epochs", "1", "--checkpoint-every", "1", "--out", "out")
+COMMANDS = {
+    "compare": ("compare", "--algorithms", "local", "fedavg", "--seeds", "2", *TRAINED),
+    "study": ("study", "--algorithms", "local", "playerfl", "--seeds", "2", *TRAINED),
+    "choose": ("choose", "--arms", "nothing", "all_but_last", "--seeds", "2", "--eval-every", "1", *TRAINED),
+    "regret": ("regret", "--rules", "sensitivity_ratio", "--seeds", "1", *TRAINED),
+}
+SHARES = (0.05, 0.4, 0.7, 0.98)
+"""When a command is killed: after which share of the files that it writes, and of its time."""
+TIMED = ("seconds", "foreseen", "measured")  # what a choice says of the time that it took
+UNCOVERED = {"lock", "timing.jsonl"}
+
+
+# --- in the child ----------------------------------------------------------------------------------------------
+
+
+def given(folder: Path, command: str, die_at: int = 0, die_after: float = 0.0) -> tuple[int, int, float]:
+    """Give a command in a forked process: its status, how many files it has put in place, and its seconds.
+
+    Args:
+        die_at: the process kills itself before it puts this file in place, counted from 1.
+        die_after: or after so many seconds.
+    """
+    began = time.perf_counter()
+    folder.mkdir(exist_ok=True)
+    pid = os.fork()
+    if pid:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return status, len((folder / "placed").read_bytes()), time.perf_counter() - began
+    try:
+        os.chdir(folder)
+        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        counter, replace, placed = (
+            itertools.count(1),
+            os.replace,
+            os.open("placed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        )
+
+        def counting(*names: object, **where: object) -> None:
+            if next(counter) == die_at:
+                die()
+            replace(*names, **where)  # type: ignore[arg-type]
+            os.write(placed, b".")
+
+        os.replace = counting  # type: ignore[assignment]
+        if die_after:
+            threading.Timer(die_after, die).start()
+        from fedlayers.cli.main import main
+
+        main(COMMANDS[command])
+        os._exit(0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def nursery(where: str, command: str, shares: list[float]) -> None:
+    """Give a command undisturbed, and for each share killed and given again; print what happened, a JSON line each."""
+    base = Path(where)
+    import torch
+
+    from fedlayers.cli.main import main
+
+    torch.set_num_threads(1)
+    os.chdir(base)
+    main(("run", *TRAINED[:-1], str(base / "first")))  # what is loaded on first use is loaded before the forks
+    status, files, seconds = given(base / "undisturbed", command)
+    print("\n" + json.dumps({"name": "undisturbed", "ended": status}), flush=True)
+    for index, share in enumerate(shares):
+        moment = {"die_after": max(share * seconds, 0.01)} if index % 2 else {"die_at": max(1, round(share * files))}
+        killed = given(base / f"{share}", command, **moment)[0]  # type: ignore[arg-type]
+        print(
+            json.dumps({"name": f"{share}", "killed": killed, "ended": given(base / f"{share}", command)[0]}),
+            flush=True,
+        )
+
+
+# --- in the test -----------------------------------------------------------------------------------------------
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    found = {
+        str(each.relative_to(path)): each.read_bytes()
+        for each in path.rglob("*")
+        if each.is_file() and each.name not in UNCOVERED
+    }
+    for name in found:
+        if name.endswith("choice.json"):
+            kept = {key: value for key, value in json.loads(found[name]).items() if key not in TIMED}
+            found[name] = json.dumps(kept).encode()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "shares"),
+    [
+        pytest.param("choose", [random.Random(0).uniform(0.3, 0.9)], id="choose-once"),
+        *(pytest.param(name, list(SHARES), id=name, marks=pytest.mark.slow) for name in COMMANDS),
+    ],
+)
+def test_the_same_command_goes_on(tmp_path, command, shares):
+    """Killed by the files that it has written, or by the clock; then given again."""
+    script = f"import json, sys; from {__name__} import nursery; nursery(*json.load(sys.stdin))"
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps([str(tmp_path), command, shares]),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        timeout=900,
+    )
+    assert child.returncode == 0, child.stderr
+    lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
+    happened = {line["name"]: line for line in lines}
+    assert happened.pop("undisturbed")["ended"] == 0, (tmp_path / "undisturbed/errors").read_text()
+    undisturbed = contents(tmp_path / "undisturbed/out")
+    assert len(happened) == len(shares)
+    for name, line in happened.items():
+        errors = (tmp_path / name / "errors").read_text()
+        assert (line["killed"], line["ended"]) == (-signal.SIGKILL, 0), errors
+        ours = contents(tmp_path / name / "out")
+        assert ours.keys() == undisturbed.keys()
+        assert [path for path in ours if ours[path] != undisturbed[path]] == []
+        for config in (tmp_path / name / "out").rglob("config.json"):
+            assert Run(config.parent).verify()

@@ -1,0 +1,82 @@
+"""Trained models and tuned settings by the command line: what is typed, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import fedlayers as fl
+from fedlayers.cli import main as cli
+
+
+@pytest.fixture
+def terminal(tmp_path, monkeypatch, capsys):
+    """Runs a command line in a folder of its own; gives what it said, or the line with which it was refused."""
+    monkeypatch.chdir(tmp_path)
+
+    def say(line: str, code: int = 0) -> str:
+        capsys.readouterr()
+        try:
+            cli.main(line.split())
+            left = 0
+        except SystemExit as end:
+            left = end.code or 0
+        out, err = capsys.readouterr()
+        assert left == code, err
+        return err.splitlines()[-1] if code else out
+
+    return say
+
+
+def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
+    terminal("run --algorithm fedper --rounds 1 --out run")
+    assert "va.safetensors.json" in terminal("export run --client va --out va.safetensors")
+    heads = [f"column {k}" for k in range(10)]
+    pd.DataFrame([[0.5] * 10, [-0.5] * 10], columns=heads).to_csv("new.csv", index=False)
+    for scores, columns in (("probability", 7), ("logit", 7), ("none", 2)):
+        assert "2 predictions: said.csv" in terminal(
+            f"predict va.safetensors --data new.csv --scores {scores} --out said.csv"
+        )
+        said = pd.read_csv("said.csv", dtype={"predicted": str})
+        assert said.shape == (2, columns)
+        assert said["predicted"].tolist() == list(fl.predict("va.safetensors", "new.csv").labels)
+        assert said["sample"].tolist() == [2, 3]
+    for line, message in (
+        ("export run --client va --out va.safetensors", "va.safetensors is there already"),
+        ("export run --model persnal --client va --out b", "unknown model 'persnal': did you mean 'personal'"),
+        (
+            "predict va.safetensors --data new.csv --out new.csv",
+            "new.csv is there already and no earlier table of pred",
+        ),
+        ("predict va.safetensors --data new.csv --out no/where.csv", "there is no folder no"),
+        ("predict va.safetensors --data new.csv --out run", "run is a folder"),
+        (
+            "predict va.safetensors --data new.csv --scores logits",
+            "unknown kind of scores 'logits': did you mean 'logit'",
+        ),
+        ("predict run --data new.csv", "run is no exported model: there is no run.json beside it"),
+    ):
+        assert message in terminal(line, code=2), line
+    assert Path("new.csv").read_text().startswith("column 0")
+
+
+def test_what_was_tuned_is_compared(terminal) -> None:
+    search = "--over lr=0.001,0.1 mu=0.01..1:log --trials 2 --rounds 2"
+    said = terminal(f"tune --algorithms fedavg fedprox {search} --out tuned")
+    assert said.startswith("4 runs, 8 rounds in all")
+    assert "fedlayers compare --tuned tuned/tuned.json" in said
+    assert fl.Tuned.load("tuned/tuned.json").seeds == (1000,)
+    terminal("compare --algorithms fedavg fedprox --tuned tuned/tuned.json --seeds 1 --rounds 2 --out compared")
+    stored = fl.Run("compared/runs/fedprox-0").config
+    assert stored["lr"] == fl.Tuned.load("tuned/tuned.json").settings["fedprox"]["lr"]
+    for line, message in (
+        ("tune --algorithms fedavg --over lr", "--over takes KEY=VALUE, not 'lr'"),
+        ("tune --algorithms fedavg --over lr=1 lr=2", "--over gives 'lr' twice"),
+        ("tune --algorithms fedavgg --over lr=1,2", "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
+        ("tune --algorithms fedavg --over lr=1,2 --lr 3", "lr is searched, and set as well"),
+        ("compare --algorithms fedavg --tuned tuned/tuned.json --seed 1000 --out c", "seed 1000 was tuned on"),
+        ("compare --algorithms fedavg --tuned nowhere.json --out c", "there is no file nowhere.json"),
+    ):
+        assert message in terminal(line, code=2), line

@@ -1,0 +1,187 @@
+"""What a study comes to: its lead sentence on data whose answer is known, and the baselines that it is held against."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, f1_score
+from sklearn.preprocessing import StandardScaler
+
+from fedlayers.studies import outcome
+from fedlayers.studies.baselines import BASELINES, baseline_rows
+from fedlayers.studies.certainty import certainty
+from fedlayers.studies.compare import Comparison
+from fedlayers.studies.study import Outcome, study
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.data import of_silos
+from tests.fedlayers.test_choose import judged_of
+
+# --- the lead --------------------------------------------------------------------------------------------------
+
+
+def comparison(**macro_f1: list[float]) -> Comparison:
+    """One client's scores: macro-F1 as given, a value a seed; accuracy the same, but the majority's 0.85."""
+    found = [
+        rows.row(metric, value, algorithm=name, seed=seed, round=1, model="m", split="test", client="c", n_train=1)
+        for name, values in macro_f1.items()
+        for seed, f1 in enumerate(values)
+        for metric, value in (("macro_f1", f1), ("accuracy", 0.85 if name == "majority" else f1), ("loss", 1.0))
+    ]
+    return Comparison(rows.frame({**each, "model": "personal"} for each in found))
+
+
+DECIDED = certainty(judged_of([0.4, 0.9, 0.5], 0.001, 3))
+UNDECIDED = certainty(judged_of([0.5, 0.51, 0.2], 0.02, 3))
+EQUAL = certainty(judged_of([0.5, 0.5, 0.5], 0.0005, 3))
+GOOD, FAIR, BAD = [0.90, 0.91, 0.89], [0.60, 0.62, 0.61], [0.46, 0.46, 0.46]
+NOISY = [0.99, 0.80, 0.92]
+
+
+@pytest.mark.parametrize(
+    ("sure", "fedavg", "local", "chosen", "said"),
+    [
+        (DECIDED, FAIR, FAIR, GOOD, "**Federate a; keep b local.** Every other candidate is excluded"),
+        (DECIDED, FAIR, GOOD, GOOD, "**Federate a; keep b local.**"),
+        (None, FAIR, FAIR, GOOD, "**Federate a; keep b local.** A rule decided that from one local epoch"),
+        (DECIDED, NOISY, NOISY, GOOD, "**Not decided: on test samples the choice is not told apart from sharing"),
+        (None, NOISY, NOISY, GOOD, "**Not decided: on test samples the choice is not told apart from sharing"),
+        (DECIDED, GOOD, BAD, [0.87, 0.88, 0.86], "**Not decided: on test samples sharing every layer is better.**"),
+        (UNDECIDED, FAIR, FAIR, GOOD, "**Not decided between arm1, arm0.** The leader of the race: federate a"),
+        (EQUAL, FAIR, FAIR, GOOD, "**It does not matter: "),
+        (DECIDED, BAD, BAD, FAIR, "**Not decided: no gain over always answering each client's majority class"),
+        (DECIDED, BAD, BAD, [0.3, 0.5, 0.6], "**Not decided: no gain over always answering"),
+    ],
+)
+def test_the_lead_claims_what_the_scores_support(sure, fedavg, local, chosen, said) -> None:
+    """FAIR is above the majority class in macro-F1, but below its accuracy."""
+    table = outcome.worth(comparison(choose=chosen, fedavg=fedavg, local=local, majority=BAD), "choose")
+    assert outcome.lead("federate a; keep b local", table, 3, sure).text.startswith(said)
+
+
+def test_one_seed_gives_a_decision_without_intervals() -> None:
+    table = outcome.worth(comparison(choose=[0.9], fedavg=[0.6], local=[0.5], majority=[0.4]), "choose")
+    said = outcome.lead("share every layer", table, 1, certainty(judged_of([0.2, 0.6], 0.0, 1)))
+    assert said.text == "**One race says: share every layer.** How sure that is takes more seeds."
+    assert said.gains[0] == "against sharing every layer: +30.0 points of macro-F1"
+    assert said.how == "one seed supports no interval"
+
+
+def test_the_intervals_hold_together() -> None:
+    """Student's t at 0.025 over as many comparisons as there are: four."""
+    table = outcome.worth(comparison(choose=GOOD, fedavg=NOISY, local=FAIR, majority=BAD), "choose")
+    assert list(zip(table["against"], table["metric"], strict=True)) == [
+        *((name, "macro_f1") for name in outcome.AGAINST),
+        ("majority", "accuracy"),
+    ]
+    difference = np.array(GOOD) - NOISY
+    half = stats.t.ppf(1 - 0.025 / 4, 2) * difference.std(ddof=1) / np.sqrt(3)
+    assert table[["value", "low", "high"]].iloc[0].to_numpy() == pytest.approx(
+        [difference.mean(), difference.mean() - half, difference.mean() + half]
+    )
+
+
+# --- baselines -------------------------------------------------------------------------------------------------
+
+
+def test_baselines_are_what_scikit_learn_says() -> None:
+    random = np.random.default_rng(0)
+    y = {name: (random.random(n) < share).astype(int) for name, n, share in (("a", 60, 0.2), ("b", 40, 0.7))}
+    silos = {name: (random.normal(size=(len(labels), 4)) + labels[:, None], labels) for name, labels in y.items()}
+    data = of_silos(silos)
+    task = runner.assemble(RunConfig(model="mlp", loss="cross_entropy"), data=data)
+    found = rows.frame(baseline_rows(task)).set_index(["algorithm", "client", "split", "metric"])["value"].sort_index()
+    x, labels = (np.concatenate([getattr(client.train, part).numpy() for client in data.clients]) for part in "xy")
+    scale = StandardScaler().fit(x)
+    pooled = LogisticRegression(max_iter=1000).fit(scale.transform(x), labels)
+    for client in data.clients:
+        test = client.test.y.numpy()
+        most = np.full(len(test), np.bincount(client.train.y.numpy()).argmax())
+        for name, predicted in (
+            ("majority", most),
+            ("pooled_logistic", pooled.predict(scale.transform(client.test.x.numpy()))),
+        ):
+            of_client = found[name, client.name, "test"]
+            assert of_client["accuracy"] == pytest.approx(accuracy_score(test, predicted))
+            assert of_client["macro_f1"] == pytest.approx(f1_score(test, predicted, average="macro"))
+    assert found.notna().all()
+
+
+def test_baselines_of_texts_and_of_one_class_have_values(tmp_path: Path) -> None:
+    words = ["good film", "bad film", "very good", "very bad", "good good", "bad bad"] * 10
+    table = pd.DataFrame({"text": words, "label": ["no" if "bad" in text else "yes" for text in words]})
+    table["client"] = np.arange(len(words)) % 12 // 6
+    table.to_csv(tmp_path / "films.csv", index=False)
+    found = rows.frame(baseline_rows(runner.assemble(RunConfig(dataset=str(tmp_path / "films.csv")))))
+    pooled = found[(found["algorithm"] == "pooled_logistic") & (found["metric"] == "accuracy")]
+    assert (pooled["value"] == 1.0).all()
+    task = runner.assemble(RunConfig(dataset="heart"))
+    alike = [replace(c, train=replace(c.train, y=c.train.y * 0)) for c in task.data.clients]
+    found = rows.frame(baseline_rows(replace(task, data=replace(task.data, clients=tuple(alike)))))
+    assert (found["status"] == "ok").all()
+    assert set(found["algorithm"]) == set(BASELINES)
+
+
+# --- studies of data whose answer is known ---------------------------------------------------------------------
+
+
+def studied(tmp_path: Path, silos: dict[str, tuple[np.ndarray, np.ndarray]], **changes) -> Outcome:
+    x, y = (np.concatenate([pair[k] for pair in silos.values()]) for k in (0, 1))
+    client = np.repeat(list(silos), [len(pair[1]) for pair in silos.values()])
+    np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y, client=client)
+    how = {"rounds": 6, "eval_every": 1, "checkpoint_every": 6, "batch": 16, "lr": 0.02, "optimizer": "adamw"}
+    config = RunConfig(dataset=str(tmp_path / "data.npz"), model="mlp", loss="cross_entropy", **{**how, **changes})
+    return study(config, ("local", "fedavg"), (0, 1, 2), tmp_path / "out", progress=False)
+
+
+def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    silos = {name: (random.normal(size=(160, 5)), (random.random(160) < 0.15).astype(int)) for name in "abc"}
+    found = studied(tmp_path, silos)
+    table = found.comparison.table.set_index("algorithm")
+    assert table.loc["majority", "accuracy"] > 0.8
+    assert found.lead.text.startswith("**Not decided: no gain over always answering each client's majority class")
+    head = re.sub("</?strong>", "**", unescape((tmp_path / "out" / "report.html").read_text()))
+    assert f'<p class="lead">{found.lead.text}</p>' in head
+
+
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies write no page, which takes most of their time here."""
+    monkeypatch.setattr("fedlayers.studies.study.write_page", lambda out, *rest: out)
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_clients_whose_inputs_are_turned_share_nothing(tmp_path: Path) -> None:
+    """Each reads its label in a direction of its own, and a first layer of two units cannot keep four of them."""
+    random = np.random.default_rng(2)
+    silos = {}
+    for name in "abcd":
+        x = random.normal(size=(240, 8))
+        turn = np.linalg.qr(random.normal(size=(8, 8)))[0]
+        silos[name] = (x @ turn, (x[:, 0] > 0).astype(int))
+    found = studied(tmp_path, silos, lr=0.03, model_options={"sizes": [2, 8]})
+    assert found.lead.text.startswith("**Share nothing: every client trains alone.** Every other candidate is excluded")
+    assert found.lead.gains[0].endswith("higher")
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_clients_that_are_alike_gain_nothing_over_sharing_all(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    silos = {}
+    for name in "abcd":
+        x = random.normal(size=(40, 12))
+        silos[name] = (x, (x.sum(axis=1) > 0).astype(int))
+    found = studied(tmp_path, silos)
+    worth = outcome.worth(found.comparison, "choose").set_index(["against", "metric"])
+    assert worth.loc[("fedavg", "macro_f1"), "sign"] != "higher"
+    assert found.choice.winner.name != "nothing"
+    assert not found.lead.text.startswith("**Share nothing")

@@ -1,0 +1,243 @@
+"""What is predicted: a number, one of two classes from one output, or classes of unequal weight."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedlayers as fl
+from fedlayers.diagnostics import measure
+from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
+from fedlayers.studies.choose import choose
+from fedlayers.studies.compare import compare
+from fedlayers.studies.study import study
+from fl_core import runner, tree
+from fl_core.algorithms import registry
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData, load, of_silos
+from fl_core.data.partitions import PARTITIONS
+from fl_core.engine import Engine
+from fl_core.errors import UsageError
+from fl_core.records.store import Run
+from fl_core.scores import REGRESSION, TABLE
+
+OF_NUMBERS = {name for name, score in TABLE.items() if score.task in ("", REGRESSION)}
+SLOW = {"rounds": 2, "eval_every": 1, "lr": 0.02}
+
+
+def numbers(n: int = 90, flat: bool = False) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Three silos with a linear target; with ``flat`` the last one's is always the same."""
+    draw, silos = np.random.default_rng(0), {}
+    for k, name in enumerate(("north", "south", "west")):
+        x = draw.normal(size=(n - 20 * k, 5))
+        y = x @ np.arange(5) / 3 + k + 0.1 * draw.normal(size=len(x))
+        silos[name] = (x, np.full(len(x), 2.5) if flat and name == "west" else y)
+    return silos
+
+
+def federation(task: str = REGRESSION, **options: Any) -> FederatedData:
+    silos = numbers(**options)
+    if task != REGRESSION:
+        silos = {name: (x, (y > 1.5).astype(int)) for name, (x, y) in silos.items()}
+    return of_silos(silos, task=task)
+
+
+def played(data: FederatedData, **changes: Any) -> Engine:
+    return runner.run(RunConfig(**{**SLOW, **changes}), data=data, progress=False)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """The silos as a .csv with a column ``client``."""
+    lines = ["a,b,c,d,e,label,client"]
+    for name, (x, y) in numbers(60).items():
+        lines += [",".join(f"{v:.4f}" for v in (*row, target)) + f",{name}" for row, target in zip(x, y, strict=True)]
+    path = tmp_path / "prices.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------
+
+
+def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_path):
+    for_npz = tmp_path / "prices.npz"
+    x, y = numbers()["north"]
+    np.savez(for_npz, x=x, y=y)
+    for path in (table, for_npz):
+        with pytest.raises(UsageError, match=r"not a whole number.*--task regression"):
+            load(path)
+        assert load(path, task=REGRESSION).task == REGRESSION
+    with pytest.raises(UsageError, match=r"not a whole number.*--task regression"):
+        of_silos(numbers())
+    with pytest.raises(UsageError, match="not a finite float32"):
+        of_silos({"a": (x, np.full(len(x), np.nan))}, task=REGRESSION)
+    with pytest.raises(UsageError, match=r"'heart' has classes, .*: it is no regression"):
+        load("heart", task=REGRESSION)
+    with pytest.raises(UsageError, match="unknown task 'regresion': did you mean 'regression'"):
+        runner.assemble(RunConfig(task="regresion"))
+
+
+def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
+    """Scored by MSE, MAE and R2, ranked by R2, raced by R2 - loss."""
+    config = RunConfig(dataset=str(table), task=REGRESSION, **SLOW)
+    assert runner.assemble(config).config.loss == "mse"
+    whole = runner.run(config, progress=False)
+    runner.run(config, tmp_path / "run", progress=False, until=1)
+    resumed = runner.resume(tmp_path / "run", progress=False)
+    assert tree.digest(resumed.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+    frame = Run(tmp_path / "run").rows()[1]
+    assert set(frame.loc[frame["split"] == "test", "metric"]) == OF_NUMBERS
+    found = compare(config, ("local", "fedavg"), (0,), tmp_path / "compare", progress=False)
+    assert (found.score, set(found.table["rank"])) == ("r2", {1.0, 2.0})
+    assert "rank: by R2" in found.text()
+    choice = choose(config, tmp_path / "choose", arms=("nothing", "all"), complete=False)
+    assert "R2" in choice.text()
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
+def test_training_lowers_the_loss_of_numbers(loss):
+    rows = [r for r in played(federation(), loss=loss, rounds=12, eval_every=12).rows if r["split"] == "test"]
+    for name in ("loss", "mse", "mae"):
+        before, after = (sum(r["value"] for r in rows if r["metric"] == name and r["round"] == k) for k in (0, 12))
+        assert after < before
+    assert np.mean([r["value"] for r in rows if r["metric"] == "r2" and r["round"] == 12]) > 0
+
+
+def test_a_client_whose_target_does_not_vary_has_no_r2():
+    with pytest.warns(UserWarning, match="client 'west' has training samples whose targets are all equal"):
+        rows = played(federation(flat=True), algorithm="local").rows
+    lacking = {(r["client"], r["status"]) for r in rows if r["metric"] == "r2" and r["value"] is None}
+    assert lacking == {("west", TABLE["r2"].missing)}
+
+
+def test_targets_far_from_1_are_noted():
+    silos = {name: (x, 1e5 * y) for name, (x, y) in numbers().items()}
+    notes = runner.assemble(RunConfig(), data=of_silos(silos, task=REGRESSION)).notes()
+    assert any(note.startswith("the training targets' standard deviation is") for note in notes)
+    assert not runner.assemble(RunConfig(), data=federation()).notes()
+
+
+def test_what_needs_classes_is_refused_by_name(table, tmp_path):
+    config = RunConfig(dataset=str(table), task=REGRESSION)
+    with pytest.raises(UsageError, match="the baselines are classifiers"):
+        compare(config, ("local", "fedavg"), (0,), tmp_path / "out", baselines=True)
+    with pytest.raises(UsageError, match="a study reports on classes"):
+        study(config, ("local", "fedavg"), (0,), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    data = federation()
+    for name, partitioning in PARTITIONS.members().items():
+        if partitioning.by_class:
+            with pytest.raises(UsageError, match=f"partition '{name}' deals samples by their classes.*iid"):
+                load(table, task=REGRESSION, partition=name)
+    task = runner.assemble(RunConfig(**SLOW), data=data)
+    for name, metric in METRICS.members().items():
+        if metric.classes:
+            with pytest.raises(UsageError, match=f"a regression has no classes, which are needed by {name}"):
+                measure.of_task(task, [name], progress=False)
+    assert measure.of_task(task, DEFAULT, progress=False).frame["value"].notna().all()
+    for changes, says in (
+        ({"class_weights": "balanced"}, "class_weights have no meaning for loss 'mse'"),
+        ({"loss": "cross_entropy"}, "'cross_entropy' is for classification, and the data's targets are numbers"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            runner.assemble(RunConfig(**changes), data=data)
+
+
+def _refused(algorithm: str) -> bool:
+    """Whether an algorithm does not take a table of classes either."""
+    try:
+        runner.assemble(RunConfig(algorithm=algorithm), data=federation("classification"))
+    except UsageError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_train_it(loss):
+    data = federation(REGRESSION if loss == "mse" else "classification")
+    of_images = {name for name in registry() if _refused(name)}
+    for name, algorithm in registry().items():
+        changes: dict[str, Any] = {"algorithm": name, "loss": loss, "rounds": 1}
+        if algorithm.needs_logits:
+            with pytest.raises(UsageError, match=f"{name} compares the logits of classes"):
+                played(data, **changes)
+        elif name not in of_images:
+            rows = fl.run(data=data, progress=False, **changes).rows
+            assert all(r["value"] is not None for r in rows if r["metric"] == "loss"), name
+
+
+@pytest.mark.parametrize("changes", [{}, {"loss": "huber", "loss_options": {"delta": 0.5}}])
+def test_numbers_are_the_same_bits_with_workers_and_alike_in_a_stack(changes):
+    """A stack adds up in another order."""
+    data = federation()
+    models = [
+        played(data, **changes, **how).server.trees["model"]
+        for how in ({"stack": "off"}, {"stack": "off", "workers": 1}, {"stack": "on"})
+    ]
+    assert tree.digest(models[0]) == tree.digest(models[1])
+    assert tree.distance(models[0], models[2]) < 1e-4
+
+
+# --- two classes from one output -------------------------------------------------------------------------------
+
+
+def test_one_output_of_two_classes_is_trained_and_scored():
+    data = federation("classification")
+    engine = played(data, loss="bce", rounds=10, eval_every=10, stack="off")
+    assert next(reversed(engine.server.trees["model"].values())).shape[0] in (1, 32)
+    rows = {r["metric"]: r["value"] for r in engine.rows if (r["round"], r["client"]) == (10, "north")}
+    known = {name for name, score in TABLE.items() if score.task != REGRESSION}
+    assert known <= set(rows)
+    assert rows["auroc"] > 0.7
+    model = runner.assemble(RunConfig(loss="bce"), data=data).model
+    assert model(torch.zeros(2, 5)).shape == (2, 1)
+    with pytest.raises(UsageError, match="bce tells 2 classes apart, and there are 5"):
+        runner.assemble(RunConfig(dataset="heart", loss="bce", loss_options={}))
+
+
+# --- class weights ---------------------------------------------------------------------------------------------
+
+
+def test_balanced_weights_are_of_all_clients_training_samples():
+    data = federation("classification")
+    counts = data.class_counts().sum()
+    for loss in ("cross_entropy", "bce", "focal"):
+        criterion: Any = runner.assemble(RunConfig(loss=loss, class_weights="balanced"), data=data).criterion
+        assert criterion.weights == pytest.approx((counts.sum() / (2 * counts)).tolist())
+    weights, y = torch.tensor(criterion.weights), torch.cat([client.train.y for client in data.clients])
+    assert float(weights[y].mean()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("1,2,3", "class_weights has 3 weights for 2 classes"),
+        ("1,-2", "class_weights is -2.0; it must be at least 0"),
+        ("balancd", "did you mean 'balanced'"),
+    ],
+)
+def test_class_weights_that_do_not_fit_are_refused(given, says):
+    with pytest.raises(UsageError, match=says):
+        runner.assemble(RunConfig(class_weights=given), data=federation("classification"))
+
+
+def test_class_weights_turn_predictions_towards_the_heavy_class():
+    data = federation("classification")
+    share = []
+    for weights in ("none", "1,1", "1,30"):
+        model = played(data, class_weights=weights, stack="off", rounds=6, eval_every=6).server.trees["model"]
+        built = runner.assemble(RunConfig(), data=data).model
+        tree.load(built, model)
+        share.append(float((built(data.clients[0].test.x).argmax(1) == 1).double().mean()))
+        digest = tree.digest(model)
+        if weights == "none":
+            plain = model
+        elif weights == "1,1":
+            assert tree.distance(plain, model) < 1e-5, digest
+    assert share[0] == share[1] < share[2]
+    assert not math.isclose(share[2], 0.0)

@@ -1,0 +1,235 @@
+"""Tuning: what is tried, that it is judged on validation samples alone, goes on after a stop, and is taken over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import fedlayers as fl
+from fedlayers.studies import race, spaces
+from fedlayers.studies.compare import jobs_of
+from fedlayers.studies.spaces import points, searched
+from fedlayers.studies.tuned import Tuned
+from fl_core import statistics
+from fl_core.config import RunConfig
+from fl_core.errors import RunError, UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1)
+OVER = {"lr": "1e-4..1e-1:log", "mu": "0.01,0.1,1"}
+
+
+# --- what is tried ---------------------------------------------------------------------------------------------
+
+
+def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
+    found = spaces.spaces({**OVER, "fedprox.clip": "1,10"}, ["fedavg", "fedprox"])
+    assert {name: list(space) for name, space in found.items()} == {"fedavg": ["lr"], "fedprox": ["lr", "mu", "clip"]}
+    fedavg, fedprox = (points(space, 6, seed=0) for space in found.values())
+    assert [point["lr"] for point in fedavg] == [point["lr"] for point in fedprox]
+    assert len({point["lr"] for point in fedavg}) == 6
+    assert all(1e-4 <= point["lr"] <= 1e-1 for point in fedavg)
+    assert points(found["fedavg"], 6, seed=1) != fedavg
+
+
+def test_lists_without_more_points_than_trials_are_a_grid() -> None:
+    space = {"lr": searched("lr", "0.1,0.01,0.001"), "mu": searched("mu", [1, 2, 3, 4])}
+    whole = points(space, 100, seed=0)
+    assert sorted((p["lr"], p["mu"]) for p in whole) == [(lr, mu) for lr in (0.001, 0.01, 0.1) for mu in (1, 2, 3, 4)]
+    assert points(space, 5, seed=0) == whole[:5]
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({}, "nothing to search: say over what, such as lr="),
+        ({"lr": "1..0.1"}, "a range goes from a number to a larger one"),
+        ({"lr": "0..1:log"}, "a logarithmic range is above 0"),
+        ({"lr": "0..1:lgo"}, "unknown scale of lr 'lgo': did you mean 'log'"),
+        ({"lr": "a..1"}, "the ends of a range are numbers, not 'a..1'"),
+        ({"lr": ""}, r"give values as in lr=0.1,1, or a range"),
+        ({"lr": "0.1,0.1"}, "the value 0.1 is named twice"),
+        ({"muu": "1"}, "unknown key to tune of fedavg, fedprox 'muu': did you mean 'mu'"),
+        ({"fedavg.mu": "1"}, "unknown key to tune of fedavg 'mu'"),
+        ({"rounds": "1,2"}, "unknown key to tune of fedavg, fedprox 'rounds'"),
+        ({"mu": "1", "fedprox.mu": "2"}, "mu of fedprox is searched twice"),
+        ({"mu": "-1,1"}, "fedprox: mu must be at least 0"),
+    ],
+)
+def test_searches_that_cannot_be_are_refused_before_any_training(tmp_path: Path, over, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fl.tune(CONFIG, ["fedavg", "fedprox"], over, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"trials": 0}, "trials must be at least 1"),
+        ({"score": "macro_f2"}, "unknown score 'macro_f2': did you mean 'macro_f1'"),
+        ({"seeds": [1, 1]}, "the seed 1 is named twice"),
+        ({"algorithms": ["fedprox", "fedprox"]}, "the algorithm fedprox is named twice"),
+        ({"config": RunConfig(lr=0.1)}, "lr is searched, and set as well"),
+        ({"options": {"fedprox": {"mu": 1}}}, "mu of fedprox is searched, and set as well"),
+    ],
+)
+def test_other_mistakes_are_refused(tmp_path: Path, keys, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fl.tune(**{"config": CONFIG, "algorithms": ["fedavg", "fedprox"], "over": OVER, "out": tmp_path, **keys})
+    assert not list(tmp_path.iterdir())
+
+
+# --- one search ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> tuple[Path, fl.Tuning, list[str]]:
+    out, said = tmp_path_factory.mktemp("tune"), []
+    with pytest.MonkeyPatch.context() as patch:
+        rows = fl.Run.rows
+
+        def without_test(self):
+            header, frame = rows(self)
+            return header, frame[frame["split"] != "test"]
+
+        patch.setattr(fl.Run, "rows", without_test)  # what is not there cannot have been read
+        result = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=2, seeds=[1000, 1001], tell=said.append)
+    return out, result, said
+
+
+def test_a_trial_is_worth_its_validation_score_over_clients_rounds_and_seeds(done) -> None:
+    out, result, _ = done
+    for _, line in result.table.iterrows():
+        values = []
+        for seed in (1000, 1001):
+            _, frame = fl.Run(out / "trials" / f"{line['algorithm']}-{line['trial']:03}-{seed}").rows()
+            scored = frame.query("split == 'validation' and metric == 'macro_f1' and model == 'global' and round > 1")
+            by_round = [statistics.combine(part["value"], part["n_train"]) for _, part in scored.groupby("round")]
+            assert len(by_round) == 3
+            values.append(sum(by_round) / 3)
+        assert line["value"] == pytest.approx(sum(values) / 2, abs=1e-12)
+    for _, part in result.table.groupby("algorithm"):
+        assert part.loc[part["best"], "value"].tolist() == [part["value"].max()]
+
+
+def test_the_budget_is_equal_and_its_cost_is_said_first(done) -> None:
+    _, result, said = done
+    assert result.tuned.trials == {"fedavg": 2, "fedprox": 2}
+    assert said[0].startswith("8 runs, 32 rounds in all (8.0 full runs)")
+    assert len(said) == 1 + 8
+
+
+def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
+    out, result, _ = done
+    before = {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}
+    again = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=2, seeds=[1000, 1001])
+    pd.testing.assert_frame_equal(again.table, result.table)
+    assert Tuned.load(out / "tuned.json") == result.tuned
+    more = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=3, seeds=[1000])
+    assert more.tuned.trials == {"fedavg": 3, "fedprox": 3}
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}.items()
+    with pytest.raises(UsageError, match=r"fedavg-000-1000 was run with lr=.*choose another directory"):
+        fl.tune(CONFIG, ["fedavg"], {"lr": "0.1,0.2"}, out)
+    result.tuned.save(out / "tuned.json")
+
+
+def test_a_search_that_was_stopped_goes_on_to_the_same_choice(done, tmp_path: Path, monkeypatch) -> None:
+    _, result, _ = done
+    entry_of, count = race.run_entry, 0
+
+    def stopped(entry, until):
+        nonlocal count
+        count += 1
+        if count == 3:
+            entry_of(entry, 2)  # as if it had been stopped after its second round
+            raise KeyboardInterrupt
+        return entry_of(entry, until)
+
+    asked = {"trials": 2, "seeds": [1000, 1001]}
+    monkeypatch.setattr(race, "run_entry", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
+    monkeypatch.setattr(race, "run_entry", entry_of)
+    again = fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
+    undisturbed = result.table[result.table["algorithm"] == "fedprox"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(again.table, undisturbed)
+
+
+def test_trials_that_fail_are_told_and_never_chosen(tmp_path: Path) -> None:
+    result = fl.tune(CONFIG, ["fedavg"], {"lr": [0.01, 1e30]}, tmp_path, trials=5, score="loss")
+    table = result.table.set_index("lr")
+    assert (table["best"][0.01], table["failed"][0.01]) == (True, "")
+    assert "fedavg, round 1" in table["failed"][1e30]
+    assert pd.isna(table["value"][1e30])
+    assert "1 of fedavg's trials failed" in result.text()
+    with pytest.raises(RunError, match="every trial of fedavg failed, the first with: fedavg, round 1"):
+        fl.tune(CONFIG, ["fedavg"], {"lr": [1e30]}, tmp_path / "all", trials=5)
+    assert (tmp_path / "all" / "trials.csv").is_file()
+
+
+def test_of_losses_the_smallest_is_chosen_and_an_end_is_noted(tmp_path: Path) -> None:
+    said: list[str] = []
+    out = tmp_path / "out"
+    config = RunConfig(dataset="heart", rounds=3, eval_every=1)
+    result = fl.tune(config, ["local"], {"lr": [1e-6, 1e-5, 1e-3]}, out, trials=4, score="loss", tell=said.append)
+    assert result.tuned.settings == {"local": {"lr": 1e-3}}
+    assert result.table["value"].idxmin() == result.table["best"].idxmax()
+    assert result.at_an_end() == ["local: the best lr is the largest that was tried; try beyond it"]
+    assert "local has 3 different settings, which are all tried" in said
+
+
+# --- what is taken over ----------------------------------------------------------------------------------------
+
+
+def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
+    out, result, _ = done
+    with pytest.warns(UserWarning, match="local not tuned as the others were"):
+        fl.compare(CONFIG, ["local", "fedavg", "fedprox"], [0], tmp_path, tuned=out / "tuned.json", progress=False)
+    configs = {name: fl.Run(tmp_path / "runs" / f"{name}-0").config for name in ("local", "fedavg", "fedprox")}
+    for name, settings in result.tuned.settings.items():
+        assert configs[name]["lr"] == settings["lr"]
+        assert configs[name]["options"] == result.tuned.options[name]
+    (default,) = jobs_of(CONFIG, ["local"], [0], None)
+    assert default.config.lr is None
+    assert configs["local"]["lr"] not in {settings["lr"] for settings in result.tuned.settings.values()}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"seeds": [7, 1000]}, "seed 1000 was tuned on: compare on others, such as --seed 1002"),
+        ({"algorithms": ["local", "ditto"]}, "none of local, ditto was tuned; these were: fedavg, fedprox"),
+        ({"config": RunConfig(dataset="heart", lr=0.1)}, "lr of fedavg was tuned, and is set as well"),
+        ({"options": {"fedprox": {"mu": 1.0}}}, "mu of fedprox was tuned, and is set as well"),
+    ],
+)
+def test_comparisons_that_tuning_does_not_fit_are_refused(done, tmp_path: Path, asked, message: str) -> None:
+    keys = {"config": CONFIG, "algorithms": ["fedavg", "fedprox"], "seeds": [0], "out": tmp_path / "c", **asked}
+    with pytest.raises(UsageError, match=message):
+        fl.compare(**keys, tuned=done[1].tuned, progress=False)
+    assert not (tmp_path / "c").exists()
+
+
+def test_another_dataset_is_noted(done) -> None:
+    with pytest.warns(UserWarning, match="tuned on heart, compared on digits"):
+        done[1].tuned.applied(RunConfig(dataset="digits"), ["fedavg"], [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "there is no file"),
+        ("no json", "is not what tune has written"),
+        ("{}", "is not what tune has written"),
+        (json.dumps({"format": "fedlayers.tuned/1", "settings": 3}), "is not what tune has written"),
+        (json.dumps({"format": "fedlayers.tuned/2"}), "was written by a newer fedlayers"),
+    ],
+)
+def test_files_that_are_no_tuning_are_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "tuned.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        Tuned.load(tmp_path / "tuned.json")

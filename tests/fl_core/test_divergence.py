@@ -1,0 +1,116 @@
+"""A loss that is finite and far too large is noted, recorded, and refused where that is asked for."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.divergence import DIVERGENCE, TIMES, Limit, guessing
+from fl_core.errors import DivergedError, UsageError
+from fl_core.records import store
+from fl_core.training.losses import LOSSES, build
+from tests.conftest import CONFIG, TOY
+
+LARGE = replace(CONFIG, lr=1e6, rounds=4, optimizer="sgd", stack="off")
+
+
+def model(depth: int = 1) -> nn.Module:
+    """Linear layers: one has losses as large as its steps, two have losses that grow from step to step."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), *(nn.Linear(36, 36) for _ in range(depth - 1)), nn.Linear(36, 3))
+
+
+def run(config: RunConfig, out: Path | None = None, depth: int = 1, **how: int) -> list[str]:
+    """The run's notes on divergence."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runner.run(config, out, data=TOY, model=model(depth), progress=False, **how)
+    return [str(each.message) for each in caught if "diverges" in str(each.message)]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("classes", [2, 7])
+def test_guessing_is_the_loss_of_equal_logits(name: str, classes: int) -> None:
+    loss, y = build(name), torch.arange(classes)
+    assert guessing(loss, classes) == pytest.approx(float(loss(torch.full((classes, classes), 3.0), y)), rel=1e-6)
+    if name == "cross_entropy":
+        assert guessing(loss, classes) == pytest.approx(math.log(classes))
+
+
+def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
+    limit = Limit(2.0)
+    limit.begin("a", 1.0)
+    limit.begin("b", 7.0)
+    limit.begin("b", 5.0)  # another model's
+    limit.begin("c", math.inf)
+    for client, bound in (("a", 2.0), ("b", 7.0), ("unheard of", 2.0)):
+        assert not limit.exceeded(client, TIMES * bound)
+        assert limit.exceeded(client, TIMES * bound * 1.001)
+    assert not limit.exceeded("c", 1e30), "where the start was not finite nothing can be said"
+    assert not limit.exceeded("a", math.nan)
+    assert not limit.exceeded("a", math.inf)
+    assert not Limit(0.0).exceeded("a", 1e30)
+
+
+def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(tmp_path: Path) -> None:
+    (note,) = run(LARGE, tmp_path / "run")
+    assert note.startswith("fedavg, round 1, client 'a': training diverges, with a loss of ")
+    assert note.endswith("; a smaller lr may help")
+    _, table = store.Run(tmp_path / "run").rows()
+    found = table[table["metric"] == DIVERGENCE]
+    assert set(found["round"]) == {1, 2, 3, 4}
+    assert found["value"].isna().all()
+    assert (
+        found["status"]
+        .str.fullmatch(r"diverged: a loss of \S+, over 20 times the \S+ (of guessing|at the start)")
+        .all()
+    )
+    assert set(found["split"]) == {"train", "validation"}
+    large = table[table["metric"].isin(["loss", "train_loss"]) & (table["round"] > 0) & (table["split"] != "test")]
+    start = table[(table["metric"] == "loss") & (table["round"] == 0) & (table["split"] == "validation")]
+    limits = large["client"].map(start.groupby("client")["value"].max().clip(lower=math.log(3)) * TIMES)
+    assert len(found) == (large["value"] > limits).sum()
+
+
+def test_nothing_is_said_of_a_run_that_learns() -> None:
+    assert run(CONFIG) == []
+
+
+def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(tmp_path: Path) -> None:
+    config = replace(LARGE, lr=1.0, rounds=20, on_divergence="stop")
+    with pytest.raises(
+        DivergedError, match=r"^fedavg, round \d+, client '.': training diverges, with a loss of"
+    ) as caught:
+        run(config, tmp_path / "run", depth=2)
+    stopped = int(str(caught.value).split("round ")[1].split(",")[0])
+    assert stopped > 1
+    assert store.Run(tmp_path / "run").rounds == list(range(1, stopped))
+    last = (tmp_path / "run" / "rows.jsonl").read_text().splitlines()[-1]
+    assert DIVERGENCE in last, "the rows say why, though no checkpoint covers them"
+    with pytest.raises(DivergedError) as again:
+        runner.resume(tmp_path / "run", data=TOY, model=model(2), progress=False)
+    assert str(again.value) == str(caught.value)
+
+
+def test_a_run_that_goes_on_measures_by_the_same_start(tmp_path: Path) -> None:
+    run(LARGE, tmp_path / "whole" / "run")
+    run(LARGE, tmp_path / "half" / "run", until=2)
+    with pytest.warns(UserWarning, match="round 3, client 'a': training diverges"):
+        runner.resume(tmp_path / "half" / "run", data=TOY, model=model(), progress=False)
+    halves, whole = (store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole"))
+    pd.testing.assert_frame_equal(halves, whole)
+
+
+def test_what_becomes_of_divergence_is_one_of_two_words() -> None:
+    with pytest.raises(UsageError, match="unknown value of on_divergence 'notes': did you mean 'note'"):
+        run(replace(CONFIG, on_divergence="notes"))

@@ -1,0 +1,443 @@
+"""Models outside of their run: what they predict from new files is what they predict within it, to the bit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import fedlayers as fl
+from fl_core import exported, runner
+from fl_core.algorithms.base import Algorithm, registry
+from fl_core.data.inputs import Inputs
+from fl_core.data.preprocessing import Preprocessing
+from fl_core.errors import CorruptError, NonFiniteError, UsageError
+from fl_core.records.files import Folder, signed
+from fl_core.training import evaluate
+from tests.conftest import TOY, kind_for, network
+from tests.fl_core.test_text import lines as text_lines
+
+pytestmark = pytest.mark.filterwarnings("ignore:client")  # of a few samples, which is of no interest here
+N = 60
+Y = np.arange(N) % 2
+
+
+def table(folder: Path, rows: np.ndarray | None) -> Path:
+    """A table in which a column of notes, the label and the client are no features; without them for new rows."""
+    draw = np.random.default_rng(0).normal(size=(N, 3)) + Y[:, None]
+    path = folder / "table.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        if rows is None:
+            writer.writerow(["age", "outcome", "dose", "ward", "weight"])
+            writer.writerows(
+                [a, f"c{y}", b, "ns"[k % 3 == 0], c] for k, ((a, b, c), y) in enumerate(zip(draw, Y, strict=True))
+            )
+        else:  # columns are found by name
+            writer.writerow(["weight", "note", "dose", "age"])
+            writer.writerows([c, "x", b, a] for a, b, c in draw[rows])
+    return path
+
+
+def prepared_table(folder: Path, rows: np.ndarray | None) -> Path:
+    """The same with another separator, and with every third age missing."""
+    path = table(folder, rows)
+    head, *lines = (line.split(",") for line in path.read_text().splitlines())
+    for row, cells in zip(range(N) if rows is None else rows, lines, strict=True):
+        cells[head.index("age")] = cells[head.index("age")] if row % 3 else "NA"
+    path.write_text("\n".join(";".join(cells) for cells in (head, *lines)))
+    return path
+
+
+def parquet(folder: Path, rows: np.ndarray | None) -> Path:
+    draw = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 2)), columns=["age", "dose"])
+    draw.loc[draw.index % 4 == 0, "dose"] = np.nan
+    draw = draw.assign(label=Y, client=np.arange(N) % 2) if rows is None else draw.iloc[rows][["dose", "age"]]
+    draw.to_parquet(folder / "table.parquet", index=False)
+    return folder / "table.parquet"
+
+
+def array(x: np.ndarray):
+    def write(folder: Path, rows: np.ndarray | None) -> Path:
+        path = folder / "array.npz"
+        np.savez(path, **({"x": x, "y": Y, "client": np.arange(N) % 3} if rows is None else {"x": x[rows]}))
+        return path
+
+    return write
+
+
+def images(mode: str):
+    def write(folder: Path, rows: np.ndarray | None) -> Path:
+        """Images by client and class; new ones lie in one folder, in the order in which a run reads them."""
+        draw = np.random.default_rng(0).integers(0, 256, (N, 8, 8, *[3] * (mode == "RGB")), dtype=np.uint8)
+        path = folder / "images"
+        files = sorted((f"{'ns'[k % 3 == 0]}/c{y}/{k:02}.png", k) for k, y in enumerate(Y))
+        for name, k in (
+            files if rows is None else [(f"{place:02}.png", files[row][1]) for place, row in enumerate(rows)]
+        ):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draw[k]).save(path / name)
+        return path
+
+    return write
+
+
+def texts(suffix: str):
+    def write(folder: Path, rows: np.ndarray | None) -> Path:
+        entries = list(text_lines())
+        entries = entries if rows is None else [{"text": entries[row]["text"]} for row in rows]
+        path = folder / f"texts.{suffix}"
+        if suffix == "jsonl":
+            path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        else:
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, entries[0].keys())
+                writer.writeheader()
+                writer.writerows(entries)
+        return path
+
+    return write
+
+
+DRAWN = np.random.default_rng(1)
+KINDS = {
+    "table": (table, {"client_column": "ward", "label_column": "outcome"}),
+    "prepared table": (
+        prepared_table,
+        {"client_column": "ward", "label_column": "outcome", "separator": ";", "drop": ["weight"]}
+        | {"scale": "standard", "impute": "median"},
+    ),
+    "parquet": (parquet, {"scale": "robust", "impute": "mean"}),
+    "numbers": (array(DRAWN.normal(size=(N, 4))), {}),
+    "floats": (array(DRAWN.normal(size=(N, 2, 5)).astype(np.float32)), {}),
+    "pixels": (array(DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)), {}),
+    "gray folder": (images("L"), {}),
+    "colour folder": (images("RGB"), {"model": "mlp"}),
+    "csv texts": (texts("csv"), {"model_options": {"width": 16}}),
+    "jsonl texts": (texts("jsonl"), {"model_options": {"width": 16}}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_predicted_from_new_files_is_what_the_run_predicts(tmp_path: Path, kind: str) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
+    write, keys = KINDS[kind]
+    for name in ("own", "new"):
+        (tmp_path / name).mkdir()
+    run = tmp_path / "run"
+    fl.run(dataset=str(write(tmp_path / "own", None)), algorithm="fedper", rounds=1, out=run, progress=False, **keys)
+    trained, task = fl.load_models(run, which="personal")
+    client = task.data.clients[0]
+    rows = task.data.partition.indices[client.name]["test"]
+    made = fl.export(run, tmp_path / "model.safetensors", client=client.name)
+    new = write(tmp_path / "new", rows)
+    said = fl.predict(tmp_path / "model.safetensors", new)
+    assert torch.equal(said.logits, evaluate.predict(trained[client.name], client.test.x))
+    assert said.classes == task.data.classes
+    assert len(said.samples) == len(rows)
+    assert said.labels == tuple(task.data.classes[k] for k in said.logits.argmax(dim=1))
+    assert Inputs.from_json(json.loads(json.dumps(made.inputs.to_json()))) == made.inputs
+
+
+def test_normalised_images_are_normalised_again(tmp_path: Path, own_members) -> None:
+    from fl_core.data.registry import DATASETS
+
+    own_members(DATASETS)
+    x = DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)
+
+    @fl.dataset("of_a_test", clients=2, partition="iid", model="mlp", batch=8, rounds=1, mean=(0.4,), std=(0.2,))
+    def of_a_test():
+        """Noise."""
+        return x, Y
+
+    fl.run(dataset="of_a_test", out=tmp_path / "run", progress=False)
+    trained, task = fl.load_models(tmp_path / "run", which="global")
+    made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", which="global")
+    assert (made.inputs.mean, made.inputs.std) == ((0.4,), (0.2,))
+    client = task.data.clients[1]
+    said = fl.predict(made.path, x[task.data.partition.indices[client.name]["test"]])
+    assert torch.equal(said.logits, evaluate.predict(trained[client.name], client.test.x))
+
+
+EXTENDING = [name for name, kind in registry().items() if kind.build.__func__ is not Algorithm.build.__func__]
+
+
+@pytest.mark.parametrize("algorithm", EXTENDING)
+def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path: Path, algorithm: str) -> None:
+    model = network(kind_for(algorithm, "norm"))
+    keys = {"algorithm": algorithm, "rounds": 1, "batch": 8, "bn": "drop"}
+    fl.run(data=TOY, model=model, out=tmp_path / "run", progress=False, **keys)
+    which = registry()[algorithm].evaluates
+    made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", which=which, client="a", data=TOY, model=model)
+    trained, _ = fl.load_models(tmp_path / "run", which=which, data=TOY, model=model)
+    x = TOY.clients[0].test.x
+    assert torch.equal(fl.predict(made.path, x, model=model).logits, evaluate.predict(trained["a"], x))
+    with pytest.raises(UsageError, match=r"with a model of your own.*pass it again, model="):
+        fl.predict(made.path, x)
+
+
+# --- one short run ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "fedper"
+    fl.run(dataset="heart", algorithm="fedper", rounds=2, checkpoint_every=1, out=folder, progress=False)
+    return folder
+
+
+@pytest.fixture
+def model(run: Path, tmp_path: Path) -> Path:
+    return fl.export(run, tmp_path / "va.safetensors", client="va").path
+
+
+X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
+
+
+def test_files_say_where_they_are_from_and_hold_no_pickle(run: Path, model: Path) -> None:
+    about = exported.read(model).about
+    stored = fl.Run(run)
+    assert about["run"] | {"model": "", "name": "", "source": ""} == {
+        "id": stored.id, "name": "", "algorithm": "fedper", "model": "", "client": "va", "round": 2, "dataset": "heart",
+        "data": stored.environment["data"], "source": "",
+    }  # fmt: skip
+    assert about["plan"]["shared"] == ["fc1", "fc2", "fc3"]
+    assert [layer["name"] for layer in about["layers"]] == ["fc1", "fc2", "fc3", "fc4"]
+    assert b"pickle" not in model.read_bytes()
+    earlier = fl.export(run, model.with_name("earlier"), client="va", round=1)
+    assert earlier.about["weights"] != about["weights"]
+
+
+def test_predictions_are_a_table(model: Path) -> None:
+    said = fl.predict(model, X)
+    table = said.frame()
+    assert list(table) == ["sample", "predicted", *(f"probability {name}" for name in "01234")]
+    assert np.allclose(table.iloc[:, 2:].sum(axis=1), 1)
+    assert (table.iloc[:, 2:].to_numpy().argmax(1).astype(str) == table["predicted"]).all()
+    assert np.array_equal(said.frame("logit").iloc[:, 2:].to_numpy(np.float32), said.logits.numpy())
+    assert list(said.frame("none")) == ["sample", "predicted"]
+
+
+def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
+    outputs = torch.tensor([[2.0], [-1.0], [0.0]])
+    of_two = exported.Predictions(("0", "1", "2"), ("no", "yes"), outputs)
+    assert of_two.labels == ("yes", "no", "no")
+    assert torch.allclose(of_two.probabilities[:, 1], torch.sigmoid(outputs[:, 0].double()))
+    number = exported.Predictions(("0", "1", "2"), (), outputs)
+    assert number.frame().to_dict("list") == {"sample": ["0", "1", "2"], "predicted": [2.0, -1.0, 0.0]}
+    with pytest.raises(UsageError, match="the model predicts a number"):
+        _ = number.labels
+
+
+def test_torch_export_is_the_same_function_for_any_number_of_samples_without_pickle(run, model, tmp_path) -> None:
+    made = fl.export(run, tmp_path / "va.pt2", client="va", format="torch_export")
+    with zipfile.ZipFile(made.path) as archive:
+        starts = {member.filename: archive.read(member)[:2] for member in archive.infolist()}
+    assert b"PK" not in starts.values()  # PyTorch's own zip, which has a pickle inside
+    program = torch.export.load(made.path).module()
+    for n in (1, 5):
+        assert torch.equal(program(torch.from_numpy(X[:n])), fl.predict(model, X[:n]).logits)
+    with pytest.raises(UsageError, match=r"va.pt2 is a program for others to run \(torch_export\)"):
+        fl.predict(made.path, X)
+
+
+@pytest.mark.skipif(not (find_spec("onnx") and find_spec("onnxscript")), reason="onnx or onnxscript is not installed")
+def test_onnx_gives_the_same_logits(run, model, tmp_path) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    made = fl.export(run, tmp_path / "va.onnx", client="va", format="onnx")
+    (logits,) = ReferenceEvaluator(str(made.path)).run(None, {"x": X})
+    np.testing.assert_allclose(logits, fl.predict(model, X).logits.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_without_its_packages_is_refused(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("fl_core.models.programs.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'fedlayers\[onnx\]'"):
+        fl.export(run, tmp_path / "va.onnx", client="va", format="onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", exported.OTHERS)
+def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format, monkeypatch) -> None:
+    monkeypatch.setattr("fl_core.models.programs.find_spec", lambda name: True)
+
+    class Branching(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if float(x.sum()) > 0 else -super().forward(x)
+
+    with pytest.raises(UsageError, match=r"cannot follow Branching .*; safetensors holds any model"):
+        exported.OTHERS[format](Branching(3, 2), torch.ones(2, 3))
+
+
+# --- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, r"every client has a personal model of its own: say whose \(--client\): cleveland, hungarian"),
+        ({"client": "vaa"}, "unknown client with a personal model 'vaa': did you mean 'va'"),
+        ({"client": "va", "which": "global"}, "no 'global' models .* it has: .*personal"),
+        ({"client": "va", "round": 7}, "no checkpoint after round 7; there are: 1, 2"),
+        ({"client": "va", "format": "onxx"}, "unknown format of a model 'onxx': did you mean 'onnx'"),
+        ({"client": "va", "out": "nowhere/a"}, "there is no folder .*nowhere"),
+        ({"client": "va", "out": "there"}, "there is there already"),
+        ({"client": "va", "out": "beside"}, "beside.json is there already"),
+    ],
+)
+def test_exports_that_cannot_be_are_refused_before_anything_is_written(run, tmp_path, keys, message) -> None:
+    for name in ("there", "beside.json"):
+        (tmp_path / name).touch()
+    keys = dict(keys)
+    with pytest.raises(UsageError, match=message):
+        fl.export(run, tmp_path / keys.pop("out", "new"), **keys)
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "beside.json"}
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+ROW = ",".join(["1"] * 10)
+HEAD = ",".join("abcdefghij")
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (lambda at: at / "nothing.csv", "no file or folder of new samples at .*nothing.csv"),
+        (
+            lambda at: write(at / "a.txt", ""),
+            r"a.txt: the model takes rows of 10 numbers, from .csv or .parquet or .npz",
+        ),
+        (lambda at: write(at / "a.csv", f"{HEAD[:-2]}\n{ROW[:-2]}\n"), "has 9 columns of features, .* takes 10"),
+        (lambda at: write(at / "a.csv", f"{HEAD}\n"), "a header and no rows"),
+        (lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "column 'j', line 3: 'x' is not a number"),
+        (lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "column 'j', line 2.*: inf is not a finite"),
+        (lambda at: write(at / "a.npz", "no zip"), "a.npz is not a readable .npz file"),
+        (lambda at: np.zeros((4, 9)), r"float32 of shape \[4, 9\], and the model takes rows of 10 numbers"),
+        (lambda at: np.zeros((4, 8, 8), dtype=np.uint8), "the model takes rows of 10 numbers"),
+        (lambda at: ["a text"], "is not numeric"),
+    ],
+)
+def test_samples_unlike_those_of_training_are_refused(model: Path, tmp_path: Path, new, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fl.predict(model, new(tmp_path))
+
+
+INPUTS = {
+    "gray": Inputs((1, 8, 8), images=True),
+    "floats": Inputs((1, 8, 8)),
+    "texts": Inputs((64,), words=("good",)),
+    "named": Inputs((2,), preprocessing=Preprocessing(("age", "dose"))),
+}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "new", "message"),
+    [
+        ("gray", lambda at: np.zeros((2, 1, 8, 8)), r"the model takes gray images, uint8 \[n, 8, 8\]"),
+        ("gray", lambda at: np.zeros((2, 9, 8), dtype=np.uint8), "takes gray images"),
+        ("gray", lambda at: at, "no images"),
+        ("floats", lambda at: np.zeros((2, 8, 8), dtype=np.uint8), r"takes floating-point samples \[n, 1, 8, 8\]"),
+        ("floats", lambda at: at, r"floating-point samples .*, from .npz"),
+        ("texts", lambda at: np.zeros((2, 8)), "the model takes texts: give a list"),
+        ("texts", lambda at: ["fine", " "], "texts, row 1 .*: the text is empty"),
+        (
+            "texts",
+            lambda at: write(at / "a.csv", "txt\nfine\n"),
+            r"column of .*a.csv 'text': did you mean",
+        ),
+        ("texts", lambda at: write(at / "a.jsonl", '{"text": 3}\n'), "line 1, column 'text': 3 is not text"),
+        (
+            "named",
+            lambda at: write(at / "a.csv", "age,dosis\n1,2\n"),
+            "column of .* 'dose': did you mean 'dosis'",
+        ),
+    ],
+)
+def test_samples_of_another_kind_are_refused(tmp_path: Path, inputs: str, new, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        INPUTS[inputs].samples(new(tmp_path))
+
+
+def test_a_colour_image_for_a_gray_model_is_refused(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match=r"a.png is in colour; gray images are needed"):
+        INPUTS["gray"].samples(tmp_path)
+
+
+def test_words_that_training_did_not_know_are_the_unknown() -> None:
+    ids = INPUTS["texts"].samples(["Good GOOD unheard"]).x
+    assert ids[0, :5].tolist() == [2, 3, 3, 1, 0]
+
+
+def test_samples_without_a_finite_answer_are_told(model: Path) -> None:
+    x = X.copy()
+    x[3] = 3e38
+    with pytest.raises(NonFiniteError, match="1 of 5 samples have outputs that are NaN or infinite, the first is 3"):
+        fl.predict(model, x)
+
+
+def test_a_pretrained_model_is_rebuilt_without_other_weights(tmp_path: Path) -> None:
+    """What the run started from need not be there any more, and no file that the JSON names is opened."""
+    options = {"pretrained": "gone.pth", "checkpoint_path": "gone.pth", "width": 3}
+    assert exported._fresh("timm:resnet18", options) == {"width": 3}
+    assert exported._fresh("mine:resnet", options) == options
+
+
+def test_damaged_and_foreign_files_are_refused(model: Path) -> None:
+    beside = model.with_name(f"{model.name}.json")
+    with pytest.raises(UsageError, match=r"is no exported model: there is no other.json beside it"):
+        fl.predict(model.with_name("other"), X)
+    sound = model.read_bytes()
+    model.write_bytes(sound[:-1] + b"?")
+    with pytest.raises(CorruptError, match=r"va.safetensors is damaged"):
+        fl.predict(model, X)
+    model.write_bytes(sound)
+    text = beside.read_bytes()
+    beside.write_bytes(text.replace(b"heart_mlp", b"other_mlp"))
+    with pytest.raises(CorruptError, match=r"va.safetensors.json is damaged"):
+        fl.predict(model, X)
+    about = json.loads(text)
+    about.pop("sha256")
+    for change, message in (
+        ({"format": "fedlayers.model/2"}, "written by a newer fedlayers"),
+        ({"format": "fedlayers.plan/1"}, "does not describe an exported model"),
+    ):
+        Folder(model.parent).write(beside.name, signed({**about, **change}))
+        with pytest.raises(UsageError, match=message):
+            fl.predict(model, X)
+
+
+def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> None:
+    """The module would leave a trace when it is imported."""
+    (tmp_path / "my_net_of_export.py").write_text(
+        "from pathlib import Path\nfrom torch import nn\nPath('imported').touch()\n"
+        "def net(shape, n_classes, width=4):\n"
+        "    return nn.Sequential(nn.Linear(shape[0], width), nn.ReLU(), nn.Linear(width, n_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    mine = "my_net_of_export:net"
+    fl.run(dataset="heart", model=mine, model_options={"width": 3}, rounds=1, out="run", progress=False)
+    with pytest.raises(UsageError, match=f"names code as its model, '{mine}'.*--model-code {mine}"):
+        fl.export("run", "a", which="global")
+    made = fl.export("run", "a", which="global", code=[mine])
+    Path("imported").unlink()
+    monkeypatch.delitem(__import__("sys").modules, "my_net_of_export")
+    with pytest.raises(UsageError, match=f"a names code as its model, '{mine}'.*--model-code {mine}"):
+        fl.predict("a", X)
+    assert not Path("imported").exists()
+    assert fl.predict("a", X, code=[mine]).logits.shape == (5, 5)
+    assert made.about["model"]["options"] == {"width": 3}
+    assert runner.code_of({"model": mine, "options": {}}) == {"model": mine}

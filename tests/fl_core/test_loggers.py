@@ -1,0 +1,192 @@
+"""Loggers: they get a run's very rows, live, and nothing of them is imported unless one is asked for."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import fedlayers as fl
+from fl_core.errors import UsageError
+from fl_core.loggers import base
+from fl_core.loggers.base import LOGGERS, Logger, scalars
+from fl_core.rows import frame, row
+
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+ASKED = {"dataset": "heart", "algorithm": "fedper", "rounds": 4, "checkpoint_every": 2, "progress": False}
+
+
+class Kept(Logger):
+    """Keeps everything, and may fail at a round."""
+
+    name = "kept"
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.runs, self.rows, self.ends, self.fails_at = [], [], [], fails_at
+
+    def begin(self, run):
+        self.runs.append(run)
+
+    def log(self, rows):
+        self.rows.append(list(rows))
+        if rows[0]["round"] == self.fails_at:
+            raise RuntimeError("the server is gone")
+
+    def close(self, finished):
+        self.ends.append(finished)
+
+
+def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(tmp_path: Path) -> None:
+    logger = Kept()
+    fl.run(**ASKED, out=tmp_path / "run", log=[logger])
+    stored = fl.Run(tmp_path / "run")
+    assert [sorted({each["round"] for each in rows}) for rows in logger.rows] == [[0], [1], [2], [3], [4]]
+    told = [each for rows in logger.rows for each in rows]
+    assert stored.rows()[1].equals(frame(told))
+    (run,) = logger.runs
+    assert (run.path, run.id, run.done, run.config["rounds"]) == (stored.path, stored.id, 0, 4)
+    assert logger.ends == [True]
+    unwritten = Kept()
+    fl.run(**ASKED, log=unwritten)
+    assert [[r | {"run": ""} for r in rows] for rows in logger.rows] == unwritten.rows
+    assert unwritten.runs[0].path is None
+
+
+def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(tmp_path: Path) -> None:
+    failing, going_on = Kept(fails_at=3), Kept()
+    with pytest.raises(RuntimeError, match="the server is gone"):
+        fl.run(**ASKED, out=tmp_path / "run", log=[failing])
+    assert failing.ends == [False]
+    fl.resume(tmp_path / "run", log=[going_on], progress=False)
+    assert going_on.runs[0].id == failing.runs[0].id
+    assert (going_on.runs[0].done, going_on.ends) == (2, [True])
+    assert [rows[0]["round"] for rows in going_on.rows] == [3, 4]
+    assert going_on.rows[0] == failing.rows[3]  # repeated from the checkpoint, to the bit
+    fl.Run(tmp_path / "run").verify()
+
+
+def test_curves_are_named_by_what_a_row_has_and_combined_over_clients() -> None:
+    rows = [
+        row("bytes_up", 30.0, client="a", n_train=10, round=2, split="train"),
+        row("bytes_up", 50.0, client="b", n_train=30, round=2, split="train"),
+        row("accuracy", 0.5, client="a", n_train=10, round=2, split="test", model="personal"),
+        row("accuracy", None, status="not finite", client="b", n_train=30, round=2, split="test", model="personal"),
+        row("loss", 1.0, client="a", n_train=10, round=2, split="test", model="personal"),
+        row("loss", 2.0, client="b", n_train=30, round=2, split="test", model="personal"),
+        row("weight", 0.1, client="a", client_b="b", n_train=10, round=2, layer="fc1"),
+        row("temperature", 0.2, round=2),
+    ]
+    found = {each.curve: each.value for each in scalars(rows)}
+    for unknown in ("client/b", "weighted_mean"):
+        assert math.isnan(found.pop(f"accuracy/test/personal/{unknown}"))
+    assert found == {
+        "bytes_up/train/client/a": 30.0,
+        "bytes_up/train/client/b": 50.0,
+        "bytes_up/train/sum": 80.0,
+        "accuracy/test/personal/client/a": 0.5,
+        "loss/test/personal/client/a": 1.0,
+        "loss/test/personal/client/b": 2.0,
+        "loss/test/personal/weighted_mean": 1.75,
+        "weight/fc1/client/a/b": 0.1,
+        "temperature/value": 0.2,
+    }
+
+
+# --- those that there are --------------------------------------------------------------------------------------
+
+
+def installed(name: str) -> pytest.MarkDecorator:
+    there = all(find_spec(package) for package in LOGGERS[name].needs)
+    return pytest.mark.skipif(not there, reason=f"{LOGGERS[name].needs} not installed: pip install 'fedlayers[{name}]'")
+
+
+@installed("tensorboard")
+def test_tensorboard_has_every_point_once_also_after_a_resume(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    kept = Kept()
+    with pytest.raises(RuntimeError):
+        fl.run(**ASKED, out=tmp_path / "run", log=["tensorboard", Kept(fails_at=3)])
+    fl.resume(tmp_path / "run", log=["tensorboard"], progress=False)
+    fl.run(**ASKED, log=kept)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    wanted: dict[str, list[tuple[int, float]]] = {}
+    for rows in kept.rows:
+        for each in scalars(rows):
+            wanted.setdefault(each.curve, []).append((each.round, each.value))
+    assert set(events.Tags()["scalars"]) == set(wanted)
+    for curve, points in wanted.items():
+        found = [(event.step, event.value) for event in events.Scalars(curve)]
+        assert found == [(step, pytest.approx(value, rel=1e-6)) for step, value in points]
+    fl.Run(tmp_path / "run").verify()
+
+
+@installed("mlflow")
+def test_mlflow_has_one_run_with_every_point_also_after_a_resume(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    with pytest.raises(RuntimeError):
+        fl.run(**ASKED, out=tmp_path / "run", log=["mlflow", Kept(fails_at=3)])
+    fl.resume(tmp_path / "run", log=["mlflow"], progress=False)
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    (experiment,) = (each.experiment_id for each in client.search_experiments() if each.name == "fedlayers")
+    (run,) = client.search_runs([experiment])
+    assert run.info.status == "FINISHED"
+    assert (run.data.params["algorithm"], run.data.params["rounds"]) == ("fedper", "4")
+    kept = Kept()
+    fl.run(**ASKED, log=kept)
+    history = client.get_metric_history(run.info.run_id, "macro_f1/test/personal/weighted_mean")
+    wanted = [(p.round, p.value) for rows in kept.rows for p in scalars(rows) if p.curve == history[0].key]
+    assert sorted({(point.step, point.value) for point in history}) == wanted
+
+
+@installed("mlflow")
+def test_mlflow_that_cannot_write_is_told_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(UsageError, match=r"MLflow cannot write to file:.*MLFLOW_TRACKING_URI names a server"):
+        fl.run(**ASKED, out=tmp_path / "run", log=["mlflow"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", LOGGERS.inside)
+def test_a_logger_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch, name: str) -> None:
+    monkeypatch.setattr(base, "find_spec", lambda package: None)
+    with pytest.raises(UsageError, match=rf"needs the package \w+: pip install 'fedlayers\[{name}\]'"):
+        fl.run(**ASKED, out=tmp_path / "run", log=name)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tensorbord", "unknown logger 'tensorbord': did you mean 'tensorboard'"),
+        ("math:sqrt", "logger 'math:sqrt' is not a class made of fl.Logger"),
+    ],
+)
+def test_what_is_no_logger_is_refused_before_anything_is_written(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fl.run(**ASKED, out=tmp_path / "run", log=[name])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import fedlayers as fl\nclass Dots(fl.Logger):\n    name = 'dots'\n"
+        "    def log(self, rows):\n        print('round', rows[0]['round'])\n"
+    )
+    code = (
+        "import sys; from fedlayers.cli.main import main\n"
+        "main('run --rounds 1 --out a'.split())\n"
+        "print('imported', [n for n in sys.modules if n.split('.')[0] in ('tensorboard', 'mlflow', 'mine')])\n"
+        "main('run --rounds 1 --log mine:Dots --out b'.split())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "imported []\n" in done.stdout
+    assert done.stdout.index("imported") < done.stdout.index("round 0\nround 1\n")

@@ -1,0 +1,87 @@
+"""Odd data and odd requests are noted in a plain line each, and ordinary ones are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_core import runner
+from fl_core.data import FederatedData, load, of_silos
+from fl_core.data.notes import notes
+from tests.conftest import CONFIG, TOY, network
+
+RANDOM = np.random.default_rng(0)
+
+
+def table(n: int = 60, clients: tuple[str, ...] = ("north", "south"), **changed: Any) -> FederatedData:
+    """Three features and two classes at each client; ``column`` takes the place of the last feature, in file order."""
+    x = RANDOM.normal(size=(n * len(clients), 3))
+    if "column" in changed:
+        x[:, 2] = changed["column"]
+    y = changed.get("y", np.arange(len(x)) % 2)
+    return of_silos({name: (x[k * n : (k + 1) * n], y[k * n : (k + 1) * n]) for k, name in enumerate(clients)})
+
+
+NUMBERS = np.arange(120)
+CASES: dict[str, tuple[Mapping[str, Any], str]] = {
+    "huge features": (
+        {"column": 1e30 * RANDOM.normal(size=120)},
+        "features are as large as .*e.30 .feature 2, counted",
+    ),
+    "a record number": ({"column": NUMBERS + 7000}, r"^feature 2 looks like a record number \(counted from 0\), which"),
+    "with gaps": ({"column": np.cumsum(RANDOM.integers(1, 50, 120))}, "^feature 2 looks like a record number"),
+    "falling": ({"column": -3.0 * NUMBERS}, "^feature 2 looks like a record number"),
+    "scaled": ({"column": (NUMBERS - 60) / 34.7}, "^feature 2 looks like a record number"),
+    "in another order": ({"column": RANDOM.permutation(NUMBERS)}, "^feature 2 looks like a record number"),
+    "nearly unique": ({"column": NUMBERS - NUMBERS % 25 // 24}, "^feature 2 looks like a record number"),
+    "a class each": (
+        {"n": 200, "y": np.arange(400)},
+        "^400 of 400 classes have a single sample: is the label column an identifier, or a number to be predicted",
+    ),
+    "clients alike": (
+        {"clients": ("north", "north ", "south")},
+        "^the clients 'north', 'north ' differ by spaces or capitals only; each is one of its own$",
+    ),
+    "one client": ({"clients": ("north",)}, "^there is one client only: nothing is federated, it trains alone$"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_odd_is_noted_in_one_line(case: str) -> None:
+    changed, said = CASES[case]
+    (note,) = notes(table(**changed))
+    assert np.char.count(note, "\n") == 0
+    with pytest.warns(UserWarning, match=said):
+        runner.run(replace(CONFIG, rounds=1, epochs=0), data=table(**changed), progress=False)
+
+
+def test_classes_that_differ_by_capitals_are_noted() -> None:
+    data = replace(table(), classes=("Yes", "yes"))
+    assert notes(data) == ["the classes 'Yes', 'yes' differ by spaces or capitals only; each is one of its own"]
+
+
+ORDINARY = (RANDOM.integers(0, 90, 120), RANDOM.permutation(NUMBERS) / 7, RANDOM.integers(0, 10**4, 120), NUMBERS // 3)
+
+
+@pytest.mark.parametrize("column", ORDINARY)
+def test_ages_prices_and_groups_are_no_record_numbers(column: Any) -> None:
+    assert notes(table(column=column)) == []
+
+
+@pytest.mark.parametrize("name", ["heart", "digits"])
+def test_nothing_is_said_of_ordinary_data(name: str) -> None:
+    assert notes(load(name)) == []
+    assert notes(TOY) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"over": "fedbn"}])
+def test_keeping_normalisations_of_a_model_without_any_is_noted(options: dict[str, str]) -> None:
+    config = replace(CONFIG, algorithm="vanilla" if options else "fedbn", options=options)
+    plain, normalised = (runner.assemble(config, data=TOY, model=network(kind)).notes() for kind in ("plain", "norm"))
+    said = "fedbn keeps batch normalisations with each client, and the model has none: it is FedAvg"
+    assert said in plain
+    assert said not in normalised
