@@ -50,7 +50,7 @@ def recipes() -> dict[str, RunConfig]:
     sizes["heart"]["rounds"] = CASES["heart"].rounds
     return {
         name: scored_at_end(
-            RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", keep_optimizer=True, **size)
+            RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", keep_optimizer=False, **size)
         )
         for name, size in sizes.items()
     }

@@ -100,7 +100,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         counted, moved = figure.subplots(1, 2)
         counted.bar(place, table["counted"], 0.7, color=COLOURS[0], label="count fitted to the paper")
         counted.plot(place, table["published"], "k_", markersize=15, markeredgewidth=1.6, label="published")
-        counted.set(ylabel="MBytes by a count fitted to the paper", ylim=(0, 1.28 * table["counted"].max()))
+        counted.set(ylabel="MBytes by a count\nfitted to the paper", ylim=(0, 1.28 * table["counted"].max()))
         moved.bar(place, table["up"] / 1024, 0.7, color=COLOURS[0], label="up")
         moved.bar(place, table["down"] / 1024, 0.7, bottom=table["up"] / 1024, color=COLOURS[1], label="down")
         moved.set(ylabel="really moved, GBytes of 2^30", ylim=(0, 1.28 * table["moved"].max() / 1024))

@@ -228,7 +228,7 @@ def test_trained_with_tiny_settings_and_drawn(
     monkeypatch.setitem(items.REGISTRY, study.NAME, tiny)
     main(["player_fl.table1", "--train", "--out", str(tmp_path)])
     assert len(list((tmp_path / study.NAME).glob("*.jsonl"))) == len(EVERY)
-    assert "open: PLayer-FL has the best mean rank" in capsys.readouterr().out
+    assert "PLayer-FL has the best mean rank" in capsys.readouterr().out
     header, frame = tiny.read(tmp_path / study.NAME)
     assert not header["failed"]
     assert not header["missing"]

@@ -207,7 +207,7 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
     assert table.loc["fedper", "local_gap"] == pytest.approx(0.1)
     assert table.loc["fedper", "local_high"] == pytest.approx(0.1)  # every seed differs alike
     assert table.loc["fedper", ["paper_local", "found_local", "came_out_local"]].tolist() == ["above", "above", "yes"]
-    assert table.loc["ditto", ["paper_local", "found_local"]].tolist() == ["level", "level"]
+    assert table.loc["ditto", ["paper_local", "found_local"]].tolist() == ["level", "undecided"]
     assert table.loc["pfedgate", ["paper_local", "found_local", "came_out_local"]].tolist() == ["above", "", "open"]
     assert math.isnan(table.loc["local", "global"])
     assert table.loc["fedavg", "global"] == table.loc["fedavg", "accuracy"]
@@ -244,7 +244,7 @@ def test_outcome_and_verdicts() -> None:
     assert differences.outcome(*differences.against(values, "y", "y")) == "equal"
     assert differences.outcome(*differences.against(values.iloc[:, :2], "x", "y")) == ""
     assert differences.outcome(*differences.against(values, "x", "z")) == ""
-    assert [learning.came_out("above", found) for found in ("above", "below", "level", "")] == [
+    assert [learning.came_out("above", found) for found in ("above", "below", "undecided", "")] == [
         "yes", "no", "open", "open"
     ]  # fmt: skip
     assert learning.came_out("level", "above") == ""
