@@ -277,17 +277,17 @@ def _execute(
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
         path, name = (None, "") if writer is None else (writer.path, writer.run.id)
         logged = LoggedRun(path, name, config.to_json(), engine.done)
-        try:
-            with opened(loggers, logged, lambda: engine.done == engine.schedule.rounds):
+        with opened(loggers, logged, lambda: engine.done == engine.schedule.rounds):
+            try:
                 engine.run(progress)
-        except (RunError, OSError, UsageError):
-            raise
-        except Exception as error:  # which a hook may make of a state that no run has left
-            if writer and resume_from and engine.done == resume_from:
-                where = writer.run.checkpoint_path(resume_from)
-                told = f"{type(error).__name__}: {error}"
-                raise RunError(f"the round after {where} failed, perhaps for what is stored there: {told}") from error
-            raise
+            except (RunError, OSError):
+                raise
+            except Exception as error:  # which a hook may make of a state that no run has left
+                if writer and resume_from and engine.done == resume_from:
+                    after = f"the round after {writer.run.checkpoint_path(resume_from)}"
+                    told = f"{type(error).__name__}: {error}"
+                    raise RunError(f"{after} failed, perhaps for what is stored there: {told}") from error
+                raise
     return engine
 
 

@@ -1,7 +1,7 @@
 """What each JSON file of a run directory holds, by type: digests show damage, and nothing of who has written it.
 
 >>> misfit({"round": 3, "rows": {"bytes": -1}}, {"round": COUNT, "rows": {"bytes": COUNT}})
-"rows.bytes is -1, not a whole number from 0"
+'rows.bytes is -1, not a whole number from 0'
 >>> misfit({"round": 3}, {"round": COUNT, "chain?": str})
 ''
 """
