@@ -112,13 +112,17 @@ def test_while_workers_train(tmp_path):
 
 
 def test_what_was_there_before_is_there_after():
-    before = signal.getsignal(signal.SIGINT)
-    with interrupts.ending():
-        assert signal.getsignal(signal.SIGINT) is not before
-    assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(ValueError, match="mine"), interrupts.ending():
-        raise ValueError("mine")
-    assert signal.getsignal(signal.SIGINT) is before
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start its jobs deaf to it
+    try:
+        before = signal.getsignal(signal.SIGINT)
+        with interrupts.ending():
+            assert signal.getsignal(signal.SIGINT) is not before
+        assert signal.getsignal(signal.SIGINT) is before
+        with pytest.raises(ValueError, match="mine"), interrupts.ending():
+            raise ValueError("mine")
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, earlier)
 
 
 def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
