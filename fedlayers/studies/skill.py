@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 from scipy import stats
 
@@ -75,6 +74,9 @@ def above_guessing(scored: pd.DataFrame, guesses: Mapping[str, float]) -> float:
 def skill(judged: pd.DataFrame) -> Skill:
     """Balanced accuracy above guessing over all candidates and seeds of a race.
 
+    With s^2 the variance over seeds, pooled over the candidates, the mean is given the standard error s / sqrt(seeds):
+    candidates that share a seed's split are counted as one.
+
     Args:
         judged: a line for each candidate and seed; candidates that failed, and races without the scores, have NaN in
             the column ``skill``.
@@ -85,9 +87,13 @@ def skill(judged: pd.DataFrame) -> Skill:
     """
     if "skill" not in judged:
         return UNKNOWN
-    by_seed = judged.dropna(subset="skill").groupby("seed")["skill"].mean().to_numpy(float)
-    if len(by_seed) < 2:
-        return Skill(float(by_seed.mean()) if len(by_seed) else math.nan, math.nan)
-    reach = float(stats.t.ppf(LEVEL, len(by_seed) - 1)) * float(by_seed.std(ddof=1)) / math.sqrt(len(by_seed))
-    mean = float(np.mean(by_seed))
-    return Skill(mean, mean - reach)
+    values = judged.pivot(index="arm", columns="seed", values="skill").dropna(how="all").dropna(axis=1).to_numpy(float)
+    if not values.size:
+        return UNKNOWN
+    n_arms, n_seeds = values.shape
+    mean = float(values.mean())
+    if n_seeds < 2:
+        return Skill(mean, math.nan)
+    freedom = n_arms * (n_seeds - 1)
+    deviation = math.sqrt(float(((values - values.mean(axis=1, keepdims=True)) ** 2).sum()) / freedom)
+    return Skill(mean, mean - float(stats.t.ppf(LEVEL, freedom)) * deviation / math.sqrt(n_seeds))

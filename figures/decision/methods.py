@@ -277,14 +277,16 @@ def federated(runs: Sequence[Run], compared: Sequence[Method], score: str = "mac
     return result
 
 
-def ratios(parts: Sequence[Federated], draws: int = DRAWS) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Each method's summed regret over the random cut's (the first method), and the ends of its 95 % interval.
+def ratios(
+    parts: Sequence[Federated], draws: int = DRAWS
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Each method's summed regret over the random cut's (the first method), and the ends of 95 % intervals.
 
-    The interval is a percentile bootstrap that draws federations and, within each, runs; the best cut is found anew in
-    every draw.
+    The intervals are those of a percentile bootstrap that draws federations and, within each, runs; the best cut is
+    found anew in every draw.
 
     Returns:
-        ratios [M], and bounds [M, 2].
+        ratios [M], their bounds [M, 2], and the bounds [M, 2] of the mean regret over federations.
     """
     point = np.sum([part.regrets() for part in parts], axis=0)
     generator = numpy_generator(0, "bootstrap of regret")
@@ -297,14 +299,14 @@ def ratios(parts: Sequence[Federated], draws: int = DRAWS) -> tuple[NDArray[np.f
             summed[at] += (weights @ part.cuts.T).max(axis=1, keepdims=True) - weights @ part.methods.T
     with np.errstate(divide="ignore", invalid="ignore"):
         bounds = np.quantile(summed / summed[:, :1], (0.025, 0.975), axis=0).T
-    return point / point[0], bounds
+    return point / point[0], bounds, np.quantile(summed / len(parts), (0.025, 0.975), axis=0).T
 
 
 def summary(parts: Sequence[Federated], compared: Sequence[Method]) -> pd.DataFrame:
     """One line a method: cost, mean regrets, ratio to the random cut's with its interval, worst federation."""
     regrets = np.stack([part.regrets() for part in parts])  # [federations, M]
     crossed = np.stack([part.crossfitted() for part in parts])
-    ratio, bounds = ratios(parts)
+    ratio, bounds, around = ratios(parts)
     costs = np.mean([part.costs.mean(axis=1) for part in parts], axis=0)
     lines: list[dict[str, Any]] = []
     for k, method in enumerate(compared):
@@ -314,6 +316,8 @@ def summary(parts: Sequence[Federated], compared: Sequence[Method]) -> pd.DataFr
                 "method": method.name,
                 "cost": costs[k],
                 "regret": regrets[:, k].mean(),
+                "regret_low": around[k, 0],
+                "regret_high": around[k, 1],
                 "crossfitted": crossed[:, k].mean(),
                 "ratio": ratio[k],
                 "ratio_low": bounds[k, 0],

@@ -107,7 +107,8 @@ def test_the_judgement_is_that_of_the_formula(raced: tuple[Path, object, list[st
     expected = (z[0] - z[1]).groupby("seed").mean().stack()
     judged = choice.standing.judged.set_index(["seed", "arm"])["score"]
     assert judged.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
-    assert choice.winner.name == judged.groupby("arm").mean().idxmax() or choice.certainty.verdict == "no matter"
+    cheapest = choice.certainty.verdict in ("no matter", "nothing learned")
+    assert choice.winner.name == judged.groupby("arm").mean().idxmax() or cheapest
 
 
 def test_the_winners_run_is_that_of_an_undisturbed_one(raced: tuple[Path, object, list[str]], tmp_path: Path) -> None:
@@ -143,11 +144,11 @@ def test_its_cost_is_told_first_and_its_decision_kept(raced: tuple[Path, object,
 
 
 def test_its_measured_cost_is_that_of_the_rows(raced: tuple[Path, object, list[str]]) -> None:
-    """All clients take part and every plan is known, so that what is foreseen of the bytes is what was sent."""
+    """All clients take part and every plan is known: what is foreseen is sent if the dearest arm is what goes on."""
     out, choice, _ = raced
     frames = [Run(path).rows()[1] for path in (out / "arms").iterdir()]
     sent = sum(frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum() for frame in frames)
-    assert choice.measured.n_bytes == sent == choice.cost.n_bytes
+    assert choice.measured.n_bytes == sent <= choice.cost.n_bytes
     assert choice.measured.rounds == choice.cost.rounds
     assert choice.measured.seconds > 0
     assert choice.text().splitlines()[-1] == choice.cost.beside(choice.measured)

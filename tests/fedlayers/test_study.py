@@ -135,7 +135,8 @@ def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
             theirs["value"].reset_index(drop=True), own.rows()[1]["value"].reset_index(drop=True)
         )
     plan = LayerPlan.load(raced / "plan.json")
-    assert (plan.why.rule, plan.why.detail["verdict"]) == ("race", "not decided")
+    assert plan.why.rule == "race"
+    assert plan.why.detail["verdict"] in ("not decided", "nothing learned")
     head = (raced / "report.html").read_text().split("<h2>")[0]
     assert "Not decided" in head
     assert "Federate" not in head

@@ -68,7 +68,8 @@ def test_ratios_and_intervals_agree_with_a_plain_bootstrap():
     assert [part.name for part in parts] == ["mnist", "heart", "pacs"]
     inner = np.mean([[run.held_out.loc[(TRAINED, cut), "macro_f1"] for cut in list(CUTS)[1:-1]] for run in runs[:4]])
     assert parts[1].methods[0].mean() == pytest.approx(inner)
-    point, bounds = methods.ratios(parts, draws=4000)
+    point, bounds, around = methods.ratios(parts, draws=4000)
+    assert (around[:, 0] <= np.mean([part.regrets() for part in parts], axis=0)).all()
     lost = np.array([part.cuts.mean(axis=1).max() - part.methods.mean(axis=1) for part in parts])
     assert point == pytest.approx(lost.sum(axis=0) / lost.sum(axis=0)[0])
     plain = []

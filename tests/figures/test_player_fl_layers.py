@@ -102,7 +102,7 @@ def test_each_run_has_both_definitions_of_each_quantity(stored: tuple[dict[str, 
 
 
 def test_first_epoch_is_that_of_training_alone_and_of_federated_training() -> None:
-    config = replace(STUDY.runs["heart-federated"], rounds=1, eval_every=1, checkpoint_every=1)
+    config = replace(STUDY.runs["heart-federated"], rounds=1, eval_every=1, checkpoint_every=1, stack="off")
     first = layerwise.Epoch(runner.assemble(config)).models
     for algorithm in ("fedavg", "local"):
         after = layerwise.after_run(runner.assemble(replace(config, algorithm=algorithm)))
