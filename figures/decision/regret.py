@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision.federations import FEDERATIONS
-from figures.decision.methods import RACE, RANDOM, Federated, Method, federated, methods, runs_of, summary
+from figures.decision.methods import RACE, RANDOM, Federated, Method, Run, federated, methods, runs_of, summary
 from figures.decision.runs import HELD_OUT, NAME, WORST
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs
@@ -29,16 +29,23 @@ PARTS = {"all": (True, False), "seen": (True,), "new": (False,)}
 SECONDARY = ("accuracy", "macro_f1", "loss", f"{WORST}macro_f1")
 
 
-def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    compared = methods()
+def tables_of(header: Mapping[str, Any], frame: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[Run]]:
+    """The summary of every method on all, seen and new federations, and the runs that it is made from."""
     layers = {name: _trained_layers(about) for name, about in header["runs"].items()}
     runs = runs_of(frame, layers)
-    parts = federated(runs, compared)
+    parts = federated(runs, methods())
     tables = {
-        name: summary(chosen, compared)
+        name: summary(chosen, methods())
         for name, kinds in PARTS.items()
         if (chosen := [part for part in parts if FEDERATIONS[part.name].seen in kinds])
     }
+    return tables, runs
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    compared = methods()
+    tables, runs = tables_of(header, frame)
+    parts = federated(runs, compared)
     with style():
         figure = plt.figure(figsize=(8.8, 6.4), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
@@ -106,7 +113,7 @@ def _by_federation(ax: Axes, parts: Sequence[Federated], compared: Sequence[Meth
     for line in y[:-1] + 0.5:
         ax.axhline(line, color="0.9", lw=0.6)
     ax.set_xlabel("regret, points of macro-F1")
-    ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.35, 1.0), ncols=2)
+    ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.15, 1.0), ncols=2)
 
 
 # --- page and findings -----------------------------------------------------------------------------------------
@@ -151,7 +158,7 @@ def _findings(tables: Mapping[str, pd.DataFrame], counts: Sequence[int]) -> tupl
 
 def _page(
     header: Mapping[str, Any],
-    runs: Sequence[Any],
+    runs: Sequence[Run],
     parts: Sequence[Federated],
     tables: Mapping[str, pd.DataFrame],
     compared: Sequence[Method],
@@ -160,7 +167,9 @@ def _page(
     columns: dict[str, list[str]] = {"method": [method.name for method in compared]}
     columns["cost, full runs"] = [f"{line.cost:.2f}" for line in tables["all"].itertuples()]
     columns["regret, points"] = [f"{100 * line.regret:.2f}" for line in tables["all"].itertuples()]
-    columns["cross-fitted"] = [f"{100 * line.crossfitted:.2f}" for line in tables["all"].itertuples()]
+    columns["cross-fitted"] = [
+        "–" if pd.isna(line.crossfitted) else f"{100 * line.crossfitted:.2f}" for line in tables["all"].itertuples()
+    ]
     for name in tables:
         columns[f"% of random, {name}"] = [_percent(by_method[name][method.name]) for method in compared]
     columns["worst"] = [
@@ -198,7 +207,7 @@ def _cuts_table(parts: Sequence[Federated]) -> dict[str, list[str]]:
     return columns
 
 
-def _secondary(runs: Sequence[Any], compared: Sequence[Method], best: str) -> dict[str, list[str]]:
+def _secondary(runs: Sequence[Run], compared: Sequence[Method], best: str) -> dict[str, list[str]]:
     shown = list(
         dict.fromkeys((RANDOM, "share all but the last", RACE, CHEAP, best, "FedAvg, 2 own epochs of all", "Ditto"))
     )

@@ -273,6 +273,7 @@ def test_one_race_says_what_one_has_lost_on_average_and_no_probability(
 ) -> None:
     """Of the default arms, once that has been measured."""
     config = RunConfig(dataset="heart", rounds=2, eval_every=1)
+    monkeypatch.setattr(certain, "ONE_RACE", None)
     assert "on average" not in choose(config, tmp_path, complete=False).lead()
     known = certain.OneRace(0.0049, -0.001, 0.014, 0.0299, "some page")
     monkeypatch.setattr(certain, "ONE_RACE", known)

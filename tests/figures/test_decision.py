@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from figures.decision import federations, methods
+from fedlayers.studies import certainty
+from figures.decision import federations, methods, regret
 from figures.decision.methods import Federated, Method, Run
 from figures.decision.runs import DITTO, PERSONALISED, TRAINED
 
@@ -100,3 +101,13 @@ def test_at_least_four_federations_are_new_and_every_network_has_at_most_six_cut
         assert 3 <= len(tried) <= 6
         assert {tried["nothing"], tried["all"]} == {0, layers}
         assert layers - 1 in tried.values()
+
+
+def test_what_one_race_has_lost_is_what_the_stored_runs_say():
+    header, frame = regret.ITEM.read(regret.ITEM.path())
+    tables, runs = regret.tables_of(header, frame)
+    (line,) = (line for line in tables["all"].itertuples() if line.method == methods.RACE)
+    told = certainty.ONE_RACE
+    measured = (line.regret, line.regret_low, line.regret_high, tables["all"]["regret"].iloc[0])
+    assert (told.loss, told.low, told.high, told.of_random) == pytest.approx(measured, abs=5e-4)
+    assert told.source == f"{line.federations} federations, {len(runs)} runs"

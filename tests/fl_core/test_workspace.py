@@ -106,7 +106,7 @@ def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
     task = runner.assemble(CONFIG, data=TOY, model=Views())
     assert task.config.memory_format == "contiguous"
     rows = runner.run(CONFIG, data=TOY, model=Views(), progress=False).rows
-    assert {row["status"] for row in rows} == {"ok"}
+    assert {row["status"] for row in rows if row["metric"] in ("accuracy", "loss")} == {"ok"}
     assert any(row["metric"] == "accuracy" and row["round"] == CONFIG.rounds for row in rows)
     assert all(module.training for module in task.model.modules())
     with pytest.raises(RuntimeError, match="to have 1 channels"):
