@@ -84,7 +84,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     counts = {case: told[told["run"] == case] for case in cases}
     undecided = {case: int((part["value"] == 0).sum()) for case, part in counts.items()}
     with style():
-        figure = plt.figure(figsize=(7.4, 2.9), layout="constrained")
+        figure = plt.figure(figsize=(7.4, 3.3), layout="constrained")
         axes = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
         for k, (ax, case) in enumerate(zip(axes, cases, strict=True)):
             part = frame[(frame["run"] == case) & (frame["metric"] == LEADING)]
