@@ -16,7 +16,7 @@ from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from fedlayers.studies.choose import choose
 from figures import items
 from figures.items import Drawing, Finding
-from figures.page import markdown, missing_runs
+from figures.page import markdown, missing_runs, seeds_in_words
 from figures.recipe import Recipe, labels
 from fl_core import data as datasets
 from fl_core import rows, runner
@@ -104,9 +104,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for part in [frame[(frame["run"] == case) & (frame["metric"] == LEADING)]]
     }
     caption = (
-        f"Each repetition draws new data and races three arms {RACES} times. A mark is the leading arm's macro-F1 "
-        "minus another's on validation, with its simultaneous 95 % interval. Where no arm is shown to do better than "
-        "guessing, none is excluded, even if its interval lies above 0."
+        f"{seeds_in_words(header['seeds'])}: each draws new data, a repetition, and races three arms {RACES} times. A "
+        "mark is the leading arm's macro-F1 minus another's on validation, with its simultaneous 95 % interval. Where "
+        "no arm is shown to do better than guessing, none is excluded, even if its interval lies above 0."
     )
     columns = {
         "data": [TITLES[case] for case in cases],
