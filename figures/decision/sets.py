@@ -12,6 +12,7 @@ from fl_core import models
 from fl_core.data import Source, open_named
 from fl_core.data.registry import Location, dataset
 from fl_core.models.adapters import adapt
+from fl_core.models.blocks import with_optional_blocks
 from fl_core.records.files import write_atomically
 
 COMPONENTS = 32
@@ -54,8 +55,8 @@ def tweets_table(data_root: Location | None) -> Source:
 
 def lora_vit(shape: tuple[int, ...], n_classes: int) -> nn.Module:
     """A vision transformer of four blocks with adapters of rank 8; these and the classifier train."""
-    plain = models.build("vit", shape, n_classes, seed=0, options=VIT)
     example = models.example(shape)
+    plain = with_optional_blocks(models.build("vit", shape, n_classes, seed=0, options=VIT), example)
     return adapt(plain, ("attn.proj", "mlp.fc2"), rank=8, alpha=8, dropout=0.0, seed=0, example=example)
 
 
