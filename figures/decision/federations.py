@@ -21,68 +21,117 @@ class Federation:
     Attributes:
         title: as it is shown.
         differs: in what its clients differ, in words.
-        seen: whether the way of choosing was developed with it; the others test what was then fixed.
+        part: ``seen``: the way of choosing was developed with it; ``new``: one of the first list's others, which test
+            what was then fixed; ``added``: named later, before it was run.
         config: FedPer on it, whose plan is set for each cut.
     """
 
     title: str
     differs: str
-    seen: bool
+    part: str
     config: RunConfig
 
 
-def _of(title: str, differs: str, seen: bool, *, rounds: int, **settings: Any) -> Federation:
+def _of(title: str, differs: str, part: str, *, rounds: int, **settings: Any) -> Federation:
     every = max(1, rounds // EVALUATIONS)
     config = RunConfig(algorithm="fedper", keep_optimizer=True, eval_every=every, checkpoint_every=rounds)
-    return Federation(title, differs, seen, replace(config, rounds=rounds, **settings))
+    return Federation(title, differs, part, replace(config, rounds=rounds, **settings))
 
 
 GREY: dict[str, Any] = {"model_options": {"width": 0.25}, "batch": 16}
 COLOUR: dict[str, Any] = {"model_options": {"width": 0.125, "dropout": 0.0}, "batch": 16}
 FEDERATIONS = {
-    "fashion_mnist": _of("Fashion-MNIST", "labels", True, dataset="fashion_mnist", samples=1500, rounds=24, **GREY),
-    "mnist": _of("MNIST", "labels", True, dataset="mnist", samples=1500, rounds=24, **GREY),
-    "cifar10": _of("CIFAR-10", "labels", True, dataset="cifar10", samples=1000, rounds=18, **COLOUR),
-    "fed_isic": _of("Fed-ISIC", "hospitals", True, dataset="fed_isic", samples=480, rounds=12, **GREY),
-    "heart": _of("Fed-Heart", "hospitals", True, dataset="heart", rounds=20),
+    "fashion_mnist": _of("Fashion-MNIST", "labels", "seen", dataset="fashion_mnist", samples=1500, rounds=24, **GREY),
+    "mnist": _of("MNIST", "labels", "seen", dataset="mnist", samples=1500, rounds=24, **GREY),
+    "cifar10": _of("CIFAR-10", "labels", "seen", dataset="cifar10", samples=1000, rounds=18, **COLOUR),
+    "fed_isic": _of("Fed-ISIC", "hospitals", "seen", dataset="fed_isic", samples=480, rounds=12, **GREY),
+    "heart": _of("Fed-Heart", "hospitals", "seen", dataset="heart", rounds=20),
     "airline_tweets": _of(
-        "airline tweets", "airlines", True,
+        "airline tweets", "airlines", "seen",
         dataset="airline_tweets", samples=1500, rounds=12, batch=16, model_options={"width": 64},
     ),
-    "pacs": _of("PACS", "styles", True, dataset="pacs", samples=600, rounds=15, **COLOUR),
+    "pacs": _of("PACS", "styles", "seen", dataset="pacs", samples=600, rounds=15, **COLOUR),
     "fashion_iid": _of(
-        "Fashion-MNIST, IID", "nothing", False,
+        "Fashion-MNIST, IID", "nothing", "new",
         dataset="fashion_mnist", partition="iid", samples=1500, rounds=24, **GREY,
     ),
     "pacs_dirichlet": _of(
-        "PACS, 8 clients", "styles and labels", False,
+        "PACS, 8 clients", "styles and labels", "new",
         dataset="pacs", model="fmnist_cnn", partition="natural_dirichlet", clients=8, alpha=0.5, samples=800,
         rounds=15, **GREY,
     ),
     "mnist_30": _of(
-        "MNIST, 30 clients", "labels (3 classes each)", False,
+        "MNIST, 30 clients", "labels (3 classes each)", "new",
         dataset="mnist", partition="pathological", classes_per_client=3, clients=30, samples=2400, participation=0.2,
         rounds=48, **GREY,
     ),
     "fashion_20": _of(
-        "Fashion-MNIST, 20 clients", "labels", False,
+        "Fashion-MNIST, 20 clients", "labels", "new",
         dataset="fashion_mnist", clients=20, alpha=0.3, samples=2400, participation=0.25, rounds=48, **GREY,
     ),
     "cifar10_resnet": _of(
-        "CIFAR-10, ResNet-8", "labels", False,
+        "CIFAR-10, ResNet-8", "labels", "new",
         dataset="cifar10", model="resnet8", samples=500, rounds=12, batch=16,
     ),
     PRETRAINED: _of(
-        "CIFAR-10, pretrained ViT with adapters", "labels", False,
+        "CIFAR-10, pretrained ViT with adapters", "labels", "new",
         dataset="cifar10", model="figures.decision.sets:lora_vit", samples=800, rounds=12, batch=16,
     ),
     "tweets_table": _of(
-        "tweets as a table, 16 % positive", "airlines", False,
+        "tweets as a table, 16 % positive", "airlines", "new",
         dataset="figures.decision.sets:tweets_table", samples=2000, rounds=24,
     ),
     "digits_pathological": _of(
-        "digits, 10 clients", "labels (3 classes each)", False,
+        "digits, 10 clients", "labels (3 classes each)", "new",
         dataset="digits", partition="pathological", classes_per_client=3, clients=10, rounds=30, lr=1e-3,
+    ),
+    "digits_iid": _of(
+        "digits, IID", "nothing", "added", dataset="digits", partition="iid", clients=6, rounds=30, lr=1e-3,
+    ),
+    "digits_dirichlet": _of(
+        "digits, 8 clients", "labels", "added",
+        dataset="digits", partition="dirichlet", clients=8, alpha=0.3, rounds=30, lr=1e-3,
+    ),
+    "heart_dirichlet": _of(
+        "Fed-Heart, 8 clients", "hospitals and labels", "added",
+        dataset="heart", partition="natural_dirichlet", clients=8, alpha=1.0, rounds=20,
+    ),
+    "tweets_table_12": _of(
+        "tweets as a table, 12 clients", "airlines and labels", "added",
+        dataset="figures.decision.sets:tweets_table", partition="natural_dirichlet", clients=12, alpha=0.5,
+        samples=2000, rounds=24,
+    ),
+    "tweets_12": _of(
+        "airline tweets, 12 clients", "airlines and labels", "added",
+        dataset="airline_tweets", partition="natural_dirichlet", clients=12, alpha=0.5, samples=1500,
+        participation=0.5, rounds=24, batch=16, model_options={"width": 64},
+    ),
+    "mnist_mild": _of(
+        "MNIST, 10 clients, mild", "labels, a little", "added",
+        dataset="mnist", clients=10, alpha=5.0, samples=1500, rounds=24, **GREY,
+    ),
+    "fashion_pathological": _of(
+        "Fashion-MNIST, 10 clients", "labels (3 classes each)", "added",
+        dataset="fashion_mnist", partition="pathological", classes_per_client=3, clients=10, samples=1500, rounds=24,
+        **GREY,
+    ),
+    "fashion_sgd": _of(
+        "Fashion-MNIST, plain SGD", "labels", "added",
+        dataset="fashion_mnist", clients=6, alpha=0.3, samples=1500, rounds=24, optimizer="sgd", lr=0.05, **GREY,
+    ),
+    "fashion_resnet": _of(
+        "Fashion-MNIST, ResNet-8", "labels", "added",
+        dataset="fashion_mnist", model="resnet8", samples=500, rounds=12, batch=16,
+    ),
+    "cifar10_20": _of(
+        "CIFAR-10, 20 clients", "labels (2 classes each)", "added",
+        dataset="cifar10", partition="pathological", classes_per_client=2, clients=20, samples=2000,
+        participation=0.25, rounds=36, **COLOUR,
+    ),
+    "mnist_lenet": _of(
+        "MNIST, LeNet, 20 clients", "labels, much", "added",
+        dataset="mnist", model="pfedla_cnn", partition="dirichlet", clients=20, alpha=0.1, samples=2400,
+        participation=0.25, rounds=48, batch=16,
     ),
 }  # fmt: skip
 PRETRAINING = RunConfig(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedlayers.studies.race import WINDOW, race_end
+from fedlayers.studies.race import LEAST, WINDOW, race_end
 from figures.decision.federations import FEDERATIONS, cuts
 from figures.decision.runs import DECISION, DITTO, HELD_OUT, PERSONALISED, RULES, TRAINED
 from fl_core.seeds import numpy_generator
@@ -34,6 +34,7 @@ class Run:
         rounds: macro-F1 and loss on validation after each evaluated round: index (cut, round).
         validation, held_out: the same (and accuracy and the worst client's) of finished models: index (kind, variant).
         decided: cut of each one-epoch rule, in layers; None where it could not decide.
+        others: the federation's other runs, the next seeds first and then from the first one on.
     """
 
     federation: str
@@ -43,6 +44,7 @@ class Run:
     validation: pd.DataFrame
     held_out: pd.DataFrame
     decided: Mapping[str, int | None]
+    others: tuple[Run, ...] = ()
 
     @property
     def n_rounds(self) -> int:
@@ -95,7 +97,12 @@ def runs_of(frame: pd.DataFrame, layers: Mapping[str, int]) -> list[Run]:
                 {str(rule): None if pd.isna(cut) else int(cut) for rule, cut in decided.items()},
             )
         )
-    return found
+    return [replace(run, others=_others(run, found)) for run in found]
+
+
+def _others(run: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
+    own = sorted((each for each in runs if each.federation == run.federation), key=lambda each: each.seed)
+    return tuple(each for each in own if each.seed > run.seed) + tuple(each for each in own if each.seed < run.seed)
 
 
 # --- the methods -----------------------------------------------------------------------------------------------
@@ -113,28 +120,46 @@ def _judged(table: pd.DataFrame, by: str = "both") -> pd.Series:
     return table["macro_f1"] if by == "macro_f1" else -table["loss"]
 
 
-def race(arms: Sequence[str] | None = THREE, share: float = 0.6, by: str = "both") -> Callable[[Run], Kind]:
-    """The winner among some cuts (None: all), judged after a share of the rounds."""
+def _standing(run: Run, names: Sequence[str], share: float, by: str) -> pd.Series:
+    """Each arm's mean over the last evaluated rounds up to a share of all, of what it is judged by."""
+    rounds = run.rounds.loc[list(names)]
+    rounds = rounds[rounds.index.get_level_values("round") <= race_end(FEDERATIONS[run.federation].config, share)]
+    scores = pd.concat([_judged(part, by) for _, part in rounds.groupby(level="round")])
+    return pd.Series({name: scores.loc[name].sort_index().tail(WINDOW).mean() for name in names})
+
+
+def race(
+    arms: Sequence[str] | None = THREE, share: float = 0.6, by: str = "both", seeds: int = 1, halving: bool = False
+) -> Callable[[Run], Kind]:
+    """The winner among some cuts (None: all), judged after a share of the rounds.
+
+    Args:
+        seeds: how many runs' races decide together, by the mean of their scores.
+        halving: only the better two of the arms after half the rounds go on.
+    """
 
     def winner(run: Run) -> Kind:
         names = [name for name in (arms or run.cuts) if name in run.cuts]
-        end = race_end(FEDERATIONS[run.federation].config, share)
-        rounds = run.rounds.loc[names]
-        done = rounds.index.get_level_values("round")
-        rounds = rounds[done <= end]
-        scores = pd.concat([_judged(part, by) for _, part in rounds.groupby(level="round")])
-        means = {name: scores.loc[name].sort_index().tail(WINDOW).mean() for name in names}
-        return TRAINED, max(names, key=lambda name: means[name])
+        together = (run, *run.others[: seeds - 1])
+        if halving:
+            names = list(sum(_standing(each, names, LEAST, by) for each in together).nlargest(2).index)
+        standing = sum(_standing(each, names, share, by) for each in together)
+        return TRAINED, str(standing.idxmax())
 
     return winner
 
 
-def race_cost(arms: Sequence[str] | None = THREE, share: float = 0.6) -> Callable[[Run], float]:
-    """Of a race and the winner's completion."""
+def race_cost(
+    arms: Sequence[str] | None = THREE, share: float = 0.6, seeds: int = 1, halving: bool = False
+) -> Callable[[Run], float]:
+    """Of a race and the winner's completion, of all seeds that decide together."""
 
     def cost(run: Run) -> float:
-        raced = race_end(FEDERATIONS[run.federation].config, share) / run.n_rounds
-        return raced * len([name for name in (arms or run.cuts) if name in run.cuts]) + 1 - raced
+        config = FEDERATIONS[run.federation].config
+        raced = race_end(config, share) / run.n_rounds
+        count = len([name for name in (arms or run.cuts) if name in run.cuts])
+        saved = (count - 2) * max(0.0, raced - race_end(config, LEAST) / run.n_rounds) if halving else 0.0
+        return seeds * (raced * count + 1 - raced - saved)
 
     return cost
 
@@ -201,6 +226,13 @@ def methods() -> tuple[Method, ...]:
         Method("race of three, by loss", race(by="loss"), race_cost()),
         Method("race of four, with all", race(four), race_cost(four)),
         Method("race of every cut", race(None), race_cost(None)),
+        Method("race of three, 3 seeds", race(seeds=3), race_cost(seeds=3)),
+        Method("race of three, 3 seeds, to 75 %", race(share=0.75, seeds=3), race_cost(share=0.75, seeds=3)),
+        Method(
+            "race of three, two from 50 to 75 %", race(share=0.75, halving=True), race_cost(share=0.75, halving=True)
+        ),
+        Method("race of half and all but the last", race(THREE[1:]), race_cost(THREE[1:])),
+        Method("race of four, with all, to 75 %", race(four, share=0.75), race_cost(four, share=0.75)),
         Method("FedAvg, 1 own epoch, depth chosen", personalised(1), _own(1, depths=True)),
         Method("FedAvg, 2 own epochs, depth chosen", personalised(2), _own(2, depths=True)),
         Method(

@@ -25,19 +25,25 @@ LEAST = 4
 """Runs of each federation from which on a promise is held or not."""
 CHEAP = "FedAvg, 2 own epochs, depth chosen"
 SHOWN = (RANDOM, "share all but the last", RACE, CHEAP)
-PARTS = {"all": (True, False), "seen": (True,), "new": (False,)}
+PARTS = {
+    "all": ("seen", "new", "added"),
+    "first": ("seen", "new"),
+    "seen": ("seen",),
+    "unseen": ("new", "added"),
+}
+"""Of federations: all, the first list's, those with which the race was developed, and all others."""
 SECONDARY = ("accuracy", "macro_f1", "loss", f"{WORST}macro_f1")
 
 
 def tables_of(header: Mapping[str, Any], frame: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[Run]]:
-    """The summary of every method on all, seen and new federations, and the runs that it is made from."""
+    """The summary of every method on each part of the federations, and the runs that it is made from."""
     layers = {name: _trained_layers(about) for name, about in header["runs"].items()}
     runs = runs_of(frame, layers)
     parts = federated(runs, methods())
     tables = {
         name: summary(chosen, methods())
         for name, kinds in PARTS.items()
-        if (chosen := [part for part in parts if FEDERATIONS[part.name].seen in kinds])
+        if (chosen := [part for part in parts if FEDERATIONS[part.name].part in kinds])
     }
     return tables, runs
 
@@ -76,7 +82,7 @@ def _ratios(ax: Axes, tables: Mapping[str, pd.DataFrame]) -> None:
     percent = 100 * table[["ratio", "ratio_low", "ratio_high"]]
     spread = np.abs(percent[["ratio_low", "ratio_high"]].to_numpy().T - percent["ratio"].to_numpy())
     ax.errorbar(percent["ratio"], y, xerr=spread, fmt="o", color="0.1", markersize=4.5, lw=1.1, label="all federations")
-    for k, (name, label) in enumerate((("seen", "those it was developed with"), ("new", "new ones"))):
+    for k, (name, label) in enumerate((("seen", "those it was developed with"), ("unseen", "new ones"))):
         if name in tables:
             ax.plot(
                 100 * tables[name]["ratio"], y + 0.22 - 0.44 * k, linestyle="none", marker=MARKERS[k + 1],
@@ -107,7 +113,9 @@ def _by_federation(ax: Axes, parts: Sequence[Federated], compared: Sequence[Meth
             label=name,
         )
     ax.axvline(0, color="0.5", lw=0.9)
-    labels = [f"{FEDERATIONS[part.name].title}{'' if FEDERATIONS[part.name].seen else ' (new)'}" for part in parts]
+    labels = [
+        f"{FEDERATIONS[part.name].title}{'' if FEDERATIONS[part.name].part == 'seen' else ' (new)'}" for part in parts
+    ]
     ax.set_yticks(y, labels, fontsize=7)
     ax.set_ylim(len(parts) - 0.4, -0.6)
     for line in y[:-1] + 0.5:
@@ -147,7 +155,7 @@ def _findings(tables: Mapping[str, pd.DataFrame], counts: Sequence[int]) -> tupl
             promise(name, part),
         )
         for name in dict.fromkeys((RACE, best))
-        for part, words in (("all", "all federations"), ("new", "new federations"))
+        for part, words in (("all", "all federations"), ("unseen", "new federations"))
         if part in lines
     ]
     rule = lines["all"]["sensitivity_ratio"]

@@ -1,5 +1,7 @@
 """Regret over federations: what methods end with, and the arithmetic, against brute force on made-up scores."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -44,6 +46,19 @@ def test_a_race_sees_nothing_after_its_end_and_a_later_one_does():
     assert methods.race(share=1.0)(run) == (TRAINED, "all_but_last")
     assert methods.race(("nothing", "all"))(run) == (TRAINED, "all")
     assert methods.race_cost()(run) == pytest.approx(3 * 0.6 + 0.4)
+
+
+def test_seeds_decide_together_by_their_mean_and_the_last_arm_may_leave_at_a_half():
+    plain, misled = a_run(FINAL, seed=0), a_run(FINAL, at_half=EARLY, seed=1)
+    alone = replace(misled, others=(plain,))
+    assert methods.race()(alone) == (TRAINED, "half")
+    assert methods.race(seeds=3)(replace(alone, others=(plain, plain))) == (TRAINED, "all_but_last")
+    assert methods.race_cost(seeds=3)(alone) == pytest.approx(3 * (3 * 0.6 + 0.4))
+    late = {**FINAL, "nothing": 0.9}  # worst up to a half: gone, whatever it would have become
+    halved = methods.race(share=1.0, halving=True)
+    assert methods.race(share=1.0)(a_run(late, at_half=FINAL)) == (TRAINED, "nothing")
+    assert halved(a_run(late, at_half=FINAL)) == (TRAINED, "all_but_last")
+    assert methods.race_cost(share=1.0, halving=True)(plain) == pytest.approx(3 * 0.5 + 2 * 0.5)
 
 
 def test_the_depth_is_what_validation_prefers_and_the_better_of_two_candidates_is_used():
@@ -95,7 +110,7 @@ def test_the_cross_fitted_reference_is_the_best_cut_of_the_other_runs():
 
 
 def test_at_least_four_federations_are_new_and_every_network_has_at_most_six_cuts():
-    assert sum(not federation.seen for federation in federations.FEDERATIONS.values()) >= 4
+    assert sum(federation.part != "seen" for federation in federations.FEDERATIONS.values()) >= 4
     for layers in range(2, 60):
         tried = federations.cuts(layers)
         assert 3 <= len(tried) <= 6
