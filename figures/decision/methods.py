@@ -120,7 +120,7 @@ def _judged(table: pd.DataFrame, by: str = "both") -> pd.Series:
     return table["macro_f1"] if by == "macro_f1" else -table["loss"]
 
 
-def _standing(run: Run, names: Sequence[str], share: float, by: str) -> pd.Series:
+def standing(run: Run, names: Sequence[str], share: float, by: str) -> pd.Series:
     """Each arm's mean over the last evaluated rounds up to a share of all, of what it is judged by."""
     rounds = run.rounds.loc[list(names)]
     rounds = rounds[rounds.index.get_level_values("round") <= race_end(FEDERATIONS[run.federation].config, share)]
@@ -142,9 +142,9 @@ def race(
         names = [name for name in (arms or run.cuts) if name in run.cuts]
         together = (run, *run.others[: seeds - 1])
         if halving:
-            names = list(sum(_standing(each, names, LEAST, by) for each in together).nlargest(2).index)
-        standing = sum(_standing(each, names, share, by) for each in together)
-        return TRAINED, str(standing.idxmax())
+            names = list(sum(standing(each, names, LEAST, by) for each in together).nlargest(2).index)
+        means = sum(standing(each, names, share, by) for each in together)
+        return TRAINED, str(means.idxmax())
 
     return winner
 

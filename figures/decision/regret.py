@@ -37,7 +37,7 @@ SECONDARY = ("accuracy", "macro_f1", "loss", f"{WORST}macro_f1")
 
 def tables_of(header: Mapping[str, Any], frame: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[Run]]:
     """The summary of every method on each part of the federations, and the runs that it is made from."""
-    layers = {name: _trained_layers(about) for name, about in header["runs"].items()}
+    layers = {name: trained_layers(about) for name, about in header["runs"].items()}
     runs = runs_of(frame, layers)
     parts = federated(runs, methods())
     tables = {
@@ -72,7 +72,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(figure, table, caption, _findings(tables, counts), _page(header, runs, parts, tables, compared))
 
 
-def _trained_layers(about: Mapping[str, Any]) -> int:
+def trained_layers(about: Mapping[str, Any]) -> int:
+    """How many layers train, by the record of a run."""
     return len(LayerPlan(tuple(layer_from_json(layer) for layer in about["layers"]), ()).trainable)
 
 

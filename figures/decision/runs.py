@@ -111,7 +111,7 @@ def measure_federation(task: runner.Task, run: str, folder: Path) -> pd.DataFram
         except NonFiniteError as error:
             lines.append(rows.row("macro_f1", None, status=str(error), estimator=TRAINED, variant=cut, **labels(task)))
             continue
-        lines += _rounds(task, engine, cut)
+        lines += rounds_of(task, engine, cut)
         models = {number: engine.models(number)["personal"] for number in range(len(task.data.clients))}
         lines += scores.rows(TRAINED, cut, models, round=engine.done)
         if cut == "all":
@@ -128,7 +128,7 @@ def measure_federation(task: runner.Task, run: str, folder: Path) -> pd.DataFram
     return rows.frame(lines)
 
 
-def _rounds(task: runner.Task, engine: Engine, cut: str) -> list[rows.Row]:
+def rounds_of(task: runner.Task, engine: Engine, cut: str) -> list[rows.Row]:
     """Macro-F1 and loss on validation samples after every evaluated round."""
     frame = runner.frame(engine)
     frame = frame[(frame["split"] == "validation") & (frame["model"] == "personal")]

@@ -5,12 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from fedlayers.studies import certainty
-from figures.decision import federations, methods, regret
+from figures.decision import beyond, federations, methods, prior, regret
 from figures.decision.methods import Federated, Method, Run
 from figures.decision.runs import DITTO, PERSONALISED, TRAINED
+from fl_core import runner, tree
+from fl_core.config import RunConfig
+from fl_core.plan import LayerPlan
+from fl_core.task import assemble
 
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=3, eval_every=3)
 CUTS = {"nothing": 0, "quarter": 1, "half": 2, "all_but_last": 3, "all": 4}
 
 
@@ -116,6 +123,67 @@ def test_at_least_four_federations_are_new_and_every_network_has_at_most_six_cut
         assert 3 <= len(tried) <= 6
         assert {tried["nothing"], tried["all"]} == {0, layers}
         assert layers - 1 in tried.values()
+
+
+@pytest.mark.parametrize(
+    ("other", "options"), [("Forked", {"common": 0.0}), ("Soft", {"weights": "1,1,0,0"})], ids=["forked", "soft"]
+)
+def test_without_common_rounds_and_with_whole_weights_they_are_fedper(other, options):
+    plan = LayerPlan(assemble(HEART).layers, ()).with_first(2)
+    plain = runner.run(HEART, plan=plan, progress=False)
+    limit = runner.run(
+        replace(HEART, algorithm=f"figures.decision.beyond:{other}", options=options), plan=plan, progress=False
+    )
+    for client in range(4):
+        assert tree.digest(limit.models(client)["personal"]) == tree.digest(plain.models(client)["personal"])
+
+
+def test_forked_runs_are_fedavg_up_to_the_fork_and_parts_of_layers_lie_between():
+    plan = LayerPlan(assemble(HEART).layers, ()).with_first(2)
+    config = replace(HEART, algorithm="figures.decision.beyond:Forked", options={"common": 1.0})
+    whole = runner.run(config, plan=plan, progress=False)
+    fedavg = runner.run(replace(HEART, algorithm="fedavg"), progress=False)
+    assert tree.digest(whole.models(1)["personal"]) == tree.digest(fedavg.models(1)["global"])
+    soft = replace(HEART, algorithm="figures.decision.beyond:Soft", options={"weights": "1,0.5,0.25,0"})
+    engine = runner.run(soft, plan=plan, progress=False)
+    own, common = engine.clients["va"].trees["model"], engine.server.trees["model"]
+    mixed = engine.models(engine.index["va"])["personal"]
+    for layer, weight in (("fc1", 1), ("fc2", 0.5), ("fc3", 0.25), ("fc4", 0)):
+        name = f"{layer}.linear.weight"
+        assert torch.allclose(mixed[name], (1 - weight) * own[name] + weight * common[name], atol=1e-6)
+
+
+def test_a_layers_weight_is_the_share_of_the_arms_that_share_it():
+    run = a_run(FINAL)
+    weights = beyond.layer_weights(run, 4)
+    assert weights == sorted(weights, reverse=True)
+    assert weights[3] == 0
+    assert weights[0] == weights[1] > weights[2] > 0.5  # all but the last leads
+
+
+def test_the_prior_learns_from_other_federations_alone():
+    names = ["heart", "mnist", "pacs", "digits_iid", "fashion_iid", "cifar10"]
+    scores = {"nothing": 0.3, "quarter": 0.35, "half": 0.4, "all_but_last": 0.5, "all": 0.2}
+    turned = {**scores, "nothing": 0.6, "all_but_last": 0.1}
+    skew = dict(zip(names, (0.1, 0.9, 0.2, 0.8, 0.15, 0.85), strict=True))
+    runs = [a_run(turned if skew[name] > 0.5 else scores, federation=name) for name in names]
+    parts = methods.federated(runs, (methods.methods()[0],))
+    table = pd.DataFrame({"label_skew": skew, "layers": dict.fromkeys(names, 4.0)})
+    for name in names:
+        best = prior.predicted(table, parts, name).idxmax()
+        assert best == ("nothing" if skew[name] > 0.5 else "all_but_last")
+    before = prior.predicted(table, parts, "heart")
+    changed = [replace(run, held_out=1 - run.held_out) if run.federation == "heart" else run for run in runs]
+    after = prior.predicted(table, methods.federated(changed, (methods.methods()[0],)), "heart")
+    pd.testing.assert_series_equal(before, after)
+
+
+def test_a_shift_of_inputs_is_zero_for_clients_alike_and_its_size_otherwise():
+    draw = np.random.default_rng(0)
+    alike = [draw.normal(size=(400, 50)) for _ in range(5)]
+    assert prior._shift(alike) < 0.03
+    moved = [part + 0.5 * (-1) ** k for k, part in enumerate(alike[:4])]
+    assert prior._shift(moved) == pytest.approx(0.5 / np.sqrt(1.25), abs=0.03)
 
 
 def test_what_one_race_has_lost_is_what_the_stored_runs_say():
