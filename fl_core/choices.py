@@ -18,6 +18,8 @@ ON_DIVERGENCE = ("note", "stop")
 """What becomes of a run whose loss is still finite and far above where it began."""
 FORMATS = ("auto", "contiguous", "channels_last")
 """How images lie in memory."""
+PRECISIONS = ("float32", "bf16")
+"""In what numbers the model's passes of local training are computed."""
 SCALES = ("none", "standard", "minmax", "robust")
 """How columns of numbers are scaled: not, to mean 0 and deviation 1, to 0..1, or by median and quartiles."""
 IMPUTES = ("none", "mean", "median", "most_frequent")

@@ -125,6 +125,8 @@ class RunConfig:
     """Train clients together: on, off or auto."""
     memory_format: str = "auto"
     """auto, contiguous, or channels_last."""
+    precision: str = "float32"
+    """float32, or bf16: the model's passes in local training; all else stays float32."""
     eval_every: int | None = None
     """Rounds between evaluations of all clients; default a twentieth, or what costs a tenth of the time."""
     checkpoint_every: int | None = None
@@ -207,6 +209,7 @@ def check(config: RunConfig) -> None:
         ("value of weights", config.weights, choices.WEIGHTS),
         ("value of stack", config.stack, choices.STACKS),
         ("memory format", config.memory_format, choices.FORMATS),
+        ("precision", config.precision, choices.PRECISIONS),
         ("value of on_divergence", config.on_divergence, choices.ON_DIVERGENCE),
     ):
         if value is not None:

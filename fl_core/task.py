@@ -193,7 +193,7 @@ def assemble(
     config = replace(
         config,
         memory_format=memory_format(model, config.memory_format, models.example(data.shape)),
-        stack="on" if stacks(model, config.device, config.stack) else "off",
+        stack="on" if stacks(model, config.device, config.stack, config.precision) else "off",
     )
     _check_batches(model, data, int(config.batch or 1), config.bn)
     if plan is None and config.plan not in (None, AUTO):

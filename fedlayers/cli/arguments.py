@@ -34,8 +34,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss", "class_weights",
     ),
     "execution": (
-        "seed", "workers", "stack", "device", "memory_format", "recompute_frozen", "eval_every", "checkpoint_every",
-        "on_divergence", "local_scores",
+        "seed", "workers", "stack", "device", "memory_format", "precision", "recompute_frozen", "eval_every",
+        "checkpoint_every", "on_divergence", "local_scores",
     ),
 }  # fmt: skip
 """The configuration's fields as the help groups them; what the ``--set`` arguments fill is not among them."""

@@ -102,7 +102,7 @@ class ClientRunner:
         memory: str = "auto",
         keep_frozen: bool = True,
     ) -> None:
-        self.workspace = Workspace(model, device, memory, keep_frozen)
+        self.workspace = Workspace(model, device, memory, keep_frozen, training.precision)
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None

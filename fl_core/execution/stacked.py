@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
-from fl_core.errors import NonFiniteError, check_known
+from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.execution.client_runner import ClientRunner, Job, Part, Result
 from fl_core.execution.prefix import chain, hooked
 from fl_core.training import optimizer_state
@@ -28,16 +28,20 @@ LARGEST = 100_000
 """Parameters of a model beyond which clients are faster one by one on a CPU."""
 
 
-def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
+def stacks(model: nn.Module, device: str, wanted: str = "auto", precision: str = "float32") -> bool:
     """Whether clients are trained together; a fixed rule, since the order of sums and so the rounding differs.
 
-    ``auto`` is yes for a chain of Linear, ReLU and Flatten with fewer than :data:`LARGEST` parameters on a CPU; ``on``
-    leaves the size out of account.
+    ``auto`` is yes for a chain of Linear, ReLU and Flatten with fewer than :data:`LARGEST` parameters on a CPU, in
+    float32; ``on`` leaves the size out of account.
 
     Raises:
-        UsageError: ``wanted`` is unknown.
+        UsageError: ``wanted`` is unknown, or ``on`` in another precision.
     """
     if check_known("value of stack", wanted, STACKS) == "off" or device.partition(":")[0] != "cpu":
+        return False
+    if precision != "float32":
+        if wanted == "on":
+            raise UsageError(f"precision={precision} trains clients one by one: stack=auto or off goes with it")
         return False
     small = sum(param.numel() for param in model.parameters()) < LARGEST
     return (small or wanted == "on") and _perceptron(model) is not None

@@ -86,8 +86,14 @@ class Workspace:
     """A model on a device whose weights are replaced by trees; images have one layout (see :func:`memory_format`)."""
 
     def __init__(
-        self, model: nn.Module, device: str | torch.device = "cpu", memory: str = "auto", keep_frozen: bool = True
+        self,
+        model: nn.Module,
+        device: str | torch.device = "cpu",
+        memory: str = "auto",
+        keep_frozen: bool = True,
+        precision: str = "float32",
     ) -> None:
+        self.precision = precision
         self.memory = memory_format(model, memory)
         self.model = copy.deepcopy(model).to(device)
         pool_first(self.model)
@@ -136,11 +142,17 @@ class Workspace:
         }
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
-        """Logits [n, C] with these parameters; runs the skeleton itself where they are its own.
+        """Logits [n, C] with these parameters, float32 in any precision; runs the skeleton itself if they are its own.
 
         Args:
             options: keywords of a built model's forward pass, which then returns what it says.
         """
+        if self.precision == "float32":
+            return self._pass(params, x, options)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return _float32(self._pass(params, x, options))
+
+    def _pass(self, params: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Any:
         if params is self.params:
             if self._ahead is not None and x is self._ahead[0] and not options:
                 return self._cut.onward(self._ahead[1])
@@ -199,3 +211,14 @@ class Workspace:
             for name, param in self.params.items():
                 param.requires_grad_(flags[name])
                 param.grad = None
+
+
+def _float32(output: Any) -> Any:
+    """What a model puts out, with bfloat16 tensors as float32, also within tuples, lists and dictionaries."""
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype == torch.bfloat16 else output
+    if isinstance(output, Mapping):
+        return {key: _float32(value) for key, value in output.items()}
+    if isinstance(output, tuple | list):
+        return type(output)(_float32(value) for value in output)
+    return output

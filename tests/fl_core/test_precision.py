@@ -1,0 +1,75 @@
+"""Passes in bfloat16: what stays float32, the same bits wherever it is computed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fl_core import runner, tree
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.execution.workspace import Workspace
+from fl_core.training.local import Training
+
+DIGITS = RunConfig(dataset="digits", samples=120, clients=3, rounds=2, batch=16, precision="bf16")
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+
+
+@pytest.fixture(scope="module")
+def plain() -> runner.Engine:
+    return runner.run(DIGITS, progress=False)
+
+
+def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(plain: runner.Engine) -> None:
+    full = runner.run(replace(DIGITS, precision="float32", stack="off"), progress=False)
+    trees = [plain.server.trees["model"], *plain.clients[plain.names[0]].trees.values()]
+    assert all(tensor.dtype in (torch.float32, torch.int64) for each in trees for tensor in each.values())
+    assert tree.digest(plain.server.trees["model"]) != tree.digest(full.server.trees["model"])
+    ours, theirs = (runner.frame(each).query("metric == 'train_loss'")["value"].to_numpy() for each in (plain, full))
+    assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_workers_and_a_resume_give_the_same_bits(plain: runner.Engine, tmp_path) -> None:
+    wanted = tree.digest(plain.server.trees["model"])
+    with_workers = runner.run(replace(DIGITS, workers=2), progress=False)
+    assert tree.digest(with_workers.server.trees["model"]) == wanted
+    runner.run(replace(DIGITS, checkpoint_every=1), tmp_path / "run", until=1, progress=False)
+    resumed = runner.resume(tmp_path / "run", progress=False)
+    assert tree.digest(resumed.server.trees["model"]) == wanted
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "bf16"
+
+
+def test_the_passes_are_in_bfloat16_and_what_comes_out_is_float32() -> None:
+    seen: list[torch.dtype] = []
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            logits = self.fc(x)
+            seen.append(logits.dtype)
+            return logits, {"twice": 2 * logits}
+
+    workspace, x = Workspace(Two(), precision="bf16"), torch.randn(4, 8)
+    logits, more = workspace.forward(workspace.params, x)
+    logits.sum().backward()
+    assert seen == [torch.bfloat16]
+    assert {logits.dtype, more["twice"].dtype, workspace.params["fc.weight"].grad.dtype} == {torch.float32}
+    exact = (x.double() @ workspace.params["fc.weight"].double().T + workspace.params["fc.bias"].double()).detach()
+    assert torch.allclose(logits.double(), exact, atol=0.05)
+    workspace.infer(workspace.live, x)
+    assert seen[-1] == torch.float32
+
+
+def test_what_cannot_be_is_refused_and_tables_say_what_was_used() -> None:
+    with pytest.raises(UsageError, match=r"precision 'fp16'.*float32, bf16"):
+        runner.run(replace(DIGITS, precision="fp16"), progress=False)
+    with pytest.raises(UsageError, match="precision=bf16 trains clients one by one"):
+        runner.run(RunConfig(dataset="heart", precision="bf16", stack="on"), progress=False)
+    assert Training(precision="bf16").words.endswith(", passes in bf16")
