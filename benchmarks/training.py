@@ -27,6 +27,7 @@ from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine, Schedule
 from fl_core.execution.executors import executor
+from fl_core.execution.home import InProcess
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.records import timing
 from fl_core.runner import client_runner_of
@@ -114,16 +115,18 @@ def rounds(
     client_runner = client_runner_of(task, {})
     pool = executor(client_runner, config.workers, task.config.stack == "on")
     schedule = Schedule(count, task.config.participation, eval_every=count, checkpoint_every=count)
+    initial = tree.of(task.model)
+    home = InProcess(pool, task.data, initial)
     try:
         engine = Engine(
             make(task.problem) if make else task.algorithm(task.plan),
             task.data,
-            tree.of(task.model),
+            initial,
             client_runner,
-            pool,
+            home,
             schedule,
         )
-        pool.use(engine.algorithm)
+        home.use(engine.algorithm)
         yield engine
     finally:
         pool.close()

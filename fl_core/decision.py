@@ -15,6 +15,7 @@ from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.algorithms.partial import MEASURED, PLayerFL, Scout
 from fl_core.errors import UsageError, check_known
+from fl_core.execution.home import InProcess
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.registry import is_outside
@@ -23,7 +24,8 @@ from fl_core.training.local import Observer
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:
-    from fl_core.engine import Engine, Work
+    from fl_core.engine import Engine
+    from fl_core.ledger import Work
 
 Measurement = dict[str, Any]
 
@@ -153,4 +155,7 @@ def first_models(engine: Engine) -> tuple[Mapping[str, Tree], dict[str, Measurem
     """Each client's model after PLayer-FL's measuring training, and its measurement, by client."""
     scouting, _ = scouted(engine, keep=True)
     measured = taken(scouting.server)
-    return scouting.kept["local"], {engine.names[each["client"]]: each for each in measured}
+    home = scouting.home
+    if not isinstance(home, InProcess):
+        raise UsageError("the clients' models are where the clients are, not at the server")
+    return home.kept["local"], {engine.names[each["client"]]: each for each in measured}

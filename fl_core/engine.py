@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,28 +11,25 @@ from tqdm.auto import tqdm
 
 from fl_core import costs, tree
 from fl_core.algorithms import contract
-from fl_core.algorithms.base import Algorithm, Observation, Problem, Round, State, Update
+from fl_core.algorithms.base import Algorithm, Observation, Problem, Round, Update
+from fl_core.algorithms.offers import Offer, offer
 from fl_core.data import FederatedData
 from fl_core.decision import Decision
-from fl_core.divergence import DIVERGENCE, Limit, check_finite, guessing, starts_of
+from fl_core.divergence import Limit, check_finite, guessing, starts_of
 from fl_core.dropout import REPLY_LOST
-from fl_core.execution.client_runner import ClientRunner, FinetuneJob, Job, Result, ScoreJob, TrainJob
-from fl_core.execution.executors import Executor
-from fl_core.execution.spilling import ClientStates, SpillingTrees
+from fl_core.errors import UsageError
+from fl_core.execution.client_runner import ClientRunner
+from fl_core.execution.home import Finetune, Home, InProcess, Reply, Request, Score, Train
+from fl_core.ledger import Ledger, Work
 from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
-from fl_core.rows import Row, row
+from fl_core.rows import Row
 from fl_core.schedule import Schedule, sampled_clients
-from fl_core.scores import why_missing
 from fl_core.training.local import Phase
 from fl_core.tree import Tree
-
-Work = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
-BUFFER = 10_000  # rows that wait for the end of a round before they are written
-UNITS = {"bytes_down": "byte", "bytes_up": "byte", "flops": "FLOP"}
 
 
 class Engine:
@@ -42,7 +37,9 @@ class Engine:
 
     Args:
         algorithm: under the plan in force, if there is one yet. It is frozen: from here on nothing is kept on it.
-        client_runner: of this process; ``executor`` may run clients in others.
+        data: names and sizes of the clients; of the samples the engine reads nothing.
+        client_runner: counts floating point operations, and knows the criterion; clients run at ``home``.
+        home: where the clients live.
         decision: how the run comes to a plan, if it begins without one that it needs.
         columns: further ones of every row.
         on_divergence: ``note`` or ``stop``, once a client's loss is beyond the limit of :mod:`fl_core.divergence`.
@@ -55,7 +52,7 @@ class Engine:
         data: FederatedData,
         initial: Tree,
         client_runner: ClientRunner,
-        executor: Executor,
+        home: Home,
         schedule: Schedule,
         decision: Decision | None = None,
         *,
@@ -65,22 +62,16 @@ class Engine:
         loggers: Sequence[Logger] = (),
     ) -> None:
         self.algorithm, self.data, self.initial = algorithm, data, initial
-        self.client_runner, self.executor, self.schedule = client_runner, executor, schedule
+        self.client_runner, self.home, self.schedule = client_runner, home, schedule
         self.decision, self.writer = decision or Decision(), writer
-        self.loggers, self._unlogged = loggers, list[Row]()
-        self.columns = {"algorithm": algorithm.name, "seed": self.problem.seed, **(columns or {})}
         self.names = [client.name for client in data.clients]
         self.server = algorithm.server_state(tree.clone(initial))
-        self.index = {name: client for client, name in enumerate(self.names)}
-        self.folder = writer.path if writer else None
-        self.clients = self._fresh_clients()
-        self.kept: dict[str, SpillingTrees] = {}  # local and fine-tuned models of the current round
-        self.rows: list[Row] = []
         self.done = 0
-        self.clock, self.pace = Clock(), Pace()
         self.limit = Limit(guessing(client_runner.criterion, data.n_classes), on_divergence)
-        self._steps = 0  # of the current round
+        columns = {"algorithm": algorithm.name, "seed": self.problem.seed, **(columns or {})}
+        self.ledger = Ledger(data, columns, self._flops_of, self.limit, writer, loggers)
         self._flops: dict[tuple[frozenset[str], ...], float] = {}
+        home.begin(algorithm)
 
     @property
     def problem(self) -> Problem:
@@ -89,8 +80,8 @@ class Engine:
 
     def beside(self, algorithm: Algorithm) -> Engine:
         """A second engine with the same clients and start; its exchanges change nothing of this run but its timing."""
-        other = Engine(algorithm, self.data, self.initial, self.client_runner, self.executor, self.schedule)
-        other.folder, other.clock = self.folder, self.clock
+        other = Engine(algorithm, self.data, self.initial, self.client_runner, self.home.beside(), self.schedule)
+        other.ledger.clock = self.clock
         other._use(algorithm)
         return other
 
@@ -99,13 +90,9 @@ class Engine:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; clients' states are read from it when they are needed."""
         self.server, self.done = checkpoint.server, checkpoint.round
-        self.clients = ClientStates(self.names, checkpoint.clients.__getitem__, self.folder)
-        self.clients.changed.clear()
+        self.home.restore(checkpoint)
         if self.writer:
             self.limit.stored = partial(starts_of, self.writer.run)
-        for kind, models in checkpoint.models.items():
-            for name in models:
-                self._keep(kind, name, models[name])
         if "plan" in self.server.meta:
             self.algorithm = self.algorithm.with_plan(LayerPlan.from_json(self.server.meta["plan"]))
 
@@ -124,15 +111,13 @@ class Engine:
             plan = self.decision.before(self)
             if plan is not None:
                 self._adopt(plan)
-                self.clients = self._fresh_clients()
+                self.home.begin(self.algorithm)
             self._check_phases()
         self._use(self.algorithm)
         if self.done == 0:
             self._finetune(recorded=False)
             self._evaluate_all()
-            self._flush()
-            self._log()
-            self._note_time()
+            self._close_round()
         label = f"{self.algorithm.name} seed {self.problem.seed}"
         bar = tqdm(
             total=self.schedule.end,
@@ -156,7 +141,7 @@ class Engine:
         """
         index = self.done
         sampled = sampled_clients(self.problem.seed, index, len(self.names), self.schedule.participation)
-        self.kept = {}
+        self.home.forget()
         work = Work(float)
         exchanges, saves = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
         lost = self.schedule.dropout.lost(self.problem.seed, index, sampled)
@@ -178,14 +163,15 @@ class Engine:
             self._finetune(recorded=last)
         if evaluates:
             self._evaluate_all()
-        self._flush()
-        self._log()
+        self._close_round(saves)
+
+    def _close_round(self, saves: bool = False) -> None:
+        self.ledger.flush()
+        self.ledger.log()
         if self.writer and saves:
             with self.clock.on("save"):
-                checkpoint = Checkpoint(self.done, self.server, self.clients, self.kept)
-                self.writer.checkpoint(checkpoint, self.clients.changed)
-                self.clients.changed.clear()
-        self._note_time()
+                self.home.save(self.writer, self.done, self.server)
+        self.ledger.note_time(self.done)
 
     def exchange(
         self,
@@ -215,48 +201,38 @@ class Engine:
     def _replies(
         self, rnd: Round, work: Work, splits: tuple[str, ...], keep_local: frozenset[int], lost: frozenset[int]
     ) -> Iterator[Update]:
-        """Yield the sampled clients' updates one by one, storing their states and recorded numbers on the way."""
+        """Yield the sampled clients' updates one by one, recording their numbers on the way."""
 
-        def jobs() -> Iterable[TrainJob]:
+        def requests() -> Iterator[Train]:
             for client in rnd.sampled:
                 with self.clock.on("aggregate"):
-                    message = self.algorithm.send(self.server, client, rnd)
-                    message = message.clone()
+                    message = self.algorithm.send(self.server, client, rnd).clone()
                     work[client, "bytes_down", ""] += message.bytes
-                    job = TrainJob(client, rnd, message, self.clients[self.names[client]], splits, client in keep_local)
-                    if client in lost:  # what hooks write into the state is lost with the reply
-                        job = TrainJob(client, rnd, message, job.state.clone())
-                yield job
+                yield Train(client, rnd, message, splits, client in keep_local, client in lost)
 
-        for result in self._run("train", jobs()):
-            client = result.client
+        for reply in self._run("train", requests()):
+            client = reply.client
             phases, submodel = self.algorithm.phases(rnd, client), self.algorithm.submodel(rnd, client)
             if client in lost:
-                result.work = {name: value for name, value in result.work.items() if "/loss" not in name}
-                self._count_work(work, phases, submodel, result, rnd.index + 1)
+                reply.work = {name: value for name, value in reply.work.items() if "/loss" not in name}
+                self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
                 continue
-            self.clients[self.names[client]] = result.state
-            work[client, "bytes_up", ""] += result.message.bytes
-            self._count_work(work, phases, submodel, result, rnd.index + 1)
-            if result.tree is not None:
-                self._keep("local", self.names[client], result.tree)
-            self._record_scores(client, "local", result.scores, rnd.index + 1)
-            yield Update(client, self.problem.weight(client), result.message)
+            work[client, "bytes_up", ""] += reply.message.bytes
+            self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
+            self._record_scores(reply, rnd.index + 1)
+            yield Update(client, self.problem.weight(client), reply.message)
 
-    def _run(self, part: str, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Yield the executor's results, and charge the waiting time to a part of the run, moving data apart."""
-        results = iter(self.executor.run(jobs))
+    def _run(self, part: str, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Yield the clients' replies, and charge the waiting time to a part of the run, moving data apart."""
+        replies = self.home.run(requests)
         while True:
-            before = self.executor.moved
+            before = self.home.moved
             with self.clock.on(part):
-                result = next(results, None)
-            self.clock.shift(part, "move", self.executor.moved - before)
-            if result is None:
+                reply = next(replies, None)
+            self.clock.shift(part, "move", self.home.moved - before)
+            if reply is None:
                 return
-            yield result
-
-    def _keep(self, kind: str, name: str, model: Tree) -> None:
-        self.kept.setdefault(kind, SpillingTrees(self.folder))[name] = model
+            yield reply
 
     # --- the algorithm ---
 
@@ -269,7 +245,7 @@ class Engine:
     def _use(self, algorithm: Algorithm) -> None:
         contract.freeze(algorithm)
         self.algorithm = algorithm
-        self.executor.use(algorithm)
+        self.home.use(algorithm)
 
     def _adopt(self, plan: LayerPlan) -> None:
         """Continue with the algorithm rebuilt under the plan that was decided on."""
@@ -281,139 +257,77 @@ class Engine:
         if self.writer:
             in_force.save(self.writer.path / "plan.json")
 
-    def _fresh_clients(self) -> ClientStates:
-        return ClientStates(self.names, self._start, self.folder)
-
-    def _start(self, name: str) -> State:
-        """The state of a client before its first round, under the present plan."""
-        return self.algorithm.client_state(self.initial, self.index[name]).clone()
-
     # --- evaluation ---
 
+    def _offer(self, client: int, rnd: Round) -> Offer:
+        return offer(self.algorithm, self.server, self.home.outline(client), rnd)
+
     def _finetune(self, recorded: bool) -> None:
-        """Fine-tune a copy of every client's model if the algorithm asks for it now, and keep it under ``personal``."""
+        """Let every client fine-tune a copy of its model if the algorithm asks for it now, and keep it."""
         if not self.algorithm.finetuning(self.done, 0):
             return
         rnd = Round(self.done, "finish", tuple(range(len(self.names))))
         work = Work(float)
-
-        def jobs() -> Iterable[FinetuneJob]:
-            for client, name in enumerate(self.names):
-                models = self.algorithm.models(self.server, self.clients[name], rnd)
-                yield FinetuneJob(client, self.done, models[self.algorithm.evaluates])
-
+        asked = (Finetune(k, self.done, self._offer(k, rnd), self.algorithm.evaluates) for k in rnd.sampled)
         for client in rnd.sampled:  # everyone fine-tunes the final model, so everyone receives it once more
             work[client, "bytes_down", ""] = self.algorithm.send(self.server, client, rnd).bytes
-        for result in self._run("train" if recorded else "evaluate", jobs()):
-            phases = self.algorithm.finetuning(self.done, result.client)
-            self._count_work(work, phases, self.problem.tensors, result, self.done)
-            if result.tree is not None:
-                self._keep("personal", self.names[result.client], result.tree)
+        for reply in self._run("train" if recorded else "evaluate", asked):
+            phases = self.algorithm.finetuning(self.done, reply.client)
+            self.ledger.count(work, reply.client, phases, self.problem.tensors, reply.work, self.done)
         self.record_work(work, variant="finish", rows=recorded)  # what is tuned to be evaluated is no cost of training
 
-    def models(self, client: int) -> dict[str, Tree]:
-        """The present models of one client: global and/or personal, and the fine-tuned one after the end."""
-        name = self.names[client]
-        models = self.algorithm.models(self.server, self.clients[name], Round(self.done))
-        tuned = self.kept["personal"].get(name) if "personal" in self.kept else None
-        return models if tuned is None else {**models, "personal": tuned}
+    def models(self, client: int) -> Mapping[str, Tree]:
+        """The present models of one client: global and/or personal, and the fine-tuned one after the end.
+
+        Raises:
+            UsageError: clients live elsewhere, and what they keep with them.
+        """
+        if not isinstance(self.home, InProcess):
+            raise UsageError(f"the models of {self.names[client]!r} are where the client is, not at the server")
+        return self.home.models(client, self._offer(client, Round(self.done)), self.done)
 
     def _evaluate_all(self) -> None:
-        asked: deque[str] = deque()
         seen: list[Observation] = []
-
-        def jobs() -> Iterable[ScoreJob]:
-            for client in range(len(self.names)):
-                for name, model in sorted(self.models(client).items()):
-                    asked.append(name)
-                    yield ScoreJob(client, model, ("validation", "test"), name, self.done)
-
+        asked = (Score(k, self.done, self._offer(k, Round(self.done))) for k in range(len(self.names)))
         with self.clock.on("evaluate"):
-            for result in self._run("evaluate", jobs()):
-                self._record_scores(result.client, asked.popleft(), result.scores, self.done)
-                seen += result.observations
+            for reply in self._run("evaluate", asked):
+                self._record_scores(reply, self.done)
+                seen += reply.observations
             for each in (*self.algorithm.observations(self.server, Round(self.done)), *seen):
                 other = "" if each.client_b is None else self.names[each.client_b]
                 columns = {"layer": each.layer, "variant": each.variant, "client_b": other}
-                self._row(each.metric, each.value, self.done, each.client, **columns)
+                self.ledger.row(each.metric, each.value, self.done, each.client, **columns)
 
     # --- records ---
 
-    def _record_scores(self, client: int, model: str, scores: Mapping[str, Mapping[str, float]], done: int) -> None:
-        for split, values in scores.items():
-            n = len(self.data.clients[client].split(split))
-            for metric, value in values.items():
-                self._row(metric, value, done, client, model=model, split=split, n_samples=n)
-            if split == "validation" and done:
-                self._check_loss(values["loss"], done, client, model=model, split=split)
-            elif split == "validation":
-                self.limit.begin(self.names[client], values["loss"])
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that are not yet in a run directory."""
+        return self.ledger.rows
 
-    def _check_loss(self, loss: float, done: int, client: int, **columns: Any) -> None:
-        """Record a loss that is finite and beyond the limit, and note it or stop."""
-        reason = self.limit.exceeded(self.names[client], loss)
-        if reason:
-            self._row(DIVERGENCE, math.nan, done, client, status=f"diverged: {reason}", **columns)
-            self._flush()
-            self.limit.tell(f"{self.algorithm.name}, round {done}, client {self.names[client]!r}", reason)
+    @property
+    def clock(self) -> Clock:
+        """What charges the time to parts of the run."""
+        return self.ledger.clock
 
-    def _count_work(
-        self, work: Work, phases: Iterable[Phase], submodel: frozenset[str], result: Result, done: int
-    ) -> None:
-        client = result.client
-        for phase in phases:
-            samples = result.work.get(f"{phase.name}/samples", 0)
-            steps = result.work.get(f"{phase.name}/steps", 0)
-            work[client, "steps", ""] += steps
-            work[client, "flops", ""] += samples * self._flops_of(phase, submodel)
-            loss = f"{phase.name}/loss"
-            for name in result.work:
-                if name == loss or name.startswith(loss + "/"):
-                    work[client, "train_loss", phase.name + name.removeprefix(loss)] = result.work[name]
-            if loss in result.work:
-                self._check_loss(result.work[loss], done, client, split="train", variant=phase.name)
+    @property
+    def pace(self) -> Pace:
+        """Where the time of all rounds went."""
+        return self.ledger.pace
+
+    def record_work(self, work: Work, variant: str = "", rows: bool = True) -> None:
+        """Count the steps of local training, and record rows of its cost."""
+        self.ledger.work(work, self.done, variant, rows)
+
+    def _record_scores(self, reply: Reply, done: int) -> None:
+        for model, scores in reply.scores.items():
+            self.ledger.scores(reply.client, model, scores, done)
 
     def _flops_of(self, phase: Phase, submodel: frozenset[str]) -> float:
         case = (phase.train, submodel)
         if case not in self._flops:
             self._flops[case] = costs.training_flops(self.client_runner.workspace, self.data.shape, *case)
         return self._flops[case]
-
-    def record_work(self, work: Work, variant: str = "", rows: bool = True) -> None:
-        """Count the steps of local training, and record rows of its cost."""
-        self._steps += sum(int(value) for (_, metric, _), value in work.items() if metric == "steps")
-        if not rows:
-            return
-        for (client, metric, part), value in sorted(work.items()):  # not in the order in which clients answered
-            self._row(metric, value, self.done, client, split="train", variant=variant or part)
-
-    def _row(self, metric: str, value: float, done: int, client: int | None, **columns: Any) -> None:
-        if client is not None:
-            columns |= {"client": self.names[client], "n_train": self.problem.n_train[client]}
-        columns = {"round": done, "status": why_missing(metric, value), **columns}
-        self.rows.append(row(metric, value, unit=UNITS.get(metric, ""), **self.columns, **columns))
-        if self.loggers:
-            self._unlogged.append(self.rows[-1])
-        if len(self.rows) >= BUFFER:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self.writer:
-            with self.clock.on("save"):
-                self.writer.add_rows(self.rows)
-            self.rows = []
-
-    def _log(self) -> None:
-        for logger in self.loggers:
-            logger.log(self._unlogged)
-        self._unlogged = []
-
-    def _note_time(self) -> None:
-        record = {"round": self.done, "steps": self._steps, **self.clock.take()}
-        self.pace.add(record)
-        self._steps = 0
-        if self.writer:
-            self.writer.add_timing(record)
 
 
 __all__ = ["Engine", "Schedule", "sampled_clients"]

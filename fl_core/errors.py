@@ -9,6 +9,10 @@ class UsageError(ValueError):
     """The request is at fault: an unknown name, a missing file, data that do not fit. Exit code 2."""
 
 
+class PrivateError(UsageError):
+    """A server's hook asked for what only the client has."""
+
+
 class RunError(RuntimeError):
     """The request was valid but running it failed. Exit code 1."""
 

@@ -5,7 +5,7 @@ Digests tell what was damaged, not what was made up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,17 @@ from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.config import check as check_config
 from fl_core.data import Partition
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError, UsageError, listing
+from fl_core.models import is_code
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
+from fl_core.registry import is_outside
 from fl_core.schedule import sampled_clients
 from fl_core.task import Task, assemble
 from fl_core.tree import Tree
+
+FEDERATION = "federation"
+"""The key of a run's configuration that says which sites it is of, if its clients are not here."""
 
 
 @contextmanager
@@ -41,7 +46,18 @@ def blamed(path: Path) -> Iterator[None]:
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration of a run and the plan given to it, from its ``config.json``."""
     beside: tuple[str, ...] = (
-        *("shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own", "lost_replies"),
+        *(
+            "shape",
+            "classes",
+            "words",
+            "preprocessing",
+            "given",
+            "in_force",
+            "command",
+            "own",
+            "lost_replies",
+            FEDERATION,
+        ),
     )
     if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
         beside += (*READING, *DEALING)
@@ -91,12 +107,15 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
         }
 
 
-def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False) -> Algorithm:
+def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, clients: bool = True) -> Algorithm:
     """Refuse a checkpoint that this task cannot have left, before anything is made of it.
 
     A tensor of the model's name has the model's shape, whatever keeps it; one that there was at the beginning keeps its
     type as well, and so does what stands beside the tensors. What cannot be foreseen, such as what a round adds, is put
     to the algorithm: it must find every client's models, and if the run goes on also what to send next.
+
+    Args:
+        clients: whether the clients' states are in it, and not at their sites.
 
     Returns:
         The algorithm, under the plan that the run had decided on by then if it had.
@@ -125,7 +144,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False) -
             raise UsageError(f"{bad!r} of the server is not finite, which no round leaves behind")
     check_one("server", server, algorithm.server_state(tree.clone(initial)))
     upcoming = _upcoming(task, algorithm, checkpoint.round) if goes_on else None
-    for client, name in enumerate(names):
+    for client, name in enumerate(names if clients else ()):
         state = checkpoint.clients[name]
         check_one(f"client/{name}", state, algorithm.client_state(initial, client))
         try:
@@ -181,3 +200,76 @@ def _misfit(state: State, begun: State, initial: Tree) -> tuple[str, bool] | Non
 def _alike(one: Any, other: Any) -> bool:
     numbers = (int, float)
     return other is None or type(one) is type(other) or (isinstance(one, numbers) and isinstance(other, numbers))
+
+
+# --- whether it may go on here ------------------------------------------------------------------------------------
+
+
+def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None:
+    """Refuse a federation's run directory where its sites are needed, and an ordinary one where they are not.
+
+    Raises:
+        UsageError: says what the run is.
+    """
+    if FEDERATION in stored and not at_sites:
+        names = listing(site["name"] for site in stored[FEDERATION]["sites"])
+        raise UsageError(
+            f"{path} is a federation's run: what its clients keep is at their sites, {names}; fedlayers federate "
+            f"--resume {path} goes on with it"
+        )
+    if at_sites and FEDERATION not in stored:
+        raise UsageError(f"{path} is no federation's run: fedlayers resume {path} goes on with it")
+
+
+def code_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
+    named = {key: config.get(key) for key in ("algorithm", "dataset", "partition", "rule")}
+    named |= {f"option {key}": value for key, value in config["options"].items()}
+    code = {key: value for key, value in named.items() if isinstance(value, str) and is_outside(value)}
+    return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
+
+
+def said(code: Collection[str], model_code: str | Collection[str] | None) -> set[str]:
+    """The code that a caller allows to be run, as a set of names, from both keywords."""
+    names = [(each,) if isinstance(each, str) else (each or ()) for each in (code, model_code)]
+    return {name for group in names for name in group}
+
+
+def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], **given: Any) -> None:
+    """Refuse to resume without what the run began with: data or a model from Python, or permission for its code."""
+    for kind in stored["own"]:
+        if given[kind] is None:
+            raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
+    passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
+    check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
+
+
+def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
+    """Refuse to import code that only a file names, and the user has not named again.
+
+    Args:
+        needed: ``package.module:name`` by what it is in the file.
+        code: what the user has named.
+
+    Raises:
+        UsageError: names the file, what is missing, and how to say it.
+    """
+    for key, name in needed.items():
+        if name not in code:
+            raise UsageError(
+                f"{path} names code as its {key}, {name!r}; if it is yours, say so: "
+                f"--model-code {' '.join(needed.values())} (code={list(needed.values())} in Python)"
+            )
+
+
+def check_same_start(task: Task, path: Path, weights: bool) -> None:
+    """Refuse to resume with other data or another initial model than the rows' header names."""
+    began = Run(path).header()
+    now = task.header("")
+    if began["data"] != now["data"]:
+        raise UsageError(f"{path} began with other data; pass the same data to go on")
+    names = [[layer["name"], *layer["parameters"], *layer["buffers"]] for layer in (*began["layers"], *now["layers"])]
+    if names[: len(began["layers"])] != names[len(began["layers"]) :]:
+        raise UsageError(f"{path} began with a model of other layers; pass the same model to go on")
+    if weights and began["checkpoint"] != now["checkpoint"]:
+        raise UsageError(f"{path} began with other weights and has no checkpoint yet; pass the same model")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import models, restoring, rows, tree
+from fl_core import restoring, rows, tree
 from fl_core.algorithms.base import Round
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData
@@ -23,11 +23,11 @@ from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, executor
+from fl_core.execution.home import Home, InProcess
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, files, store, writing
-from fl_core.registry import is_outside
-from fl_core.restoring import stored_config, task_of
+from fl_core.restoring import check_code, code_of, stored_config, task_of
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -74,8 +74,31 @@ def run(
     loggers = loggers_of(log)
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
+    own = [kind for kind, given in (("data", data), ("model", model)) if given is not None]
+    return start(task, out, instruments, own, command=command, progress=progress, until=until, loggers=loggers)
+
+
+def start(
+    task: Task,
+    out: Path | str | None,
+    instruments: Instruments,
+    own: Sequence[str] = (),
+    *,
+    home: Home | None = None,
+    beside: Mapping[str, Any] | None = None,
+    command: str = "",
+    progress: bool = True,
+    until: int | None = None,
+    loggers: Sequence[Logger] = (),
+) -> Engine:
+    """Begin a run of a checked task, of which ``own`` was given from Python; the rest as of :func:`run`.
+
+    Args:
+        home: where the clients live; by default this process and its workers.
+        beside: what else stands in the run's configuration.
+    """
     if out is None:
-        return _execute(task, instruments, None, progress, until, loggers=loggers)
+        return _execute(task, instruments, None, progress, until, loggers=loggers, home=home)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
@@ -84,15 +107,11 @@ def run(
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
-    stored |= {
-        "command": command,
-        "lost_replies": task.lost_replies,
-        "own": [kind for kind, given in (("data", data), ("model", model)) if given is not None],
-    }
+    stored |= {"command": command, "lost_replies": task.lost_replies, "own": list(own), **(beside or {})}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
-        return _execute(task, instruments, writer, progress, until, loggers=loggers)
+        return _execute(task, instruments, writer, progress, until, loggers=loggers, home=home)
 
 
 def _check_storable(stored: Mapping[str, Any]) -> None:
@@ -114,6 +133,7 @@ def resume(
     progress: bool = True,
     until: int | None = None,
     log: Collection[str | Logger] = (),
+    home: Callable[[Mapping[str, Any], Task], Home] | None = None,
 ) -> Engine:
     """Continue a run from its last complete checkpoint; the end is bit for bit that of an undisturbed run.
 
@@ -125,6 +145,7 @@ def resume(
             or rule), said again: a run directory from elsewhere must not choose what is imported and called here.
         model_code: the same, by a former name.
         until, log: as of :func:`run`.
+        home: of a federation over sites, makes the clients' home of the stored configuration and its task.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.
@@ -133,24 +154,26 @@ def resume(
     """
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
-        _check_own(writer.path, stored, _said(code, model_code), data=data, model=model)
+        restoring.check_at_home(writer.path, stored, home is not None)
+        restoring.check_own(writer.path, stored, restoring.said(code, model_code), data=data, model=model)
         task = task_of(writer.run, data=data, model=model)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
             decision_of(task, instruments).check(task.algorithm(task.plan))
         _check_device(task.config.device)
         loggers = loggers_of(log)
+        living = None if home is None else home(stored, task)
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
-            return _execute(task, instruments, writer, progress, until, loggers=loggers)
+            return _execute(task, instruments, writer, progress, until, loggers=loggers, home=living)
 
         def accept(found: store.Checkpoint) -> None:
-            _check_same_start(task, writer.path, weights=False)
-            restoring.check(writer.run, found, task, goes_on=True)
+            restoring.check_same_start(task, writer.path, weights=False)
+            restoring.check(writer.run, found, task, goes_on=True, clients=living is None)
 
         done = writer.rewind(accept)
         if done == 0:
-            _check_same_start(task, writer.path, weights=True)
+            restoring.check_same_start(task, writer.path, weights=True)
         changed = environment.changes(writer.run.environment)
         if changed and done < int(task.config.rounds or 1):
             warnings.warn(
@@ -158,48 +181,7 @@ def resume(
                 "undisturbed run's",
                 stacklevel=2,
             )
-        return _execute(task, instruments, writer, progress, until, resume_from=done, loggers=loggers)
-
-
-def code_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
-    named = {key: config.get(key) for key in ("algorithm", "dataset", "partition", "rule")}
-    named |= {f"option {key}": value for key, value in config["options"].items()}
-    code = {key: value for key, value in named.items() if isinstance(value, str) and is_outside(value)}
-    return {**code, "model": config["model"]} if models.is_code(str(config["model"])) else code
-
-
-def _said(code: Collection[str], model_code: str | Collection[str] | None) -> set[str]:
-    """The code that a caller allows to be run, as a set of names, from both keywords."""
-    names = [(each,) if isinstance(each, str) else (each or ()) for each in (code, model_code)]
-    return {name for group in names for name in group}
-
-
-def _check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], **given: Any) -> None:
-    """Refuse to resume without what the run began with: data or a model from Python, or permission for its code."""
-    for kind in stored["own"]:
-        if given[kind] is None:
-            raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
-    passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
-    check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
-
-
-def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
-    """Refuse to import code that only a file names, and the user has not named again.
-
-    Args:
-        needed: ``package.module:name`` by what it is in the file.
-        code: what the user has named.
-
-    Raises:
-        UsageError: names the file, what is missing, and how to say it.
-    """
-    for key, name in needed.items():
-        if name not in code:
-            raise UsageError(
-                f"{path} names code as its {key}, {name!r}; if it is yours, say so: "
-                f"--model-code {' '.join(needed.values())} (code={list(needed.values())} in Python)"
-            )
+        return _execute(task, instruments, writer, progress, until, resume_from=done, loggers=loggers, home=living)
 
 
 def _check_device(name: str) -> None:
@@ -207,19 +189,6 @@ def _check_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-
-
-def _check_same_start(task: Task, path: Path, weights: bool) -> None:
-    """Refuse to resume with other data or another initial model than the rows' header names."""
-    began = store.Run(path).header()
-    now = task.header("")
-    if began["data"] != now["data"]:
-        raise UsageError(f"{path} began with other data; pass the same data to go on")
-    names = [[layer["name"], *layer["parameters"], *layer["buffers"]] for layer in (*began["layers"], *now["layers"])]
-    if names[: len(began["layers"])] != names[len(began["layers"]) :]:
-        raise UsageError(f"{path} began with a model of other layers; pass the same model to go on")
-    if weights and began["checkpoint"] != now["checkpoint"]:
-        raise UsageError(f"{path} began with other weights and has no checkpoint yet; pass the same model")
 
 
 def _begin(task: Task, writer: writing.Writer, command: str) -> None:
@@ -243,6 +212,7 @@ def _execute(
     until: int | None,
     resume_from: int = 0,
     loggers: Sequence[Logger] = (),
+    home: Home | None = None,
 ) -> Engine:
     config = task.config
     place = {client.name: k for k, client in enumerate(task.data.clients)}
@@ -259,13 +229,16 @@ def _execute(
         pause=until,
         dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
     )
-    with closing(executor(client_runner, config.workers, config.stack == "on")) as pool:
+    with ExitStack() as stack:
+        if home is None:
+            pool = stack.enter_context(closing(executor(client_runner, config.workers, config.stack == "on")))
+            home = InProcess(pool, task.data, initial, writer.path if writer else None)
         engine = Engine(
             task.algorithm(task.plan),
             task.data,
             initial,
             client_runner,
-            pool,
+            home,
             schedule,
             decision_of(task, instruments),
             columns={"run": writer.path.name if writer else ""},
@@ -324,9 +297,9 @@ def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.
     """
     client_runner = client_runner_of(task, observers)
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
-    engine = Engine(
-        task.algorithm(task.plan), task.data, tree.of(task.model), client_runner, Serial(client_runner), everyone
-    )
+    initial = tree.of(task.model)
+    home = InProcess(Serial(client_runner), task.data, initial)
+    engine = Engine(task.algorithm(task.plan), task.data, initial, client_runner, home, everyone)
     local, measured = first_models(engine)
     return {name: _copy_with(task.model, model) for name, model in local.items()}, measured
 
@@ -366,9 +339,10 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    _check_own(found.path, found.task_config(), _said(code, model_code), data=data, model=model)
+    restoring.check_at_home(found.path, found.task_config(), False)
+    restoring.check_own(found.path, found.task_config(), restoring.said(code, model_code), data=data, model=model)
     task = task_of(found, data=data, model=model)
-    _check_same_start(task, found.path, weights=False)
+    restoring.check_same_start(task, found.path, weights=False)
     algorithm = restoring.check(found, checkpoint, task)
     rnd = Round(checkpoint.round)
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
@@ -397,4 +371,17 @@ def frame(engine: Engine) -> pd.DataFrame:
     return rows.frame(engine.rows)
 
 
-__all__ = ["MODELS", "Task", "assemble", "first_epoch", "frame", "load_models", "resume", "run", "stored_config"]
+__all__ = [
+    "MODELS",
+    "Task",
+    "assemble",
+    "check_code",
+    "code_of",
+    "first_epoch",
+    "frame",
+    "load_models",
+    "resume",
+    "run",
+    "start",
+    "stored_config",
+]

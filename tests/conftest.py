@@ -31,6 +31,7 @@ from fl_core.dropout import Dropout
 from fl_core.engine import Engine, Schedule
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Executor, Serial
+from fl_core.execution.home import InProcess
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
 from fl_core.registry import Registry
@@ -228,7 +229,7 @@ def play(
             task.data,
             initial,
             client_runner,
-            executor or Serial(client_runner),
+            InProcess(executor or Serial(client_runner), task.data, initial),
             schedule,
             runner.decision_of(task, borrowed),
             writer=recorder,  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ class Algorithm:
     default_plan          server   any                    before a run that obeys a plan and is given none
     adopt                 server   any                    before a run with a plan, or when one has been decided on
     server_state          server   1 a run                before the first round
-    client_state          server   any                    when a client is needed that has not replied yet
+    client_state          both     any                    when a client is needed that has not replied yet
     submodel              both     any                    by the other hooks, and to count costs
     shared                both     any                    by the other hooks, and to count costs
     uploaded              both     any                    by the other hooks, and to count costs
@@ -51,7 +51,7 @@ class Algorithm:
     loss                  client   1 a batch              in a phase that names no other method
     reply                 client   1 a reply              when all phases are done
     aggregate             server   1 an exchange          as the exchange begins: it draws the replies along
-    models                server   any                    after ``aggregate``, for each client that is evaluated
+    models                both     any                    after ``aggregate``, for each client that is evaluated
     finetuning            both     any                    after a round that is evaluated or saved, and after the last
     observations          server   1 an evaluation        when all clients have been evaluated
     client_observations   client   1 a scored model       when a client's :attr:`evaluates` model has been scored
@@ -60,6 +60,10 @@ class Algorithm:
     ``aggregate`` is called before anybody has trained: to iterate over its ``updates`` is what sends, trains and
     receives, one client after the other, so that no more replies are in memory than it keeps. An algorithm whose
     :meth:`send` reads what :meth:`aggregate` writes takes ``list(updates)`` before it writes.
+
+    A client's state stays where the client is. ``models`` gets, at the server, names in place of the client's tensors
+    (:mod:`fl_core.algorithms.offers`), which it may give their places in a model; one that computes with them is
+    called at the client instead, with the server's state.
 
     A reply may be lost (:mod:`fl_core.dropout`): ``updates`` then lacks clients that are among ``rnd.sampled``, a round
     goes on with those that replied to its exchange before, and ``aggregate`` is not called where nobody replied. The
@@ -303,7 +307,10 @@ class Algorithm:
     # --- what is evaluated ---
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        """The models of one client after a round, by name: ``global`` and/or ``personal``."""
+        """The models of one client after a round, by name: ``global`` and/or ``personal``.
+
+        What is merged by name is merged at the client, and the server needs no more than the names of what it keeps.
+        """
         return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:

@@ -86,7 +86,7 @@ def test_without_replies_nothing_moves_and_with_some_the_others_go_on(name: str)
     """Round 1 lacks one reply, round 2 all, round 3 two: the server and whoever is lost keep what they had."""
     played = with_losses(name)
     states = played.everything()
-    fresh = played.engine._start("b")
+    fresh = played.engine.home.start("b")
     before = {kind: tree.digest(each) for kind, each in fresh.trees.items()} | {"meta": fresh.meta}
     assert states[0]["clients"]["b"] == before
     assert states[1]["server"] == states[0]["server"]

@@ -235,9 +235,9 @@ def test_a_client_holds_its_personal_layers_only(monkeypatch: pytest.MonkeyPatch
     plan = LayerPlan.all_but_last(runner.assemble(CONFIG, data=MANY, model=network("plain")).layers)
     engine = play(CONFIG, data=MANY, algorithm="fedper", plan=plan, rounds=1).engine
     head = 4 * (6 * 3 + 3) + 2 * OBJECT
-    assert engine.clients._trees.held == len(MANY.clients) * head
+    assert engine.home.states._trees.held == len(MANY.clients) * head
     nothing = play(CONFIG, data=MANY, algorithm="fedavg", rounds=1).engine
-    assert nothing.clients._trees.held == len(nothing.clients._trees) == 0
+    assert nothing.home.states._trees.held == len(nothing.home.states._trees) == 0
 
 
 def test_a_checkpoint_keeps_only_so_many_local_models(tmp_path: Path) -> None:

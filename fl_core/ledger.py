@@ -1,0 +1,129 @@
+"""The rows of a run: what is recorded of its rounds, of what they cost, and of losses beyond the limit."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fl_core.data import FederatedData
+from fl_core.divergence import DIVERGENCE, Limit
+from fl_core.loggers.base import Logger
+from fl_core.records.timing import Clock, Pace
+from fl_core.records.writing import Writer
+from fl_core.rows import Row, row
+from fl_core.scores import why_missing
+from fl_core.training.local import Phase
+
+Work = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
+BUFFER = 10_000  # rows that wait for the end of a round before they are written
+UNITS = {"bytes_down": "byte", "bytes_up": "byte", "flops": "FLOP"}
+
+
+class Ledger:
+    """Writes a run's rows and its time, and tells loggers of them.
+
+    Args:
+        data: whose clients and sizes stand in the rows.
+        columns: of every row.
+        flops: of one sample's training in a phase, with the part of the model that a client has.
+        limit: of losses; ``who`` is told of beyond it, the algorithm's name.
+    """
+
+    def __init__(
+        self,
+        data: FederatedData,
+        columns: Mapping[str, Any],
+        flops: Callable[[Phase, frozenset[str]], float],
+        limit: Limit,
+        writer: Writer | None = None,
+        loggers: Sequence[Logger] = (),
+    ) -> None:
+        self.names = [client.name for client in data.clients]
+        self.rows: list[Row] = []
+        self.clock, self.pace, self.limit = Clock(), Pace(), limit
+        self._data, self._columns, self._flops = data, dict(columns), flops
+        self._writer, self._loggers = writer, loggers
+        self._unlogged = list[Row]()
+        self._steps = 0  # of the current round
+
+    def row(self, metric: str, value: float, done: int, client: int | None, **columns: Any) -> None:
+        """Record a number after so many rounds, of one client or of none."""
+        if client is not None:
+            columns |= {"client": self.names[client], "n_train": len(self._data.clients[client].train)}
+        columns = {"round": done, "status": why_missing(metric, value), **columns}
+        self.rows.append(row(metric, value, unit=UNITS.get(metric, ""), **self._columns, **columns))
+        if self._loggers:
+            self._unlogged.append(self.rows[-1])
+        if len(self.rows) >= BUFFER:
+            self.flush()
+
+    def scores(self, client: int, model: str, scores: Mapping[str, Mapping[str, float]], done: int) -> None:
+        """Record a model's scores by split and metric, and hold its loss against the limit."""
+        for split, values in scores.items():
+            n = len(self._data.clients[client].split(split))
+            for metric, value in values.items():
+                self.row(metric, value, done, client, model=model, split=split, n_samples=n)
+            if split == "validation" and done:
+                self._check_loss(values["loss"], done, client, model=model, split=split)
+            elif split == "validation":
+                self.limit.begin(self.names[client], values["loss"])
+
+    def _check_loss(self, loss: float, done: int, client: int, **columns: Any) -> None:
+        """Record a loss that is finite and beyond the limit, and note it or stop."""
+        reason = self.limit.exceeded(self.names[client], loss)
+        if reason:
+            self.row(DIVERGENCE, math.nan, done, client, status=f"diverged: {reason}", **columns)
+            self.flush()
+            self.limit.tell(f"{self._columns['algorithm']}, round {done}, client {self.names[client]!r}", reason)
+
+    def count(
+        self,
+        work: Work,
+        client: int,
+        phases: Iterable[Phase],
+        submodel: frozenset[str],
+        found: Mapping[str, float],
+        done: int,
+    ) -> None:
+        """Add to ``work`` what a client's phases took: ``found`` is what its training says of each."""
+        for phase in phases:
+            samples = found.get(f"{phase.name}/samples", 0)
+            work[client, "steps", ""] += found.get(f"{phase.name}/steps", 0)
+            work[client, "flops", ""] += samples * self._flops(phase, submodel)
+            loss = f"{phase.name}/loss"
+            for name in found:
+                if name == loss or name.startswith(loss + "/"):
+                    work[client, "train_loss", phase.name + name.removeprefix(loss)] = found[name]
+            if loss in found:
+                self._check_loss(found[loss], done, client, split="train", variant=phase.name)
+
+    def work(self, work: Work, done: int, variant: str = "", rows: bool = True) -> None:
+        """Count the steps of local training, and record rows of its cost."""
+        self._steps += sum(int(value) for (_, metric, _), value in work.items() if metric == "steps")
+        if not rows:
+            return
+        for (client, metric, part), value in sorted(work.items()):  # not in the order in which clients answered
+            self.row(metric, value, done, client, split="train", variant=variant or part)
+
+    def flush(self) -> None:
+        """Write the rows so far into the run directory, if there is one."""
+        if self._writer:
+            with self.clock.on("save"):
+                self._writer.add_rows(self.rows)
+            self.rows = []
+
+    def log(self) -> None:
+        """Tell loggers of the rows that they have not been told of."""
+        for logger in self._loggers:
+            logger.log(self._unlogged)
+        self._unlogged = []
+
+    def note_time(self, done: int) -> None:
+        """Take down where the time of a round went."""
+        record = {"round": done, "steps": self._steps, **self.clock.take()}
+        self.pace.add(record)
+        self._steps = 0
+        if self._writer:
+            self._writer.add_timing(record)
