@@ -1,0 +1,184 @@
+"""Packets: what crosses between server and sites, as bytes. JSON and safetensors, checked before they take memory.
+
+    8 bytes  b"fedlyrs1"
+    8 bytes  n, the length of the head, little-endian
+    n bytes  the head: JSON, an object whose ``kind`` says what the packet is
+    the rest tensors as safetensors, named ``tree|tensor``; nothing if there are none
+
+There is no pickle in it, and nothing in it names code that reading it would import.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from fl_core import limits, tree
+from fl_core.errors import RunError
+from fl_core.records import blobs
+from fl_core.tree import Tree
+
+MAGIC = b"fedlyrs1"
+HEAD_BYTES = 2**26
+"""Bytes of a head at most: names, numbers and a plan; all that is large is a tensor."""
+TREES = 4096
+"""Trees in a packet at most."""
+_NAME = re.compile(r"[\w./ :+-]{1,200}", re.ASCII)
+_TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_FRAME = len(MAGIC) + 8
+
+
+class PacketError(RunError):
+    """What came over the wire is not what it has to be; the message names what is wrong."""
+
+
+@dataclass
+class Packet:
+    """A head of plain data, and trees.
+
+    >>> import torch
+    >>> packet = decode(encode(Packet({"kind": "hello"}, {"model": {"fc.bias": torch.ones(2)}})))
+    >>> packet.head, packet.trees["model"]["fc.bias"].tolist()
+    ({'kind': 'hello'}, [1.0, 1.0])
+    >>> decode(b"anything else")
+    Traceback (most recent call last):
+        ...
+    fedlayers.remote.codec.PacketError: no packet of fedlayers: it does not begin with its mark
+    """
+
+    head: dict[str, Any]
+    trees: dict[str, Tree] = field(default_factory=dict)
+
+
+def encode(packet: Packet) -> bytes:
+    """The packet as bytes.
+
+    Raises:
+        PacketError: the head holds what JSON cannot, NaN and infinity among it.
+    """
+    try:
+        head = json.dumps({**packet.head, "trees": list(packet.trees)}, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise PacketError(f"a packet of plain data and tensors is needed: {error}") from error
+    flat = blobs.joined(packet.trees)
+    body = save(tree.clone(flat)) if flat else b""
+    return b"".join((MAGIC, len(head).to_bytes(8, "little"), head, body))
+
+
+def decode(data: bytes, most: int | None = None) -> Packet:
+    """The packet that bytes are, its names, types and numbers checked.
+
+    Args:
+        most: bytes that it may have at most; by default as many as the machine has memory.
+
+    Raises:
+        PacketError: says what is wrong with them.
+    """
+    limits.check_size("a packet", len(data), most, PacketError)
+    if data[: len(MAGIC)] != MAGIC or len(data) < _FRAME:
+        raise PacketError("no packet of fedlayers: it does not begin with its mark")
+    size = int.from_bytes(data[len(MAGIC) : _FRAME], "little")
+    if size > min(HEAD_BYTES, len(data) - _FRAME):
+        raise PacketError(f"a packet's head of {size:,} bytes is more than there are, or than {HEAD_BYTES:,}")
+    head = _head(data[_FRAME : _FRAME + size])
+    names = head.pop("trees")
+    body = data[_FRAME + size :]
+    try:
+        if body:
+            for name, kind in blobs.types(body).items():
+                _check_tensor(name, kind)
+        trees = blobs.parted(blobs.tensors(body) if body else {}, names)
+    except ValueError as error:
+        raise PacketError(f"a packet's tensors: {error}") from error
+    for name, each in trees.items():
+        bad = tree.first_nonfinite(each)
+        if bad is not None:
+            raise PacketError(f"{bad!r} of {name!r} is not finite")
+    return Packet(head, trees)
+
+
+def _head(data: bytes) -> dict[str, Any]:
+    try:
+        head = limits.parsed_json(data)
+    except ValueError as error:
+        raise PacketError(f"a packet's head: {error}") from error
+    if not isinstance(head, dict) or not isinstance(head.get("kind"), str):
+        raise PacketError("a packet's head is no object with a kind")
+    names = head.get("trees")
+    if not isinstance(names, list) or len(names) > TREES or len({*map(str, names)}) < len(names):
+        raise PacketError(f"a packet's head names no trees, one twice, or more than {TREES}")
+    for name in names:
+        _check_name(name)
+    _check_numbers(head)
+    return head
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise PacketError(f"{str(name)[:80]!r} is no name of a tree or tensor")
+
+
+def _check_tensor(name: str, kind: str) -> None:
+    for part in name.split("|"):
+        _check_name(part)
+    if kind not in _TYPES:
+        raise PacketError(f"{name!r} holds numbers of type {kind}; these travel: {', '.join(_TYPES)}")
+
+
+def _check_numbers(value: Any) -> None:
+    level = [value]
+    while level:
+        each = level.pop()
+        if isinstance(each, float) and not math.isfinite(each):
+            raise PacketError("a number in a packet's head is not finite")
+        level += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+
+
+# --- what a packet must hold -----------------------------------------------------------------------------------
+
+
+def check_trees(trees: Mapping[str, Tree], model: Mapping[str, torch.Tensor], who: str) -> None:
+    """Refuse tensors that are no part of the model, in name, shape or type; what says yes or no may stand for numbers.
+
+    Raises:
+        PacketError: names ``who`` sent the first of them.
+    """
+    for kind, each in trees.items():
+        for name, tensor in each.items():
+            if name not in model:
+                raise PacketError(f"{who} sent {name!r} of {kind!r}: the model has no such tensor")
+            wanted = model[name]
+            if tensor.shape != wanted.shape:
+                raise PacketError(
+                    f"{who} sent {name!r} of {kind!r} with the shape {list(tensor.shape)}, not {list(wanted.shape)}"
+                )
+            if tensor.dtype not in (wanted.dtype, torch.bool):
+                raise PacketError(f"{who} sent {name!r} of {kind!r} as {tensor.dtype}, not {wanted.dtype}")
+
+
+def most_bytes(model: Mapping[str, torch.Tensor], trees: int) -> int:
+    """Bytes of a packet with so many trees of the model at most, and a head."""
+    each = sum(tensor.numel() * tensor.element_size() + 1024 for tensor in model.values())
+    return HEAD_BYTES + trees * each
+
+
+def fields(head: Mapping[str, Any], form: Mapping[str, Any], optional: Collection[str] = ()) -> dict[str, Any]:
+    """A head's values besides its kind, exactly those of a form as :func:`fl_core.records.forms.misfit` takes it.
+
+    Raises:
+        PacketError: one is missing, of another type, or unknown.
+    """
+    from fl_core.records.forms import misfit
+
+    wrong = misfit(head, {f"{key}?" if key in optional else key: value for key, value in form.items()})
+    unknown = sorted(head.keys() - form.keys() - {"kind"})
+    if wrong or unknown:
+        raise PacketError(f"a packet {head['kind']!r}: {wrong or f'unknown {unknown[0]!r}'}")
+    return {key: head[key] for key in form if key in head}

@@ -1,0 +1,222 @@
+"""The server of a federation: an ordinary run whose clients live at sites."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fl_core
+from fedlayers.remote import protocol
+from fedlayers.remote.codec import Packet, PacketError, fields
+from fedlayers.remote.link import SiteLink
+from fedlayers.remote.site import HERE
+from fedlayers.remote.sites import AtSites, Line
+from fl_core import runner, tree
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData
+from fl_core.data.hollow import Facts, hollow
+from fl_core.decision import Instruments
+from fl_core.engine import Engine
+from fl_core.errors import UsageError, check_distinct, listing
+from fl_core.loggers.base import Logger, loggers_of
+from fl_core.plan import LayerPlan
+from fl_core.records import store, writing
+from fl_core.restoring import FEDERATION, check_at_home
+from fl_core.task import Task, assemble
+
+ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images")
+"""What all sites of a federation must have in common."""
+HELLO_BYTES = 2**24
+
+
+def federate(
+    config: RunConfig,
+    link: SiteLink,
+    out: Path | str | None = None,
+    *,
+    plan: LayerPlan | None = None,
+    instruments: Instruments | None = None,
+    command: str = "",
+    progress: bool = True,
+    until: int | None = None,
+    log: Collection[str | Logger] = (),
+) -> Engine:
+    """Run an algorithm over the sites of a link: rows and server bit for bit those of ``fedlayers run --stack off``.
+
+    Args:
+        config: of the run; its dataset is a name, whose defaults are used. How data are read is the sites' to say.
+        out: the run directory, an ordinary one in which no client's state is.
+        plan, instruments, command, progress, until, log: as of :func:`fl_core.runner.run`.
+
+    Raises:
+        UsageError: sites that do not fit together, or a configuration that needs what only sites have, before anything
+            is written.
+        RefusedError: a site refuses; names it and its reason.
+    """
+    line = Line(link)
+    facts = greet(line)
+    data = _together(facts, config.dataset)
+    task = _task(config, data, plan)
+    instruments = instruments or _instruments()
+    runner.decision_of(task, instruments).check(task.algorithm(task.plan))
+    if out is not None:
+        writing.check_free(Path(out))
+    run = uuid4().hex
+    home = join(line, task, facts, run)
+    beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}
+    options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
+    return runner.start(task, out, instruments, ["data"], home=home, beside=beside, command=command, **options)
+
+
+def resume(
+    out: Path | str,
+    link: SiteLink,
+    *,
+    instruments: Instruments | None = None,
+    code: Collection[str] = (),
+    progress: bool = True,
+    until: int | None = None,
+    log: Collection[str | Logger] = (),
+) -> Engine:
+    """Go on with a federation's run from its last checkpoint; the end is bit for bit that of an undisturbed one.
+
+    Raises:
+        UsageError: no federation's run, or its sites are not those that it began with.
+        CorruptError: what is stored is damaged. RefusedError: as of :func:`federate`.
+    """
+    stored = store.Run(out).task_config()
+    check_at_home(Path(out), stored, True)
+    line = Line(link)
+    facts = greet(line)
+    known = stored[FEDERATION]
+    for before, now in zip(known["sites"], map(_known, facts), strict=False):
+        if before != now:
+            raise UsageError(
+                f"{out} began with site {before['name']!r} and other data: {now['name']!r} is not the same"
+            )
+    if len(facts) != len(known["sites"]):
+        raise UsageError(f"{out} began with the sites {listing(site['name'] for site in known['sites'])}")
+    data = _together(facts, stored["dataset"])
+
+    def home(_: Mapping[str, Any], task: Task) -> AtSites:
+        return join(line, task, facts, known["run"])
+
+    return runner.resume(
+        out,
+        instruments=instruments or _instruments(),
+        data=data,
+        code=code,
+        progress=progress,
+        until=until,
+        log=log,
+        home=home,
+    )
+
+
+def greet(line: Line) -> list[dict[str, Any]]:
+    """Ask every site who it is; returns their facts, in the federation's order.
+
+    Raises:
+        UsageError: no sites, two of one name, or one that does not fit the others.
+        RefusedError: a site refuses.
+    """
+    check_distinct("a federation", "site", line.names)
+    hello = Packet({"kind": "hello", "version": fl_core.__version__, "protocol": protocol.PROTOCOL})
+    found = {}
+    for site, packet in line.ask(dict.fromkeys(line.names, hello), HELLO_BYTES):
+        if packet is None:
+            raise UsageError(f"site {site!r} does not answer")
+        try:
+            found[site] = fields(packet.head, protocol.FACTS)
+        except PacketError as error:
+            raise PacketError(f"site {site!r}: {error}") from error
+    facts = [found[site] for site in line.names]
+    _check_alike(line.names, facts)
+    return facts
+
+
+def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> None:
+    first = facts[0]
+    for name, each in zip(names, facts, strict=True):
+        if each["name"] != name:
+            raise UsageError(f"the site that is connected as {name!r} calls itself {each['name']!r}")
+        for what in ("version", "protocol"):
+            here = fl_core.__version__ if what == "version" else protocol.PROTOCOL
+            if each[what] != here:
+                raise UsageError(f"site {name!r} has {what} {each[what]!r}, the server has {here!r}")
+        for what in ALIKE:
+            if each[what] != first[what]:
+                raise UsageError(
+                    f"site {name!r} has {what} {_short(each[what])}, site {names[0]!r} has {_short(first[what])}"
+                )
+        if not each["sizes"]["train"]:
+            raise UsageError(f"site {name!r} has no training samples")
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
+    """The federation's data as the server knows them."""
+    first = facts[0]
+    return hollow(
+        Facts(
+            *(dataset, tuple(first["shape"]), tuple(first["classes"])),
+            sizes={each["name"]: each["sizes"] for each in facts},
+            digests={each["name"]: each["digest"] for each in facts},
+            tokens=first["tokens"],
+            mean=tuple(first["mean"]),
+            std=tuple(first["std"]),
+            images=first["images"],
+        )
+    )
+
+
+def _task(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> Task:
+    if config.class_weights == "balanced":
+        raise UsageError("class_weights=balanced needs every site's counts of classes: give the weights, W,W,...")
+    if config.stack == "on":
+        raise UsageError("stack=on trains clients together, and at sites each is alone: leave it out")
+    return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)
+
+
+def join(line: Line, task: Task, facts: Sequence[Mapping[str, Any]], run: str) -> AtSites:
+    """Let every site build the run's task around its own samples; returns the clients' home.
+
+    Raises:
+        RefusedError: a site does not allow it, or its model is another one.
+    """
+    config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
+    initial = tree.of(task.model)
+    trees = {} if task.start is None else {"start": task.start}
+    common = {
+        "kind": "join",
+        "run": run,
+        "session": line.session,
+        "dataset": task.data.name,
+        "config": config,
+        "sites": [_known(each) for each in facts],
+        "model": tree.digest(initial),
+        "layers": [layer.name for layer in task.layers],
+    }
+    packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
+    for site, packet in line.ask(packets, HELLO_BYTES):
+        if packet is None:
+            raise UsageError(f"site {site!r} does not answer")
+        fields(packet.head, protocol.JOINED)
+    return AtSites(line, line.names, initial, run)
+
+
+def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: facts[key] for key in ("name", "sizes", "digest")}
+
+
+def _instruments() -> Instruments:
+    from fedlayers.diagnostics.measure import instruments
+
+    return instruments()

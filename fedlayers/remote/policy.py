@@ -1,0 +1,75 @@
+"""What a site allows: which algorithms, and whose code; everything else is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fl_core.algorithms.base import ALGORITHMS
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.registry import is_outside
+from fl_core.restoring import code_of
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A site's rules, which no server can change.
+
+    >>> Policy(algorithms=("fedper",)).check_algorithm("fedavg")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: the site's policy does not allow the algorithm 'fedavg'; it allows: fedper
+    >>> Policy().check_algorithm("os:system")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: the site's policy does not allow the code 'os:system'; it allows: none
+
+    Attributes:
+        algorithms: that it takes part in; None = all that the package has.
+        code: of the user's own, ``package.module:name``, that may be imported here.
+        least_samples: with fewer than these it takes part in nothing.
+    """
+
+    algorithms: tuple[str, ...] | None = None
+    code: tuple[str, ...] = ()
+    least_samples: int = 0
+
+    def check_algorithm(self, name: str, options: Mapping[str, Any] | None = None) -> None:
+        """Refuse an algorithm before anything of it is imported, and so what its options name.
+
+        Raises:
+            UsageError: names it, and what is allowed.
+        """
+        for each in (name, *(value for value in (options or {}).values() if isinstance(value, str))):
+            if is_outside(each):
+                self._check(each, "code", self.code)
+        if self.algorithms is not None:
+            self._check(name, "algorithm", self.algorithms)
+        elif not is_outside(name):
+            check_known("algorithm", name, ALGORITHMS)
+
+    def check_code(self, config: RunConfig) -> None:
+        """Refuse a configuration that names code which this site does not allow.
+
+        Raises:
+            UsageError: names it.
+        """
+        for key, name in code_of(config.to_json()).items():
+            if key != "dataset":  # whose name is all that is taken of it
+                self._check(name, "code", self.code)
+
+    def check_samples(self, count: int) -> None:
+        """Refuse to take part with too few samples.
+
+        Raises:
+            UsageError: says how many there are.
+        """
+        if count < self.least_samples:
+            raise UsageError(f"the site has {count} samples, and its policy asks for at least {self.least_samples}")
+
+    def _check(self, name: str, what: str, allowed: tuple[str, ...]) -> None:
+        if name not in allowed:
+            known = listing(allowed) or "none"
+            raise UsageError(f"the site's policy does not allow the {what} {name!r}; it allows: {known}")

@@ -1,0 +1,282 @@
+"""The requests and replies of a federation as packets: what of an engine's request crosses, and what of its reply.
+
+``hello``     who is there: version, shape, classes, sizes, digests
+``join``      a run: its configuration, the site's number in the federation, everybody's sizes, the model's digest
+``train``     one exchange, from one version of the client's state to another
+``finetune``  a copy of one of the client's models, and ``score`` them: the server's part of the models, and the names
+              which the client merges with its own
+
+Replies are ``hello``, ``joined``, ``done``, or ``refused`` and ``failed`` with a reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
+from fl_core.algorithms.offers import Offer, Outline, Own
+from fl_core.execution.home import SCORED, Finetune, Reply, Request, Score, Train
+from fl_core.plan import LayerPlan
+from fl_core.records.forms import COUNT, Each
+from fl_core.scores import TABLE
+
+PROTOCOL = 1
+WORK = ("train", "finetune", "score")
+NUMBER = (float, int)
+ANY = (dict, list, str, float, int, bool, None)
+PLACE = {
+    "run": str,
+    "session": str,
+    "seq": COUNT,
+    "lane": str,
+    "algorithm": str,
+    "options": dict,
+    "plan": (dict, None),
+    "from": str,
+}
+ROUND = {"index": COUNT, "exchange": str, "sampled": [COUNT]}
+FORMS = {
+    "train": {
+        **PLACE,
+        "to": str,
+        "saved": str,
+        "round": ROUND,
+        "meta": dict,
+        "score": [str],
+        "keep": bool,
+        "lost": bool,
+    },
+    "finetune": {**PLACE, "done": COUNT, "model": str, "models": (dict, None), "meta": dict},
+    "score": {**PLACE, "done": COUNT, "models": (dict, None), "meta": dict},
+}
+HELLO = {"version": str, "protocol": COUNT}
+JOIN = {
+    "run": str,
+    "session": str,
+    "number": COUNT,
+    "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}],
+    "dataset": str,
+    "config": dict,
+    "model": str,
+    "layers": [str],
+}
+JOINED = {"sizes": Each(COUNT)}
+SIZES = {"train": COUNT, "validation": COUNT, "test": COUNT}
+FACTS = {
+    "name": str,
+    "version": str,
+    "protocol": COUNT,
+    "shape": [COUNT],
+    "classes": [str],
+    "sizes": SIZES,
+    "digest": str,
+    "tokens": COUNT,
+    "words": (str, None),
+    "mean": [NUMBER],
+    "std": [NUMBER],
+    "images": bool,
+}
+REPLY = {
+    "meta": dict,
+    "work": Each(NUMBER),
+    "scores": Each(Each(Each((*NUMBER, None)))),
+    "observations": [dict],
+    "outline": {"trees": Each([str]), "changed": [str]},
+}
+MESSAGE, SERVER, SENT = "message/", "server/", "sent/"
+
+
+def place(algorithm: Algorithm, **rest: Any) -> dict[str, Any]:
+    """What says for a request where it belongs, and under which algorithm and plan the site is to work."""
+    plan = None if algorithm.plan is None else LayerPlan(algorithm.plan.layers, algorithm.plan.shared).to_json()
+    return {"algorithm": algorithm.name, "options": dict(algorithm.options), "plan": plan, **rest}
+
+
+# --- a request ---------------------------------------------------------------------------------------------------
+
+
+def request_packet(request: Request, where: Mapping[str, Any]) -> Packet:
+    """An engine's request as it crosses; ``where`` holds the values of :data:`PLACE`."""
+    if isinstance(request, Train):
+        head = {
+            "kind": "train",
+            **where,
+            "round": {**asdict(request.rnd), "sampled": list(request.rnd.sampled)},
+            "meta": request.message.meta,
+            "score": list(request.score),
+            "keep": request.keep,
+            "lost": request.lost,
+        }
+        return Packet(head, {MESSAGE + name: each for name, each in request.message.trees.items()})
+    models, meta, trees = _offer_parts(request.offer)
+    head = {"kind": "score", **where, "done": request.done, "models": models, "meta": meta}
+    if isinstance(request, Finetune):
+        head |= {"kind": "finetune", "model": request.model}
+    return Packet(head, trees)
+
+
+def _offer_parts(offer: Offer) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any]]:
+    """An offer in parts: for each model the place of each tensor, the server's meta data, and the tensors, each once.
+
+    The place is a list [tree, name] of the client's own, or the number of a tree that is sent.
+    """
+    if offer.server is not None:
+        return None, {}, {SERVER + "model": offer.server.trees["model"]}
+    trees: list[dict[str, Tensor]] = []
+    at: dict[tuple[str, int], int] = {}
+    models: dict[str, Any] = {}
+    for model, parts in offer.models.items():
+        models[model] = {}
+        for name, part in parts.items():
+            if isinstance(part, Own):
+                models[model][name] = [part.tree, part.name]
+                continue
+            number = at.setdefault(
+                (name, id(part)), next((k for k, t in enumerate(trees) if name not in t), len(trees))
+            )
+            if number == len(trees):
+                trees.append({})
+            trees[number][name] = part
+            models[model][name] = number
+    return models, {}, {f"{SENT}{number}": each for number, each in enumerate(trees)}
+
+
+def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> Request:
+    """The request that a site was sent, for its own client.
+
+    Args:
+        model: tensors by name, of which the server's must be in name, shape and type.
+
+    Raises:
+        PacketError: says what of it is not as it has to be.
+    """
+    head = packet.head
+    values = fields(head, FORMS[head["kind"]])
+    check_trees(packet.trees, model, "the server")
+    if head["kind"] == "train":
+        rnd = Round(values["round"]["index"], values["round"]["exchange"], tuple(values["round"]["sampled"]))
+        if client not in rnd.sampled:
+            raise PacketError("a packet 'train': the client is not among those of the round")
+        if not set(values["score"]) <= set(SCORED):
+            raise PacketError(f"a packet 'train': score is {values['score']}, not among {list(SCORED)}")
+        trees = {name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}
+        return Train(
+            client, rnd, Message(trees, values["meta"]), tuple(values["score"]), values["keep"], values["lost"]
+        )
+    offer = _offer_of(packet, values["models"], model)
+    if head["kind"] == "finetune":
+        return Finetune(client, values["done"], offer, values["model"])
+    return Score(client, values["done"], offer)
+
+
+def _offer_of(packet: Packet, models: Mapping[str, Any] | None, wanted: Mapping[str, Tensor]) -> Offer:
+    if models is None:
+        return Offer(server=State({name.removeprefix(SERVER): each for name, each in packet.trees.items()}))
+    made: dict[str, dict[str, Tensor | Own]] = {}
+    for model, parts in models.items():
+        made[model] = {}
+        for name, part in parts.items() if isinstance(parts, dict) else ():
+            own = isinstance(part, list) and len(part) == 2 and all(isinstance(each, str) for each in part)
+            if name not in wanted or not (own or name in packet.trees.get(f"{SENT}{part}", {})):
+                raise PacketError(f"of the model {model!r} nothing is said of {name!r} that could be put there")
+            made[model][name] = Own(*part) if own else packet.trees[f"{SENT}{part}"][name]
+    return Offer(made)
+
+
+# --- a reply -----------------------------------------------------------------------------------------------------
+
+
+def reply_packet(reply: Reply, outline: Outline) -> Packet:
+    """A site's reply as it crosses: messages, numbers and names."""
+    head = {
+        "kind": "done",
+        "meta": reply.message.meta,
+        "work": reply.work,
+        "scores": {
+            model: {split: {name: _plain(value) for name, value in each.items()} for split, each in splits.items()}
+            for model, splits in reply.scores.items()
+        },
+        "observations": [{**asdict(each), "value": _plain(each.value)} for each in reply.observations],
+        "outline": {
+            "trees": {name: list(names) for name, names in outline.trees.items()},
+            "changed": sorted(outline.changed),
+        },
+    }
+    return Packet(head, {MESSAGE + name: each for name, each in reply.message.trees.items()})
+
+
+def reply_of(packet: Packet, request: Request, model: Mapping[str, Tensor], site: str) -> tuple[Reply, Outline]:
+    """The reply that a server got to its request.
+
+    Raises:
+        PacketError: says what of it is not as it has to be; names the site.
+    """
+    try:
+        values = fields(packet.head, REPLY)
+        check_trees(packet.trees, model, f"site {site!r}")
+        _check_scores(values["scores"], request)
+        if not isinstance(request, Train) and (packet.trees or values["meta"]):
+            raise PacketError("tensors or data came back where only numbers were asked for")
+        observations = [_observation(each, request.client) for each in values["observations"]]
+        names = [name for each in values["outline"]["trees"].values() for name in each]
+        strange = next((name for name in names if len(name) > 200), None)
+        if strange is not None:
+            raise PacketError(f"{strange[:40]!r}... is no name of a tensor")
+    except PacketError as error:
+        raise PacketError(f"the reply of site {site!r}: {error}") from error
+    scores = {
+        name: {split: {key: _number(value) for key, value in each.items()} for split, each in splits.items()}
+        for name, splits in values["scores"].items()
+    }
+    message = Message({name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}, values["meta"])
+    outline = Outline(
+        {name: tuple(each) for name, each in values["outline"]["trees"].items()},
+        frozenset(values["outline"]["changed"]),
+    )
+    return Reply(request.client, message, scores, values["work"], observations), outline
+
+
+def _check_scores(scores: Mapping[str, Any], request: Request) -> None:
+    if isinstance(request, Train):
+        models, splits = ["local"], request.score
+    elif isinstance(request, Finetune):
+        models, splits = [], ()
+    else:
+        models = [*request.offer.models, "global", "personal"]
+        splits = SCORED
+    for model, found in scores.items():
+        if model not in models or set(found) - set(splits):
+            raise PacketError(f"scores of {model!r} on {sorted(found)} were not asked for")
+        for each in found.values():
+            unknown = next((name for name in each if name not in TABLE), None)
+            if unknown is not None:
+                raise PacketError(f"{unknown!r} is no score")
+
+
+def _observation(found: Mapping[str, Any], client: int) -> Observation:
+    form = {
+        "metric": str,
+        "value": (*NUMBER, None),
+        "client": (COUNT, None),
+        "client_b": (COUNT, None),
+        "layer": str,
+        "variant": str,
+    }
+    values = fields({"kind": "observation", **found}, form)
+    if values["client"] not in (client, None):
+        raise PacketError(f"it has observations of another client, number {values['client']}")
+    return Observation(**{**values, "value": _number(values["value"])})
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,256 @@
+"""A lasting site: its data, its client's state in a folder of its own, a policy. Requests and replies are bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fl_core
+from fedlayers.remote import protocol, versions
+from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
+from fedlayers.remote.holdings import Holding
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.versions import Versions
+from fl_core import runner, tree
+from fl_core.algorithms.base import Algorithm, Message, find
+from fl_core.algorithms.offers import Outline
+from fl_core.config import DEALING, READING, RunConfig
+from fl_core.data.hollow import Facts, hollow
+from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.execution.executors import Serial
+from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, Score, Train
+from fl_core.plan import LayerPlan
+from fl_core.records.files import Folder
+from fl_core.task import assemble
+
+HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
+"""Keys of a run's configuration that a site does not take from the server."""
+EXTRA_TREES = 64
+_RUN = re.compile(r"[0-9a-f]{32}")
+_LANE = re.compile(r"main|beside-[0-9]{1,6}")
+
+
+class Site:
+    """One client of federations, which answers requests; it never raises for a bad one, but refuses it.
+
+    Args:
+        holding: its data. folder: where it keeps its states, a folder of its own.
+        policy: what it allows; by default all that does not run code of the server's choice.
+        device: where it trains.
+    """
+
+    def __init__(self, holding: Holding, folder: Path | str, policy: Policy | None = None, device: str = "cpu") -> None:
+        self.name, self.holding, self.folder = holding.name, holding, Path(folder)
+        self.policy, self.device = policy or Policy(), device
+        self._joined: dict[str, _Joined] = {}
+
+    def answer(self, request: bytes) -> bytes:
+        """The reply to a request: what it asks for, or ``refused`` or ``failed`` with the reason."""
+        try:
+            return self._answer(request)
+        except NonFiniteError as error:
+            return _reason("failed", error, nonfinite=True)
+        except (PacketError, UsageError) as error:
+            return _reason("refused", error)
+        except Exception as error:  # a site outlives whatever a request leads to; the server is told
+            return _reason("failed", error)
+
+    def _answer(self, request: bytes) -> bytes:
+        packet = decode(request)
+        kind = packet.head["kind"]
+        check_known("request", kind, ("hello", "join", *protocol.WORK))
+        if kind == "hello":
+            return encode(self._hello(packet))
+        if kind == "join":
+            return encode(self._join(packet, request))
+        run = packet.head.get("run")
+        joined = self._run(run if isinstance(run, str) else "")
+        return joined.work(packet, request)
+
+    def _hello(self, packet: Packet) -> Packet:
+        asked = fields(packet.head, protocol.HELLO)
+        _check_versions(asked["version"], asked["protocol"])
+        self.policy.check_samples(sum(self.holding.sizes.values()))
+        return Packet({"kind": "hello", **self.holding.facts(), **_own_versions()})
+
+    def _join(self, packet: Packet, request: bytes) -> Packet:
+        asked = fields(packet.head, protocol.JOIN)
+        if not _RUN.fullmatch(asked["run"]):
+            raise PacketError(f"{asked['run'][:80]!r} names no run")
+        joined = _Joined(self, asked, packet.trees)
+        path = self.folder / asked["run"]
+        path.mkdir(parents=True, exist_ok=True)
+        Folder(path).write("join", request)
+        self._joined[asked["run"]] = joined
+        return Packet({"kind": "joined", "sizes": joined.sizes})
+
+    def _run(self, run: str) -> _Joined:
+        """A run that this site has joined, also before it was started last."""
+        if run not in self._joined:
+            folder = Folder(self.folder / run)
+            if not _RUN.fullmatch(run) or not folder.has("join"):
+                raise PacketError(f"this site has not joined a run {run[:80]!r}")
+            packet = decode(folder.read("join"))
+            self._joined[run] = _Joined(self, fields(packet.head, protocol.JOIN), packet.trees)
+        return self._joined[run]
+
+
+class _Joined:
+    """What a site has of one run: the task with its own samples alone, and its client's states."""
+
+    def __init__(self, site: Site, asked: Mapping[str, Any], trees: Mapping[str, tree.Tree]) -> None:
+        self.site, self.session, self.seq = site, asked["session"], 0
+        others = {each["name"]: each for each in asked["sites"]}
+        self.number = asked["number"]
+        if len(others) < len(asked["sites"]) or list(others)[self.number : self.number + 1] != [site.name]:
+            raise PacketError(f"{site.name!r} is not number {self.number} of {list(others)}")
+        config = _config(asked["config"], asked["dataset"], site.device)
+        site.policy.check_code(config)
+        site.policy.check_algorithm(config.algorithm, config.options)
+        own = site.holding.drawn(self.number, config.seed)
+        facts = site.holding.facts()
+        common = {key: facts[key] for key in ("tokens", "words", "images")}
+        data = hollow(
+            Facts(
+                asked["dataset"],
+                tuple(facts["shape"]),
+                tuple(facts["classes"]),
+                {name: each["sizes"] for name, each in others.items()},
+                {name: each["digest"] for name, each in others.items()},
+                **{**common, "words": None, "mean": tuple(facts["mean"]), "std": tuple(facts["std"])},
+            ),
+            {site.name: own},
+        )
+        self.sizes = {name: len(own.split(name)) for name in protocol.SIZES}
+        told = others[site.name]
+        if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
+            raise PacketError("the server knows this site's data with other sizes, or another digest")
+        self.task = assemble(config, data=data, start=dict(trees["start"]) if "start" in trees else None)
+        self._check_model(asked)
+        from fedlayers.diagnostics.measure import instruments
+
+        runner_of = runner.client_runner_of(self.task, instruments().observers)
+        self.initial = tree.of(self.task.model)
+        self.home = InProcess(Serial(runner_of), data, self.initial)
+        self.root = site.folder / asked["run"]
+        self._algorithms: dict[str, Algorithm] = {}
+        self._present: tuple[str, str] | None = None  # lane and version of the state that the home has
+        self._tuned: tuple[str, str, int] | None = None  # of which of them, after how many rounds, it has a tuned model
+
+    def _check_model(self, asked: Mapping[str, Any]) -> None:
+        layers = [layer.name for layer in self.task.layers]
+        if asked["layers"] != layers:
+            raise UsageError(f"the server's model has the layers {asked['layers'][:20]}, this site's {layers[:20]}")
+        digest = tree.digest(tree.of(self.task.model))
+        if asked["model"] != digest:
+            raise UsageError(
+                f"the server's initial model has the digest {asked['model'][:12]}…, this site's {digest[:12]}…: other "
+                "versions of torch, or another model of that name"
+            )
+
+    def work(self, packet: Packet, request: bytes) -> bytes:
+        """Answer one request for work."""
+        head, form = packet.head, protocol.FORMS[packet.head["kind"]]
+        values = fields(head, form)
+        if len(request) > most_bytes(self.initial, len(self.task.data.clients) + EXTRA_TREES):
+            raise PacketError(f"{len(request):,} bytes are more than any message of this model has")
+        if not _LANE.fullmatch(values["lane"]):
+            raise PacketError(f"there is no lane {values['lane'][:80]!r}")
+        lane = Versions(self.root / values["lane"])
+        key, trains = versions.key(head, request), head["kind"] == "train"
+        if trains and (known := lane.reply(values["to"], key)) is not None:
+            return known  # asked twice, or again after the reply was lost: trained once
+        if values["session"] == self.session and values["seq"] < self.seq:
+            raise PacketError(f"request {values['seq']} comes after request {self.seq} was done")
+        algorithm = self._algorithm(values)
+        asked = protocol.request_of(packet, self.number, self.initial)
+        self._enter(lane, values, algorithm, asked)
+        (reply,) = self.home.run([asked])
+        answer = self._reply(asked, reply)
+        if isinstance(asked, Train) and not asked.lost:
+            state = self.home.states[self.site.name]
+            kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
+            lane.put(values["to"], state, kept, key, answer)
+            self._present = (values["lane"], values["to"])
+            lane.keep({values["saved"], values["from"], values["to"]})
+        if isinstance(asked, Finetune):
+            lane.put_tuned(values["from"], asked.done, dict(self.home.kept[TUNED][self.site.name]))
+            self._tuned = (values["lane"], values["from"], asked.done)
+        if values["session"] == self.session:
+            self.seq = values["seq"]
+        return answer
+
+    def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
+        named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
+        if named not in self._algorithms:
+            self.site.policy.check_algorithm(values["algorithm"], values["options"])
+            made = find(values["algorithm"])(self.task.problem, None, values["options"])
+            if values["plan"] is not None:
+                plan = LayerPlan.from_json(values["plan"])
+                plan.check_tensors(self.task.problem.tensors)
+                made = made.with_plan(plan)
+            self._algorithms[named] = made
+        return self._algorithms[named]
+
+    def _enter(self, lane: Versions, values: Mapping[str, Any], algorithm: Algorithm, asked: Request) -> None:
+        """Have the client in the version that a request names, under its algorithm, with what it has tuned of that."""
+        present = (values["lane"], values["from"])
+        if self._present != present:
+            state = lane.state(values["from"]) if values["from"] else None
+            self.home.begin(algorithm)
+            self.home.forget()
+            if state is not None:
+                self.home.states[self.site.name] = state
+            self._present = present
+        self.home.use(algorithm)
+        if isinstance(asked, Train):  # models kept before it are of an earlier state
+            self.home.forget()
+            self._tuned = None
+        elif isinstance(asked, Score):
+            self._take_tuned(lane, (*present, asked.done))
+
+    def _take_tuned(self, lane: Versions, wanted: tuple[str, str, int]) -> None:
+        """Have the fine-tuned model of this state and round among the client's, if there is one, and no other."""
+        if self._tuned != wanted:
+            self.home.kept.pop(TUNED, None)
+            tuned = lane.tuned(wanted[1], wanted[2])
+            if tuned is not None:
+                self.home.keep(TUNED, self.site.name, tuned)
+            self._tuned = wanted
+
+    def _reply(self, asked: Request, reply: Reply) -> bytes:
+        if isinstance(asked, Train) and asked.lost:
+            reply.message = Message()
+        begun = self.home.algorithm.client_state(self.initial, self.number).meta
+        outline = Outline.of(self.home.states[self.site.name], begun)
+        check_trees(reply.message.trees, self.initial, "this site")
+        return encode(protocol.reply_packet(reply, outline))
+
+
+def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
+    unasked = sorted(found.keys() & set(HERE))
+    if unasked:
+        raise PacketError(f"{unasked[0]!r} is this site's to say, not the server's")
+    return RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
+
+
+def _own_versions() -> dict[str, Any]:
+    return {"version": fl_core.__version__, "protocol": protocol.PROTOCOL}
+
+
+def _check_versions(version: str, spoken: int) -> None:
+    if version != fl_core.__version__ or spoken != protocol.PROTOCOL:
+        raise UsageError(
+            f"the server has fedlayers {version[:40]} and speaks protocol {spoken}, this site has "
+            f"{fl_core.__version__} and speaks {protocol.PROTOCOL}: all of a federation must be alike"
+        )
+
+
+def _reason(kind: str, error: Exception, **more: Any) -> bytes:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if kind == "failed" and not isinstance(error, NonFiniteError):
+        text = f"{type(error).__name__}: {text}"
+    return encode(Packet({"kind": kind, "reason": text[:1000], **more}))

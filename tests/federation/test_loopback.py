@@ -1,0 +1,55 @@
+"""Every algorithm over sites that keep their data and their states, against the same run in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlayers.diagnostics.measure import instruments
+from fedlayers.remote import federation
+from fedlayers.remote.holdings import Given
+from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.site import Site
+from fl_core import runner, tree
+from fl_core.algorithms import find, registry
+from fl_core.config import RunConfig
+from fl_core.engine import Engine
+from fl_core.rows import Row
+from tests.conftest import BLOCKS, CONFIG, TOY
+
+NAMES = [client.name for client in TOY.clients]
+SHORT = replace(CONFIG, rounds=2, participation=0.75, stack="off", model="mlp", model_options={"sizes": (8, 6)})
+
+
+def link(folder: Path, **options: Any) -> Loopback:
+    return Loopback({name: Site(Given(TOY, name), folder / name, **options) for name in NAMES})
+
+
+def config_for(name: str, **changes: Any) -> RunConfig:
+    config = replace(SHORT, algorithm=name, **changes)
+    if find(name).needs_blocks:
+        config = replace(config, model="vit", model_options=BLOCKS["vit"])
+    return config
+
+
+def here(config: RunConfig, out: Path | None = None) -> Engine:
+    return runner.run(config, out, data=TOY, instruments=instruments(), progress=False)
+
+
+def comparable(rows: list[Row]) -> list[Row]:
+    return [{**row, "run": ""} for row in rows]
+
+
+def server(engine: Engine) -> dict[str, str]:
+    return {name: tree.digest(each) for name, each in engine.server.trees.items()}
+
+
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_every_algorithm_gives_the_same_rows_and_server_over_sites(name: str, tmp_path: Path) -> None:
+    config = config_for(name)
+    wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)
+    assert comparable(found.rows) == comparable(wanted.rows)
+    assert server(found) == server(wanted)
