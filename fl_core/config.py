@@ -260,9 +260,8 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         natural = given.partition.kind == "natural"
         recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task)
     else:
-        recipe = data.recipe(
-            config.dataset, data_root=config.data_root, download=config.download, **vars(config.reading)
-        )
+        keys = {name: getattr(config.reading, name) for name in tables.READING}
+        recipe = data.recipe(config.dataset, data_root=config.data_root, download=config.download, **keys)
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     own_model = recipe.model_options if config.model in (None, recipe.model) else {}

@@ -22,6 +22,8 @@ from fl_core.errors import UsageError, check_known
 
 REPLY_LOST = "reply_lost"
 """The metric of a row that says who was missing: 1 for a sampled client whose reply did not arrive in that round."""
+TIMEOUT = "timeout"
+"""The cause in such a row where a real client did not answer in time; a simulation has ``chance`` or ``trace``."""
 TRACE_COLUMNS = ("round", "client")
 
 

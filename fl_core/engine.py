@@ -16,7 +16,7 @@ from fl_core.algorithms.offers import Offer, offer
 from fl_core.data import FederatedData
 from fl_core.decision import Decision
 from fl_core.divergence import Limit, check_finite, guessing, starts_of
-from fl_core.dropout import REPLY_LOST
+from fl_core.dropout import REPLY_LOST, TIMEOUT
 from fl_core.errors import UsageError
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.home import Finetune, Home, InProcess, Reply, Request, Score, Train
@@ -70,6 +70,7 @@ class Engine:
         self.limit = Limit(guessing(client_runner.criterion, data.n_classes), on_divergence)
         columns = {"algorithm": algorithm.name, "seed": self.problem.seed, **(columns or {})}
         self.ledger = Ledger(data, columns, self._flops_of, self.limit, writer, loggers)
+        self._missing: set[int] = set()  # who did not answer in time in the present round
         self._flops: dict[tuple[frozenset[str], ...], float] = {}
         home.begin(algorithm)
 
@@ -115,8 +116,7 @@ class Engine:
             self._check_phases()
         self._use(self.algorithm)
         if self.done == 0:
-            self._finetune(recorded=False)
-            self._evaluate_all()
+            self._evaluate_all(self._finetune(recorded=False))
             self._close_round()
         label = f"{self.algorithm.name} seed {self.problem.seed}"
         bar = tqdm(
@@ -142,6 +142,7 @@ class Engine:
         index = self.done
         sampled = sampled_clients(self.problem.seed, index, len(self.names), self.schedule.participation)
         self.home.forget()
+        self._missing.clear()
         work = Work(float)
         exchanges, saves = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
         lost = self.schedule.dropout.lost(self.problem.seed, index, sampled)
@@ -150,7 +151,8 @@ class Engine:
             rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
             kept = sampled[: self.schedule.local_models] if last and self.writer and saves else ()
             self.exchange(rnd, work, self.schedule.splits(index + 1) if last else (), kept, lost)
-            sampled = tuple(client for client in sampled if client not in lost)  # the round goes on without the others
+            gone = {*lost, *self._missing}
+            sampled = tuple(client for client in sampled if client not in gone)  # the round goes on without them
             plan = self.decision.amid(self)
             if plan is not None:
                 self._adopt(plan)
@@ -159,10 +161,9 @@ class Engine:
         check_finite(self.algorithm, self.server, self.done)
         self.record_work(work)
         last, evaluates = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
-        if last or evaluates or saves:
-            self._finetune(recorded=last)
+        untuned = self._finetune(recorded=last) if last or evaluates or saves else frozenset[int]()
         if evaluates:
-            self._evaluate_all()
+            self._evaluate_all(untuned)
         self._close_round(saves)
 
     def _close_round(self, saves: bool = False) -> None:
@@ -212,6 +213,10 @@ class Engine:
 
         for reply in self._run("train", requests()):
             client = reply.client
+            if reply.missing:
+                work[client, REPLY_LOST, TIMEOUT] = 1.0
+                self._missing.add(client)
+                continue
             phases, submodel = self.algorithm.phases(rnd, client), self.algorithm.submodel(rnd, client)
             if client in lost:
                 reply.work = {name: value for name, value in reply.work.items() if "/loss" not in name}
@@ -262,19 +267,28 @@ class Engine:
     def _offer(self, client: int, rnd: Round) -> Offer:
         return offer(self.algorithm, self.server, self.home.outline(client), rnd)
 
-    def _finetune(self, recorded: bool) -> None:
-        """Let every client fine-tune a copy of its model if the algorithm asks for it now, and keep it."""
+    def _finetune(self, recorded: bool) -> frozenset[int]:
+        """Let every client fine-tune a copy of its model if the algorithm asks for it now, and keep it.
+
+        Returns:
+            Who did not answer in time.
+        """
+        untuned: set[int] = set()
         if not self.algorithm.finetuning(self.done, 0):
-            return
+            return frozenset()
         rnd = Round(self.done, "finish", tuple(range(len(self.names))))
         work = Work(float)
         asked = (Finetune(k, self.done, self._offer(k, rnd), self.algorithm.evaluates) for k in rnd.sampled)
         for client in rnd.sampled:  # everyone fine-tunes the final model, so everyone receives it once more
             work[client, "bytes_down", ""] = self.algorithm.send(self.server, client, rnd).bytes
         for reply in self._run("train" if recorded else "evaluate", asked):
+            if reply.missing:
+                untuned.add(reply.client)
+                continue
             phases = self.algorithm.finetuning(self.done, reply.client)
             self.ledger.count(work, reply.client, phases, self.problem.tensors, reply.work, self.done)
         self.record_work(work, variant="finish", rows=recorded)  # what is tuned to be evaluated is no cost of training
+        return frozenset(untuned)
 
     def models(self, client: int) -> Mapping[str, Tree]:
         """The present models of one client: global and/or personal, and the fine-tuned one after the end.
@@ -286,11 +300,17 @@ class Engine:
             raise UsageError(f"the models of {self.names[client]!r} are where the client is, not at the server")
         return self.home.models(client, self._offer(client, Round(self.done)), self.done)
 
-    def _evaluate_all(self) -> None:
+    def _evaluate_all(self, untuned: frozenset[int]) -> None:
+        """Score every client's models but those of the untuned, whose personal model there is not."""
         seen: list[Observation] = []
-        asked = (Score(k, self.done, self._offer(k, Round(self.done))) for k in range(len(self.names)))
+        clients = [client for client in range(len(self.names)) if client not in untuned]
+        asked = (Score(k, self.done, self._offer(k, Round(self.done))) for k in clients)
         with self.clock.on("evaluate"):
+            for client in sorted(untuned):
+                self.ledger.row(REPLY_LOST, 1.0, self.done, client, split="test", variant=TIMEOUT)
             for reply in self._run("evaluate", asked):
+                if reply.missing:
+                    self.ledger.row(REPLY_LOST, 1.0, self.done, reply.client, split="test", variant=TIMEOUT)
                 self._record_scores(reply, self.done)
                 seen += reply.observations
             for each in (*self.algorithm.observations(self.server, Round(self.done)), *seen):

@@ -13,7 +13,7 @@ from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.site import HERE
-from fedlayers.remote.sites import AtSites, Line
+from fedlayers.remote.sites import AtSites, Line, Patience
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
@@ -27,7 +27,7 @@ from fl_core.records import store, writing
 from fl_core.restoring import FEDERATION, check_at_home
 from fl_core.task import Task, assemble
 
-ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images")
+ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns")
 """What all sites of a federation must have in common."""
 HELLO_BYTES = 2**24
 
@@ -38,6 +38,7 @@ def federate(
     out: Path | str | None = None,
     *,
     plan: LayerPlan | None = None,
+    patience: Patience | None = None,
     instruments: Instruments | None = None,
     command: str = "",
     progress: bool = True,
@@ -49,6 +50,7 @@ def federate(
     Args:
         config: of the run; its dataset is a name, whose defaults are used. How data are read is the sites' to say.
         out: the run directory, an ordinary one in which no client's state is.
+        patience: how long clients are waited for; by default for ever. Rows ``reply_lost`` say who was missing.
         plan, instruments, command, progress, until, log: as of :func:`fl_core.runner.run`.
 
     Raises:
@@ -65,7 +67,7 @@ def federate(
     if out is not None:
         writing.check_free(Path(out))
     run = uuid4().hex
-    home = join(line, task, facts, run)
+    home = join(line, task, facts, run, patience)
     beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
     return runner.start(task, out, instruments, ["data"], home=home, beside=beside, command=command, **options)
@@ -75,6 +77,7 @@ def resume(
     out: Path | str,
     link: SiteLink,
     *,
+    patience: Patience | None = None,
     instruments: Instruments | None = None,
     code: Collection[str] = (),
     progress: bool = True,
@@ -102,7 +105,7 @@ def resume(
     data = _together(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> AtSites:
-        return join(line, task, facts, known["run"])
+        return join(line, task, facts, known["run"], patience)
 
     return runner.resume(
         out,
@@ -185,7 +188,9 @@ def _task(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> Tas
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)
 
 
-def join(line: Line, task: Task, facts: Sequence[Mapping[str, Any]], run: str) -> AtSites:
+def join(
+    line: Line, task: Task, facts: Sequence[Mapping[str, Any]], run: str, patience: Patience | None = None
+) -> AtSites:
     """Let every site build the run's task around its own samples; returns the clients' home.
 
     Raises:
@@ -209,7 +214,7 @@ def join(line: Line, task: Task, facts: Sequence[Mapping[str, Any]], run: str) -
         if packet is None:
             raise UsageError(f"site {site!r} does not answer")
         fields(packet.head, protocol.JOINED)
-    return AtSites(line, line.names, initial, run)
+    return AtSites(line, line.names, initial, run, patience=patience)
 
 
 def _known(facts: Mapping[str, Any]) -> dict[str, Any]:

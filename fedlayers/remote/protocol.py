@@ -6,7 +6,8 @@
 ``finetune``  a copy of one of the client's models, and ``score`` them: the server's part of the models, and the names
               which the client merges with its own
 
-Replies are ``hello``, ``joined``, ``done``, or ``refused`` and ``failed`` with a reason.
+Replies are ``hello``, ``joined``, ``done``, or ``refused`` and ``failed`` with a reason. Each request has a stamp, the
+session of the server and a number that grows in it, and its reply has the same: what comes late is known by that.
 """
 
 from __future__ import annotations
@@ -23,23 +24,15 @@ from fl_core.algorithms.base import Algorithm, Message, Observation, Round, Stat
 from fl_core.algorithms.offers import Offer, Outline, Own
 from fl_core.execution.home import SCORED, Finetune, Reply, Request, Score, Train
 from fl_core.plan import LayerPlan
-from fl_core.records.forms import COUNT, Each
+from fl_core.records.forms import COUNT, Each, misfit
 from fl_core.scores import TABLE
 
 PROTOCOL = 1
+STAMP = {"session": str, "seq": COUNT}
 WORK = ("train", "finetune", "score")
 NUMBER = (float, int)
 ANY = (dict, list, str, float, int, bool, None)
-PLACE = {
-    "run": str,
-    "session": str,
-    "seq": COUNT,
-    "lane": str,
-    "algorithm": str,
-    "options": dict,
-    "plan": (dict, None),
-    "from": str,
-}
+PLACE = {"run": str, "lane": str, "algorithm": str, "options": dict, "plan": (dict, None), "from": str}
 ROUND = {"index": COUNT, "exchange": str, "sampled": [COUNT]}
 FORMS = {
     "train": {
@@ -58,7 +51,6 @@ FORMS = {
 HELLO = {"version": str, "protocol": COUNT}
 JOIN = {
     "run": str,
-    "session": str,
     "number": COUNT,
     "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}],
     "dataset": str,
@@ -69,6 +61,7 @@ JOIN = {
 JOINED = {"sizes": Each(COUNT)}
 SIZES = {"train": COUNT, "validation": COUNT, "test": COUNT}
 FACTS = {
+    "columns": [str],
     "name": str,
     "version": str,
     "protocol": COUNT,
@@ -96,6 +89,19 @@ def place(algorithm: Algorithm, **rest: Any) -> dict[str, Any]:
     """What says for a request where it belongs, and under which algorithm and plan the site is to work."""
     plan = None if algorithm.plan is None else LayerPlan(algorithm.plan.layers, algorithm.plan.shared).to_json()
     return {"algorithm": algorithm.name, "options": dict(algorithm.options), "plan": plan, **rest}
+
+
+def stamp_of(packet: Packet) -> dict[str, Any]:
+    """Take the stamp off a packet.
+
+    Raises:
+        PacketError: it has none.
+    """
+    found = {key: packet.head.pop(key, None) for key in STAMP}
+    wrong = misfit(found, STAMP)
+    if wrong:
+        raise PacketError(f"a packet {packet.head['kind']!r}: {wrong}")
+    return found
 
 
 # --- a request ---------------------------------------------------------------------------------------------------

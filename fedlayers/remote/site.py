@@ -60,15 +60,16 @@ class Site:
 
     def _answer(self, request: bytes) -> bytes:
         packet = decode(request)
-        kind = packet.head["kind"]
-        check_known("request", kind, ("hello", "join", *protocol.WORK))
+        stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
         if kind == "hello":
-            return encode(self._hello(packet))
-        if kind == "join":
-            return encode(self._join(packet, request))
-        run = packet.head.get("run")
-        joined = self._run(run if isinstance(run, str) else "")
-        return joined.work(packet, request)
+            reply = self._hello(packet)
+        elif kind == "join":
+            reply = self._join(packet, request, stamp["session"])
+        else:
+            check_known("request", kind, ("hello", "join", *protocol.WORK))
+            run = packet.head.get("run")
+            reply = self._run(run if isinstance(run, str) else "").work(packet, request, **stamp)
+        return encode(Packet({**reply.head, **stamp}, reply.trees))
 
     def _hello(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.HELLO)
@@ -76,11 +77,11 @@ class Site:
         self.policy.check_samples(sum(self.holding.sizes.values()))
         return Packet({"kind": "hello", **self.holding.facts(), **_own_versions()})
 
-    def _join(self, packet: Packet, request: bytes) -> Packet:
+    def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
         asked = fields(packet.head, protocol.JOIN)
         if not _RUN.fullmatch(asked["run"]):
             raise PacketError(f"{asked['run'][:80]!r} names no run")
-        joined = _Joined(self, asked, packet.trees)
+        joined = _Joined(self, asked, packet.trees, session)
         path = self.folder / asked["run"]
         path.mkdir(parents=True, exist_ok=True)
         Folder(path).write("join", request)
@@ -94,15 +95,16 @@ class Site:
             if not _RUN.fullmatch(run) or not folder.has("join"):
                 raise PacketError(f"this site has not joined a run {run[:80]!r}")
             packet = decode(folder.read("join"))
-            self._joined[run] = _Joined(self, fields(packet.head, protocol.JOIN), packet.trees)
+            session = protocol.stamp_of(packet)["session"]
+            self._joined[run] = _Joined(self, fields(packet.head, protocol.JOIN), packet.trees, session)
         return self._joined[run]
 
 
 class _Joined:
     """What a site has of one run: the task with its own samples alone, and its client's states."""
 
-    def __init__(self, site: Site, asked: Mapping[str, Any], trees: Mapping[str, tree.Tree]) -> None:
-        self.site, self.session, self.seq = site, asked["session"], 0
+    def __init__(self, site: Site, asked: Mapping[str, Any], trees: Mapping[str, tree.Tree], session: str) -> None:
+        self.site, self.session, self.seq = site, session, 0
         others = {each["name"]: each for each in asked["sites"]}
         self.number = asked["number"]
         if len(others) < len(asked["sites"]) or list(others)[self.number : self.number + 1] != [site.name]:
@@ -151,7 +153,7 @@ class _Joined:
                 "versions of torch, or another model of that name"
             )
 
-    def work(self, packet: Packet, request: bytes) -> bytes:
+    def work(self, packet: Packet, request: bytes, session: str, seq: int) -> Packet:
         """Answer one request for work."""
         head, form = packet.head, protocol.FORMS[packet.head["kind"]]
         values = fields(head, form)
@@ -162,9 +164,9 @@ class _Joined:
         lane = Versions(self.root / values["lane"])
         key, trains = versions.key(head, request), head["kind"] == "train"
         if trains and (known := lane.reply(values["to"], key)) is not None:
-            return known  # asked twice, or again after the reply was lost: trained once
-        if values["session"] == self.session and values["seq"] < self.seq:
-            raise PacketError(f"request {values['seq']} comes after request {self.seq} was done")
+            return decode(known)  # asked twice, or again after the reply was lost: trained once
+        if session == self.session and seq < self.seq:
+            raise PacketError(f"request {seq} comes after request {self.seq} was done")
         algorithm = self._algorithm(values)
         asked = protocol.request_of(packet, self.number, self.initial)
         self._enter(lane, values, algorithm, asked)
@@ -173,14 +175,14 @@ class _Joined:
         if isinstance(asked, Train) and not asked.lost:
             state = self.home.states[self.site.name]
             kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
-            lane.put(values["to"], state, kept, key, answer)
+            lane.put(values["to"], state, kept, key, encode(answer))
             self._present = (values["lane"], values["to"])
             lane.keep({values["saved"], values["from"], values["to"]})
         if isinstance(asked, Finetune):
             lane.put_tuned(values["from"], asked.done, dict(self.home.kept[TUNED][self.site.name]))
             self._tuned = (values["lane"], values["from"], asked.done)
-        if values["session"] == self.session:
-            self.seq = values["seq"]
+        if session == self.session:
+            self.seq = seq
         return answer
 
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
@@ -221,13 +223,13 @@ class _Joined:
                 self.home.keep(TUNED, self.site.name, tuned)
             self._tuned = wanted
 
-    def _reply(self, asked: Request, reply: Reply) -> bytes:
+    def _reply(self, asked: Request, reply: Reply) -> Packet:
         if isinstance(asked, Train) and asked.lost:
             reply.message = Message()
         begun = self.home.algorithm.client_state(self.initial, self.number).meta
         outline = Outline.of(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")
-        return encode(protocol.reply_packet(reply, outline))
+        return protocol.reply_packet(reply, outline)
 
 
 def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:

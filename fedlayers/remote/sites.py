@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from fedlayers.remote import protocol
-from fedlayers.remote.codec import Packet, decode, encode, most_bytes
+from fedlayers.remote.codec import Packet, PacketError, decode, encode, most_bytes
 from fedlayers.remote.link import SiteLink
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.algorithms.offers import Outline
-from fl_core.errors import NonFiniteError, RunError, UsageError
+from fl_core.errors import NonFiniteError, RunError, UsageError, listing
 from fl_core.execution.home import Reply, Request, Train
+from fl_core.limits import parsed_json
+from fl_core.records.files import Folder
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
+from fl_core.rows import dumps, row
 from fl_core.tree import Tree
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+GRANTED = ("hello", "joined", "done", "measured")
 BEGINNING = ""  # the version of a state before the client's first round
+LEFT = "left.jsonl"
+"""The file of a federation's run directory with the bytes that left each site."""
 EXTRA_TREES = 16
 """Trees of the model's size that a reply may have besides one for each client."""
 
@@ -45,6 +56,44 @@ class Tally:
         self.bytes[site, kind] = self.bytes.get((site, kind), 0) + n_bytes
         self.replies[site, kind] = self.replies.get((site, kind), 0) + 1
 
+    def write(self, writer: Writer, done: int) -> None:
+        """Append rows of what left the sites since the last time to :data:`LEFT` beside the run's rows.
+
+        They are apart, since a run that goes on after a kill has asked more than one that was left alone.
+        """
+        columns = {"run": writer.path.name, "round": done, "unit": "byte"}
+        lines = [
+            row("bytes_left", n, client=site, variant=kind, n_samples=self.replies[site, kind], **columns)
+            for (site, kind), n in sorted(self.bytes.items())
+        ]
+        writer.folder.append(LEFT, "".join(dumps(line) + "\n" for line in lines).encode())
+        self.bytes.clear()
+        self.replies.clear()
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long clients are waited for.
+
+    >>> Patience(least=0, timeout=60.0)
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: at least 1 client must reply, not 0
+
+    Attributes:
+        least: so many replies of those asked are waited for in any case.
+        timeout: seconds after which the server goes on without the others; None = it waits for all, for ever.
+    """
+
+    least: int = 1
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.least < 1:
+            raise UsageError(f"at least 1 client must reply, not {self.least}")
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise UsageError(f"timeout must be a number of seconds above 0, not {self.timeout}")
+
 
 class Line:
     """Asks sites, and takes their replies apart; all that crosses passes here.
@@ -62,39 +111,51 @@ class Line:
     def names(self) -> tuple[str, ...]:
         return tuple(self.link.sites)
 
-    def next(self) -> int:
-        """The number of the next request, which grows."""
-        self._seq += 1
-        return self._seq
-
     def ask(
         self, packets: Mapping[str, Packet], most: int | None = None, timeout: float | None = None
     ) -> Iterator[tuple[str, Packet | None]]:
         """Yield (site, reply) as replies come; None: it did not answer in time.
+
+        Args:
+            most: bytes of a reply at most. timeout: seconds; None = wait for ever.
 
         Raises:
             RefusedError: a site refuses. NonFiniteError, RunError: its work failed there.
             PacketError: what a site sent is no reply.
         """
         kinds = {site: packet.head["kind"] for site, packet in packets.items()}
-        asked = {site: encode(packet) for site, packet in packets.items()}
-        waiting = set(asked)
+        stamps, asked = {}, {}
+        for site, packet in packets.items():
+            self._seq += 1
+            stamps[site] = {"session": self.session, "seq": self._seq}
+            asked[site] = encode(Packet({**packet.head, **stamps[site]}, packet.trees))
         for site, data in self.link.ask(asked, timeout):
-            if site not in waiting:  # nobody asked, or it has answered
+            if site not in stamps:  # nobody asked, or it has answered
                 continue
-            waiting.discard(site)
             if data is None:
+                del stamps[site]
                 yield site, None
                 continue
             self.tally.add(site, kinds[site], len(data))
-            try:
-                packet = decode(data, most)
-            except RunError as error:
-                raise type(error)(f"the reply of site {site!r}: {error}") from error
+            packet = self._read(site, data, most)
+            if packet.head["kind"] in GRANTED and protocol.stamp_of(packet) != stamps[site]:
+                continue  # an answer to what was asked before
+            del stamps[site]
             check_granted(site, packet)
             yield site, packet
-        if waiting:
-            raise RunError(f"the link ended without a reply of {', '.join(sorted(waiting))}")
+        if stamps:
+            raise RunError(f"the link ended without a reply of {listing(sorted(stamps))}")
+
+    def _read(self, site: str, data: bytes, most: int | None) -> Packet:
+        try:
+            packet = decode(data, most)
+            if packet.head["kind"] not in (*GRANTED, "refused", "failed"):
+                raise PacketError(f"{packet.head['kind'][:40]!r} is no kind of reply")
+            if packet.head["kind"] in GRANTED:
+                protocol.stamp_of(Packet(dict(packet.head)))
+        except PacketError as error:
+            raise PacketError(f"the reply of site {site!r}: {error}") from error
+        return packet
 
 
 def check_granted(site: str, packet: Packet) -> None:
@@ -116,12 +177,22 @@ class AtSites:
     Args:
         names: of the clients, in order; each is a site's. initial: the model before the first round.
         run: what the sites know the run by. lane: which of its exchanges; those of a measurement ahead have their own.
+        patience: how long they are waited for.
     """
 
     moved = 0.0
 
-    def __init__(self, line: Line, names: Sequence[str], initial: Tree, run: str, lane: str = "main") -> None:
+    def __init__(
+        self,
+        line: Line,
+        names: Sequence[str],
+        initial: Tree,
+        run: str,
+        lane: str = "main",
+        patience: Patience | None = None,
+    ) -> None:
         self.line, self.names, self.initial, self.run_id, self.lane = line, list(names), initial, run, lane
+        self.patience = patience or Patience()
         self.versions = dict.fromkeys(self.names, BEGINNING)
         self.saved = dict(self.versions)
         self._outlines: dict[int, Outline] = {}
@@ -158,30 +229,42 @@ class AtSites:
             name = self.names[request.client]
             where = protocol.place(self.algorithm, **self._where(name, request))
             asked[name], packets[name] = request, protocol.request_packet(request, where)
+        coming = self._replies(packets, asked)
         replies: dict[str, Packet | None] = {}
-        coming = self.line.ask(packets, most_bytes(self.initial, len(self.names) + EXTRA_TREES))
-        packets = {name: Packet(packet.head) for name, packet in packets.items()}
         for name, request in asked.items():
             while name not in replies:
                 site, packet = next(coming)
                 replies[site] = packet
-            packet = replies.pop(name)
-            assert packet is not None
-            yield self._taken(name, request, packet)
+            yield self._taken(name, request, replies.pop(name))
+
+    def _replies(
+        self, packets: Mapping[str, Packet], asked: Mapping[str, Request]
+    ) -> Iterator[tuple[str, Packet | None]]:
+        """The replies as they come; beyond the timeout those who miss are asked again until enough have replied."""
+        most = most_bytes(self.initial, len(self.names) + EXTRA_TREES)
+        if self.patience.timeout is None:
+            yield from self.line.ask(packets, most)
+            return
+        count = {name for name, request in asked.items() if not (isinstance(request, Train) and request.lost)}
+        left = dict(packets)
+        while True:
+            for site, packet in self.line.ask(left, most, self.patience.timeout):
+                if packet is not None:
+                    del left[site]
+                    yield site, packet
+            if len(count - left.keys()) >= min(self.patience.least, len(count)):
+                break
+        yield from dict.fromkeys(left).items()
 
     def _where(self, name: str, request: Request) -> dict[str, Any]:
-        where = {
-            "run": self.run_id,
-            "session": self.line.session,
-            "seq": self.line.next(),
-            "lane": self.lane,
-            "from": self.versions[name],
-        }
+        where = {"run": self.run_id, "lane": self.lane, "from": self.versions[name]}
         if isinstance(request, Train):
             where |= {"to": f"{request.rnd.index + 1:06d}-{request.rnd.exchange}", "saved": self.saved[name]}
         return where
 
-    def _taken(self, name: str, request: Request, packet: Packet) -> Reply:
+    def _taken(self, name: str, request: Request, packet: Packet | None) -> Reply:
+        if packet is None:
+            return Reply(request.client, missing=True)
         reply, outline = protocol.reply_of(packet, request, self.initial, name)
         if isinstance(request, Train) and not request.lost:
             self.versions[name] = f"{request.rnd.index + 1:06d}-{request.rnd.exchange}"
@@ -200,6 +283,7 @@ class AtSites:
             states[name] = State({}, known)
         writer.checkpoint(Checkpoint(done, server, states, {}))
         self.saved = dict(self.versions)
+        self.line.tally.write(writer, done)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         for client, name in enumerate(self.names):
@@ -211,7 +295,26 @@ class AtSites:
 
     def beside(self) -> AtSites:
         self._beside += 1
-        return AtSites(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}")
+        return AtSites(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}", self.patience)
 
 
-__all__ = ["AtSites", "Line", "RefusedError", "Tally"]
+def left(path: Path | str) -> pd.DataFrame:
+    """The bytes that left each site of a federation's run, by kind of reply: sites x kinds, and all.
+
+    Raises:
+        UsageError: the run is no federation's.
+    """
+    import pandas as pd
+
+    folder = Folder(path)
+    if not folder.has(LEFT):
+        raise UsageError(f"{path} has no {LEFT}: it is no federation's run, or has not saved yet")
+    lines = [parsed_json(line) for line in folder.read(LEFT).splitlines()]
+    frame = pd.DataFrame(lines, columns=["client", "variant", "value"])
+    table = frame.pivot_table(
+        index="client", columns="variant", values="value", aggfunc="sum", fill_value=0, sort=False
+    )
+    return table.assign(all=table.sum(axis=1)).astype(int)
+
+
+__all__ = ["AtSites", "Line", "Patience", "RefusedError", "Tally", "left"]

@@ -90,7 +90,7 @@ class _Meta(dict[str, Any]):
         self._known()
         raise AssertionError
 
-    keys = values = items = copy = __len__ = _all  # type: ignore[assignment]
+    keys = values = items = copy = __len__ = _all
 
 
 @dataclass(frozen=True)

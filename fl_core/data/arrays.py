@@ -67,7 +67,12 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
 
 
 def answers(
-    y: Array, where: str, task: str, names: Sequence[str] | None = None, place: Place = row_of_array
+    y: Array,
+    where: str,
+    task: str,
+    names: Sequence[str] | None = None,
+    place: Place = row_of_array,
+    whole: bool = True,
 ) -> tuple[Array, tuple[str, ...]]:
     """What is to be predicted: class indices with the classes' names (:func:`labels`), or targets without any.
 
@@ -75,7 +80,7 @@ def answers(
         UsageError: as :func:`labels` and :func:`targets`; names of classes beside targets.
     """
     if task != REGRESSION:
-        return labels(y, where, names, place)
+        return labels(y, where, names, place, whole)
     if names is not None:
         raise UsageError(f"{where}: names of classes do not go with targets that are numbers (task {task})")
     return targets(y, where, place), ()
@@ -101,12 +106,19 @@ def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.flo
 
 
 def labels(
-    y: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
+    y: Array,
+    where: str,
+    names: Sequence[str] | None = None,
+    place: Place = row_of_array,
+    whole: bool = True,
 ) -> tuple[Integers, tuple[str, ...]]:
     """Check labels: class indices 0..C-1 and the names of the C classes.
 
     Without ``names`` the distinct labels, in ascending order, are the classes, and a label's text is its class's name.
     Labels may be text, see :func:`written_labels`; each is one of ``names``, if these are given.
+
+    Args:
+        whole: whether these are all labels there are, so that each of ``names`` must be among them; a silo's are not.
 
     Raises:
         UsageError: a label that is no whole number or has no name; fewer than two classes; a class without samples.
@@ -123,7 +135,7 @@ def labels(
     else:
         _check_codes(values, names, where, place)
         empty = [names[k] for k in np.flatnonzero(np.bincount(values, minlength=len(names)) == 0).tolist()]
-        if empty:
+        if empty and whole:
             raise UsageError(f"{where}: no sample of class {listing(empty)}")
     if len(names) < 2:
         raise UsageError(f"{where}: only one class, {names[0]!r}; there is nothing to tell apart")

@@ -31,6 +31,7 @@ class Reading:
         encoding: of a .csv or .jsonl file, as Python names it.
         scale, impute: what is fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`.
         task: what the labels are: classes (``classification``), or numbers to be predicted (``regression``).
+        classes: of a silo's data, all classes of its federation, some of which it may lack; no key of a run.
 
     Raises:
         UsageError: names the key and what it may be.
@@ -46,6 +47,7 @@ class Reading:
     scale: str = choices.SCALES[0]
     impute: str = choices.IMPUTES[0]
     task: str = CLASSIFICATION
+    classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for key in ("columns", "drop"):
@@ -106,7 +108,7 @@ class Reading:
             raise UsageError(f"{what}; leave out {listing(asked)}")
 
 
-READING = tuple(field.name for field in fields(Reading))
+READING = tuple(field.name for field in fields(Reading) if field.name != "classes")
 ROLES = ("client_column", "label_column", "text_column")
 CHOSEN = (*ROLES, "columns", "drop")
 WRITTEN = ("separator", "encoding")

@@ -62,7 +62,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         if path.is_dir():
             reading.check_unasked(f"{path} is a folder, whose images are named by classes", "task")
             return read_folder(path)
-        return read_npz(path, reading.missing, reading.task)
+        return read_npz(path, reading.missing, reading.task, reading.classes)
     read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_table
     return read_table(path, reading)
 
@@ -111,8 +111,13 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
     return _tokens() if features is None else (len(features),), reading.client_column in header
 
 
-def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
+def read_npz(
+    path: Path, missing: bool = False, task: str = CLASSIFICATION, classes: Sequence[str] | None = None
+) -> Source:
     """Read a dataset from an .npz file (see :func:`read`); with ``missing``, a table's features may be NaN.
+
+    Args:
+        classes: all that there are, if the file is a silo's and may lack some; in place of the file's own.
 
     Raises:
         UsageError: not an .npz file, arrays that are missing, unknown, of unequal length, or of bad content.
@@ -147,7 +152,8 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         if f"{key}_names" in data and key not in data:
             raise UsageError(f"{path}: array '{key}_names' without an array {key!r}")
     x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
-    y, classes = arrays.answers(data["y"], f"{path}, array 'y'", task, _names(path, data, "classes"))
+    names_of = classes or _names(path, data, "classes")
+    y, found = arrays.answers(data["y"], f"{path}, array 'y'", task, names_of, whole=classes is None)
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
     for key in keys:
@@ -155,7 +161,7 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         owner, owner_names = arrays.owners(data[key], f"{path}, array {key!r}", names)
     if "is_train" in data:
         is_train = arrays.flags(data["is_train"], f"{path}, array 'is_train'")
-    return Source(str(path), x, y, classes, owner, owner_names, is_train)
+    return Source(str(path), x, y, found, owner, owner_names, is_train)
 
 
 def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> Source:

@@ -38,14 +38,16 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     columns, place = _columns(path, header, [*beside, *(names or ())], beside, reading)
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
     if names is None:
-        return text.source(path, texts, place, client=client, label=label, text=text_column, task=reading.task)
+        names_of = {"client": client, "label": label, "text": text_column}
+        return text.source(path, texts, place, **names_of, task=reading.task, classes=reading.classes)
     owner = None
     owner_names: tuple[str, ...] = ()
     if client in texts:
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(texts[client], dtype=str), where, place=place)
+    where, declared = f"{path}, column {label!r}", reading.classes
     y, classes = arrays.answers(
-        np.array(texts[label], dtype=str), f"{path}, column {label!r}", reading.task, place=place
+        np.array(texts[label], dtype=str), where, reading.task, declared, place, whole=declared is None
     )
     words = [name for name in names if not arrays.holds_numbers(columns[name])]
     if words and owner is None:
@@ -226,7 +228,7 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
         return f"line {lines[row]}"
 
     names = {"client": client_column, "label": label_column, "text": text_column}
-    return text.source(path, columns, place, **names, task=reading.task)
+    return text.source(path, columns, place, **names, task=reading.task, classes=reading.classes)
 
 
 def read_jsonl_texts(path: Path, reading: Reading = PLAIN) -> tuple[list[str], arrays.Place]:

@@ -55,8 +55,12 @@ def source(
     label: str,
     text: str,
     task: str = CLASSIFICATION,
+    classes: Sequence[str] | None = None,
 ) -> Source:
     """A source of texts from columns of cells; columns other than text, label and client are ignored.
+
+    Args:
+        classes: all that there are, if the texts are a silo's and may lack some.
 
     Raises:
         UsageError: a text without any sign, an empty client or label, or a word among labels that are numbers.
@@ -67,10 +71,10 @@ def source(
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(columns[client], dtype=str), where, place=place)
     where = f"{path}, column {label!r}"
-    y, classes = arrays.answers(np.array(columns[label], dtype=str), where, task, place=place)
+    y, found = arrays.answers(np.array(columns[label], dtype=str), where, task, classes, place, whole=classes is None)
     check(columns[text], f"{path}, column {text!r}", place)
     x, words = encode(columns[text])
-    return Source(str(path), x, y, classes, owner, owner_names, words=words)
+    return Source(str(path), x, y, found, owner, owner_names, words=words)
 
 
 def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:

@@ -74,6 +74,7 @@ class Reply:
     scores: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # model -> split -> metric -> value
     work: dict[str, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
+    missing: bool = False  # no reply came in time
 
 
 class Home(Protocol):

@@ -150,15 +150,32 @@ class Partitioning:
             tests = [test[part] for part in self.follow(train_pool, parts, pool.take(test), seed)]
         divided = []
         for number, (name, part) in enumerate(zip(self.names(pool, clients), parts, strict=True)):
-            shuffled = seeds.numpy_generator(seed, "split", number).permutation(train[part])
-            sizes = split_sizes(name, len(part), shares if together else shares[:2])
-            splits = np.split(shuffled, np.cumsum(sizes)[:-1])
-            if not together:
-                if not len(tests[number]):
-                    raise UsageError(f"client {name!r} has no sample of the official test set of {pool.name}")
-                splits.append(tests[number])
-            divided.append(tuple(splits))
+            if not together and not len(tests[number]):
+                raise UsageError(f"client {name!r} has no sample of the official test set of {pool.name}")
+            divided.append(split_of(name, number, train[part], None if together else tests[number], shares, seed))
         return divided
+
+
+def split_of(
+    name: str,
+    number: int,
+    positions: Integers,
+    test: Integers | None,
+    shares: tuple[float, float, float],
+    seed: int,
+) -> tuple[Integers, ...]:
+    """One client's positions for train, validation and test, drawn for its number among the clients.
+
+    Args:
+        test: its samples of an official test set, of which only the others are divided; None = there is none.
+
+    Raises:
+        UsageError: too few samples to divide.
+    """
+    shuffled = seeds.numpy_generator(seed, "split", number).permutation(positions)
+    sizes = split_sizes(name, len(positions), shares if test is None else shares[:2])
+    splits = np.split(shuffled, np.cumsum(sizes)[:-1])
+    return tuple(splits) if test is None else (*splits, test)
 
 
 def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> list[Integers]:

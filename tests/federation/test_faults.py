@@ -1,0 +1,391 @@
+"""What may go wrong between a server and its sites: kills, doubles, latecomers, and messages made by hand."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fl_core
+from fedlayers.remote import federation, protocol
+from fedlayers.remote.codec import MAGIC, Packet, PacketError, decode, encode
+from fedlayers.remote.holdings import Given
+from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.site import Site
+from fedlayers.remote.sites import Patience, RefusedError, left
+from fl_core import models, runner, tree
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData
+from fl_core.errors import RunError, UsageError
+from fl_core.records import store
+from tests.conftest import TOY, play
+from tests.conftest import federation as toy
+from tests.federation.test_loopback import NAMES, SHORT, comparable, config_for, link, server
+
+LONG = replace(SHORT, rounds=4, checkpoint_every=2)
+
+
+class Killed(BaseException):
+    """The server is gone."""
+
+
+class Faulty:
+    """A link whose sites are asked twice, or asked anew from their folders, or whose server is killed in between."""
+
+    def __init__(self, folder: Path, at: int | None = None, twice: bool = False, fresh: bool = False) -> None:
+        self.sites, self.folder, self.at, self.twice, self.fresh = tuple(NAMES), folder, at, twice, fresh
+        self.count, self.trained = 0, 0
+        self.there = {name: self.site(name) for name in NAMES}
+
+    def site(self, name: str) -> Site:
+        return Site(Given(TOY, name), self.folder / name)
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+        for name, request in requests.items():
+            self.count += 1
+            if self.fresh:
+                self.there[name] = self.site(name)
+            reply = self.there[name].answer(request)
+            if self.twice:
+                assert self.there[name].answer(request) == reply
+                yield name, reply
+            if self.count == self.at:
+                raise Killed
+            yield name, reply
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["playerfl", "local_adaptation"])
+def test_a_site_that_is_asked_twice_or_starts_again_each_time_gives_the_same(name: str, tmp_path: Path) -> None:
+    wanted = federation.federate(config_for(name), link(tmp_path / "a"), progress=False)
+    for kind in ("twice", "fresh"):
+        faulty = Faulty(tmp_path / kind, **{kind: True})  # type: ignore[arg-type]
+        found = federation.federate(config_for(name), faulty, progress=False)
+        assert comparable(found.rows) == comparable(wanted.rows)
+        assert server(found) == server(wanted)
+
+
+@pytest.mark.parametrize(("name", "at"), [("playerfl", 27), ("ditto", 20), ("fedper", 34)])
+def test_a_server_killed_in_the_middle_goes_on_bit_for_bit(name: str, at: int, tmp_path: Path) -> None:
+    config = replace(config_for(name), rounds=4, checkpoint_every=2)
+    federation.federate(config, link(tmp_path / "s"), tmp_path / "whole" / "run", progress=False)
+    out = tmp_path / "killed" / "run"
+    with pytest.raises(Killed):
+        federation.federate(config, Faulty(tmp_path / "t", at=at), out, progress=False)
+    before = store.Run(out).rounds
+    found = federation.resume(out, Faulty(tmp_path / "t"), progress=False)
+    assert before in ([], [2])
+    assert found.done == 4
+    whole = tmp_path / "whole" / "run"
+    assert (out / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
+    blobs = [{file.name for file in (each / "blobs").iterdir()} for each in (out, whole)]
+    assert blobs[0] == blobs[1]
+    store.Run(out).verify()
+    ordinary = runner.run(config, tmp_path / "ordinary" / "run", data=TOY, instruments=instruments(), progress=False)
+    assert server(ordinary) == server(found)
+    assert (tmp_path / "ordinary" / "run" / "rows.jsonl").read_bytes().splitlines()[1:] == (
+        (out / "rows.jsonl").read_bytes().splitlines()[1:]
+    )
+
+
+def instruments() -> Any:
+    from fedlayers.diagnostics.measure import instruments
+
+    return instruments()
+
+
+def test_a_federations_directory_has_no_clients_tensors_and_says_where_they_are(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    federation.federate(config_for("fedper"), link(tmp_path / "s"), out, progress=False)
+    checkpoint = store.Run(out).checkpoint()
+    assert not any(state.trees for state in checkpoint.clients.values())
+    assert checkpoint.models == {}
+    heads = [each for name in NAMES for each in (tmp_path / "s" / name).rglob("*.state")]
+    assert len(heads) >= len(NAMES)
+    for act in (lambda: runner.resume(out), lambda: runner.load_models(out, which="personal")):
+        with pytest.raises(UsageError, match="at their sites, a, b, c, d"):
+            act()
+    runner.run(SHORT, tmp_path / "ordinary", data=TOY, progress=False)
+    with pytest.raises(UsageError, match="is no federation's run"):
+        federation.resume(tmp_path / "ordinary", link(tmp_path / "t"))
+
+
+# --- hello ---------------------------------------------------------------------------------------------------------
+
+
+def refused(sites: Mapping[str, Any], config: RunConfig = SHORT) -> str:
+    with pytest.raises((UsageError, RunError)) as told:
+        federation.federate(config, Loopback(sites), progress=False)
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def sites_of(folder: Path, **others: FederatedData) -> dict[str, Site]:
+    return {name: Site(Given(others.get(name, TOY), name), folder / name) for name in NAMES}
+
+
+def test_what_does_not_fit_is_refused_at_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "site 'b' has shape [1, 5, 5], site 'a' has [1, 6, 6]" in refused(sites_of(tmp_path, b=toy(shape=(1, 5, 5))))
+    assert "site 'c' has classes" in refused(sites_of(tmp_path, c=toy(classes=4)))
+    swapped = sites_of(tmp_path)
+    swapped["a"], swapped["b"] = swapped["b"], swapped["a"]
+    assert "connected as 'a' calls itself 'b'" in refused(swapped)
+    few = {name: Site(Given(TOY, name), tmp_path / name, Policy(least_samples=40)) for name in NAMES}
+    assert "site 'a' refuses: the site has 30 samples" in refused(few)
+    only = {name: Site(Given(TOY, name), tmp_path / name, Policy(algorithms=("fedper",))) for name in NAMES}
+    assert "does not allow the algorithm 'fedavg'; it allows: fedper" in refused(only)
+    monkeypatch.setattr("fedlayers.remote.site.fl_core.__version__", "9.9")
+    monkeypatch.setattr(federation.fl_core, "__version__", "9.9")
+    old = Packet({"kind": "hello", "version": "0.1", "protocol": 1, "session": "", "seq": 1})
+    assert "the server has fedlayers 0.1" in told(Site(Given(TOY, "a"), tmp_path / "a"), old)
+
+
+def test_code_of_the_servers_choice_is_not_imported(tmp_path: Path) -> None:
+    for config in (
+        replace(SHORT, model="tests.federation.trap:model", model_options={}),
+        replace(SHORT, loss="cross_entropy", algorithm="vanilla", options={"over": "tests.federation.trap:Algorithm"}),
+    ):
+        packet = joining(tmp_path, config={**joined_config(), **changed(config)})
+        assert "does not allow the code 'tests.federation.trap" in told(Site(Given(TOY, "a"), tmp_path / "a"), packet)
+
+
+def changed(config: RunConfig) -> dict[str, Any]:
+    return {key: getattr(config, key) for key in ("model", "model_options", "algorithm", "options")}
+
+
+# --- messages made by hand -----------------------------------------------------------------------------------------
+
+
+def told(site: Site, packet: Packet | bytes) -> str:
+    """The reason for which a site refuses, whatever it is sent."""
+    reply = decode(site.answer(packet if isinstance(packet, bytes) else encode(packet)))
+    assert reply.head["kind"] == "refused", reply.head
+    return str(reply.head["reason"])
+
+
+class Listening(Loopback):
+    """A loopback that remembers what was asked, and may have one site answer something else."""
+
+    def __init__(self, folder: Path, instead: Callable[[Packet], bytes] | None = None, at: str = "train") -> None:
+        super().__init__(sites_of(folder))
+        self.asked: dict[str, bytes] = {}
+        self.instead, self.at = instead, at
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+        kinds = {decode(request).head["kind"] for request in requests.values()}
+        for site, reply in super().ask(requests, timeout):
+            for kind in kinds:
+                self.asked.setdefault(kind, requests["a"] if "a" in requests else next(iter(requests.values())))
+            if self.instead and self.at in kinds and site == "b" and reply is not None:
+                yield site, self.instead(decode(reply))
+            else:
+                yield site, reply
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    folder = tmp_path_factory.mktemp("listening")
+    line = Listening(folder)
+    federation.federate(replace(SHORT, participation=1.0, rounds=1), line, progress=False)
+    return folder, line.asked
+
+
+def joined_config() -> dict[str, Any]:
+    task = runner.assemble(SHORT, data=TOY)
+    return {key: value for key, value in task.config.to_json().items() if key not in (*federation.HERE, "dataset")}
+
+
+def joining(tmp_path: Path, **changes: Any) -> Packet:
+    line = Listening(tmp_path / "joining")
+    federation.federate(SHORT, line, progress=False)
+    packet = decode(line.asked["join"])
+    return Packet({**packet.head, **changes}, packet.trees)
+
+
+W = "body.0.weight"
+
+
+def with_tree(packet: Packet, change: Callable[[tree.Tree], tree.Tree]) -> bytes:
+    return encode(Packet(packet.head, {name: change(dict(each)) for name, each in packet.trees.items()}))
+
+
+def first(each: tree.Tree) -> str:
+    return sorted(each)[0]
+
+
+def doubled(each: tree.Tree) -> tree.Tree:
+    return {name: tensor.double() for name, tensor in each.items()}
+
+
+def without(head: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in head.items() if key not in keys}
+
+
+def raw(head: Mapping[str, Any], body: bytes = b"") -> bytes:
+    text = json.dumps(head).encode()
+    return MAGIC + len(text).to_bytes(8, "little") + text + body
+
+
+FORGED: dict[str, tuple[Callable[[Packet], bytes], str]] = {
+    "a pickle": (lambda p: pickle.dumps({"kind": "train"}), "does not begin with its mark"),
+    "nothing": (lambda p: b"", "does not begin with its mark"),
+    "a head that is longer than all": (lambda p: MAGIC + (10**9).to_bytes(8, "little") + b"{}", "more than there are"),
+    "no JSON": (lambda p: MAGIC + (2).to_bytes(8, "little") + b"{x", "a packet's head"),
+    "deep JSON": (lambda p: MAGIC + (400).to_bytes(8, "little") + b"[" * 200 + b"]" * 200, "nested more than"),
+    "a list": (lambda p: raw({"kind": 3}), "no object with a kind"),
+    "NaN in the head": (lambda p: raw({**p.head, "trees": [], "seq": float("nan")}), "not finite"),
+    "an unknown key": (lambda p: encode(Packet({**p.head, "code": "os:system"}, p.trees)), "unknown 'code'"),
+    "a missing key": (lambda p: encode(Packet(without(p.head, "work", "lane"), p.trees)), "missing"),
+    "another type": (lambda p: encode(Packet({**p.head, "meta": "none"}, p.trees)), "meta is 'none', not dict"),
+    "another name": (lambda p: with_tree(p, lambda t: {**t, "evil": torch.ones(1)}), "the model has no such tensor"),
+    "another shape": (lambda p: with_tree(p, lambda t: {**t, first(t): torch.ones(10)}), r"with the shape \[10\]"),
+    "another type of number": (lambda p: with_tree(p, doubled), "as torch.float64"),
+    "NaN": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)] * torch.nan}), "is not finite"),
+    "infinity": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)] + torch.inf}), "is not finite"),
+    "tensors cut short": (lambda p: encode(p)[:-7], "a packet's tensors"),
+    "a strange name of a tree": (lambda p: encode(Packet(p.head, {"../x\n": {}})), "is no name of a tree"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_hostile_server_is_refused_by_a_site(forged: str, asked: tuple[Path, dict[str, bytes]]) -> None:
+    folder, requests = asked
+    make, reason = FORGED[forged]
+    site = Site(Given(TOY, "a"), folder / "a")
+    before = {file: file.read_bytes() for file in (folder / "a").rglob("*") if file.is_file()}
+    text = told(site, make(decode(requests["train"])))
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(text)
+    assert {file: file.read_bytes() for file in (folder / "a").rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_hostile_site_is_told_of_by_name_and_changes_nothing(forged: str, tmp_path: Path) -> None:
+    make, reason = FORGED[forged]
+    out = tmp_path / "run"
+    with pytest.raises(PacketError, match=reason) as told:
+        federation.federate(replace(SHORT, rounds=1, participation=1.0), Listening(tmp_path, make), out, progress=False)
+    assert "site 'b'" in str(told.value)
+    assert store.Run(out).rounds == []
+
+
+def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict[str, bytes]]) -> None:
+    folder, requests = asked
+    site = Site(Given(TOY, "a"), folder / "a")
+    train = decode(requests["train"])
+
+    def changed(**values: Any) -> Packet:
+        return Packet({**train.head, **values}, train.trees)
+
+    assert "has not joined a run" in told(site, changed(run="0" * 32))
+    assert "has not joined a run" in told(site, changed(run="../../b"))
+    assert "there is no version '000009-train'" in told(site, changed(**{"from": "000009-train"}))
+    assert "is no version" in told(site, changed(to="../../../x", seq=10**6))
+    assert "there is no lane '../x'" in told(site, changed(lane="../x"))
+    others = {**train.head["round"], "sampled": [1, 2]}
+    assert "not among those of the round" in told(site, changed(round=others))
+    assert "unknown request 'shell'" in told(site, changed(kind="shell"))
+    assert "unknown algorithm 'fedavgg'" in told(site, changed(algorithm="fedavgg"))
+    assert "does not allow the code" in told(site, changed(algorithm="os:system"))
+    fresh = decode(site.answer(encode(changed(seq=10**6, meta={"n": 1}))))
+    assert fresh.head["kind"] == "done"
+    assert "comes after request" in told(site, changed(seq=1, meta={"n": 2}))
+
+
+def test_scores_alone_come_back_where_scores_are_asked_for(tmp_path: Path) -> None:
+    def tensors(reply: Packet) -> bytes:
+        return encode(Packet(reply.head, {"message/model": {"x": torch.ones(1)}}))
+
+    def invented(reply: Packet) -> bytes:
+        return encode(Packet({**reply.head, "scores": {"global": {"test": {"sesame": 1.0}}}}))
+
+    for make, reason in ((tensors, "no such tensor"), (invented, "'sesame' is no score")):
+        with pytest.raises(PacketError, match=reason):
+            federation.federate(SHORT, Listening(tmp_path / reason[:4], make, "score"), progress=False)
+
+
+def test_a_site_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="initial model has the digest"):
+        raise_from(told(Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, model="0" * 64)))
+    assert "has the layers" in told(Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, layers=["x"]))
+    assert "is this site's to say" in told(
+        Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, config={**joined_config(), "data_root": "/"})
+    )
+    assert "is not number 2" in told(Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
+    assert fl_core.__version__
+    assert protocol.PROTOCOL == 1
+
+
+def raise_from(text: str) -> None:
+    raise RefusedError(text)
+
+
+# --- who does not answer -------------------------------------------------------------------------------------------
+
+
+class Deaf(Loopback):
+    """Site c answers nothing in the second round, or late: with the reply to what it was asked before."""
+
+    def __init__(self, folder: Path, late: bool = False, wakes: int = 10**6) -> None:
+        super().__init__(sites_of(folder))
+        self.late, self.wakes, self.timeouts = late, wakes, 0
+        self.before: bytes | None = None
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+        for site, request in requests.items():
+            head = decode(request).head
+            second = head["kind"] == "train" and head["round"]["index"] == 1
+            if site == "c" and second and self.timeouts < self.wakes:
+                assert timeout == 5.0
+                self.timeouts += 1
+                if self.late and self.before is not None:
+                    yield site, self.before
+                yield site, None
+                continue
+            for name, reply in super().ask({site: request}, timeout):
+                if site == "c":
+                    self.before = reply
+                yield name, reply
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "playerfl"])
+def test_who_does_not_answer_is_left_out_and_named_as_a_lost_reply_is(name: str, late: bool, tmp_path: Path) -> None:
+    config = replace(config_for(name), participation=1.0, rounds=3)
+    patience = Patience(least=2, timeout=5.0)
+    found = federation.federate(config, Deaf(tmp_path, late), patience=patience, progress=False)
+    lost = [(row["round"], row["client"], row["variant"]) for row in found.rows if row["metric"] == "reply_lost"]
+    assert lost == [(2, "c", "timeout")]
+    wanted = play(
+        config, data=TOY, model=models.build("mlp", (1, 6, 6), 3, seed=0, options=config.model_options), trace=[(2, 2)]
+    )
+    assert server(found) == {name: tree.digest(each) for name, each in wanted.engine.server.trees.items()}
+
+
+def test_the_least_number_of_replies_is_waited_for(tmp_path: Path) -> None:
+    config = replace(config_for("fedavg"), participation=1.0)
+    wanted = federation.federate(config, link(tmp_path / "a"), progress=False)
+    deaf = Deaf(tmp_path / "b", wakes=3)
+    found = federation.federate(config, deaf, patience=Patience(least=4, timeout=5.0), progress=False)
+    assert deaf.timeouts == 3
+    assert comparable(found.rows) == comparable(wanted.rows)
+    assert server(found) == server(wanted)
+
+
+def test_every_byte_that_leaves_a_site_is_told(tmp_path: Path) -> None:
+    out, line = tmp_path / "run", link(tmp_path / "s")
+    federation.federate(replace(SHORT, checkpoint_every=1), line, out, progress=False)
+    table = left(out)
+    assert table["all"].to_dict() == line.received
+    assert list(table.columns) == ["hello", "join", "score", "train", "all"]
+    with pytest.raises(UsageError, match="no federation's run"):
+        left(tmp_path)
