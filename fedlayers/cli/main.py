@@ -30,6 +30,8 @@ COMMANDS = {
     "compare": "studies",
     "tune": "studies",
     "regret": "studies",
+    "keys": "federation",
+    "superlink": "federation",
     "list": "listings",
 }
 """The module of each command, which is a class of the command's name there."""

@@ -1,0 +1,44 @@
+"""The transport over Flower: bytes between a server and its sites through a superlink and supernodes.
+
+Only this folder imports ``flwr``, and pins its minor version, since Flower's interface moves fast. Both ends attach to
+Flower as processes of their own (its process isolation): the bundle of code that Flower can ship is empty here, and
+nobody runs code that the other side sent. Flower's telemetry, its check for updates and its installation of packages
+at run time are off.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fl_core.errors import UsageError
+
+FLWR = "1.41"
+"""The minor version of Flower that this is written for."""
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""What keeps Flower from calling anybody but its superlink, as environment variables; read when it is imported."""
+os.environ.update(QUIET)
+
+
+def require() -> None:
+    """Check that the right Flower is installed, before what needs it is imported.
+
+    Raises:
+        UsageError: it is not, with the command that installs it.
+    """
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        found = "none"
+    if ".".join(found.split(".")[:2]) != FLWR:
+        raise UsageError(f"a federation needs flwr {FLWR}, found {found}: pip install 'fedlayers[flower]'")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a process of Flower, whose own files it puts under ``home``."""
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home)}

@@ -1,0 +1,193 @@
+"""Who may take part: an own certificate authority, the server's certificate, and a key of each site.
+
+``KEYS/server`` stays at the server; ``KEYS/sites/NAME`` is handed to that site, by a way that nobody else reads. A site
+that makes its key itself sends only ``NAME.pub``, which belongs into ``KEYS/server/sites``: the files there are the
+list of who may join, and under which name.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fl_core.errors import UsageError, check_distinct
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 730
+PEM = serialization.Encoding.PEM
+
+
+def make(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:
+    """Write the keys of a federation, or those of more sites where there is one; what was written.
+
+    Args:
+        folder: new, or with the ``server`` folder of an earlier call.
+        hosts: names and addresses under which sites reach the server; only for a new one.
+        sites: names of sites, which become names of clients.
+
+    Raises:
+        UsageError: a name is bad, twice or has a key already, or a new server has no host; nothing is written then.
+    """
+    server = folder / "server"
+    new = not (server / "ca.crt").exists()
+    check_names(sites)
+    if new:
+        check_distinct("a server's certificate", "host", hosts)
+        if server.exists() and any(server.iterdir()):
+            raise UsageError(f"{server} is not empty and has no ca.crt: name another folder")
+    elif hosts:
+        raise UsageError(f"{server} has a certificate already: without --host only sites are added")
+    taken = [name for name in sites if public_file(server, name).exists() or (folder / "sites" / name).exists()]
+    if taken:
+        raise UsageError(f"site {taken[0]!r} has a key in {folder} already, and keys are never overwritten")
+    written = _server(server, hosts) if new else []
+    authority = (server / "ca.crt").read_bytes()
+    for name in sites:
+        written += [file for file in make_site(folder / "sites" / name, name, authority) if file.suffix != ".pub"]
+        written.append(public_file(server, name))
+        os.replace(folder / "sites" / name / f"{name}.pub", public_file(server, name))
+    return written
+
+
+def make_site(folder: Path, name: str, authority: bytes | None = None) -> list[Path]:
+    """Write a site's private key and its public one, ``NAME.pub``, which the server is to be given.
+
+    Raises:
+        UsageError: a bad name, or there is a key.
+    """
+    check_names([name])
+    if (folder / "key").exists():
+        raise UsageError(f"{folder / 'key'} exists, and keys are never overwritten")
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    written = [private_file(folder / "key", private), _public(folder / f"{name}.pub", public + b"\n")]
+    return written + ([_public(folder / "ca.crt", authority)] if authority else [])
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names of sites that are twice or could not name a file or a client.
+
+    >>> check_names(["cleveland", "hungary"])
+
+    Raises:
+        UsageError: names the first.
+    """
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{name!r} cannot name a site: letters, digits and . _ -, up to 64, not . _ - first")
+    if names:
+        check_distinct("a federation", "site", names)
+
+
+def public_file(server: Path, name: str) -> Path:
+    """Where the server keeps a site's public key."""
+    return server / "sites" / f"{name}.pub"
+
+
+def registered(server: Path) -> dict[str, bytes]:
+    """The public keys of the sites that may join, by name, in PEM.
+
+    Raises:
+        UsageError: no sites, a file is no public key of this kind, or two sites have one key.
+    """
+    found: dict[str, bytes] = {}
+    for file in sorted((server / "sites").glob("*.pub")):
+        check_names([file.stem])
+        try:
+            key = serialization.load_ssh_public_key(file.read_bytes())
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise ValueError("another kind of key")
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise UsageError(f"{file}: no public key that `fedlayers keys` makes ({error})") from None
+        pem = key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        twin = next((name for name, other in found.items() if other == pem), None)
+        if twin:
+            raise UsageError(f"{file}: sites {twin!r} and {file.stem!r} have the same key")
+        found[file.stem] = pem
+    if not found:
+        raise UsageError(f"{server / 'sites'}: no public key of a site (fedlayers keys --help)")
+    return found
+
+
+def certificate(folder: Path, hosts: Sequence[str], authority: Path | None = None, days: int = SERVER_DAYS) -> None:
+    """Write ``server.key`` and ``server.crt`` for these hosts, signed by the authority in a folder, or by itself."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = [_general_name(host) for host in hosts]
+    if authority is None:
+        signer, issuer = key, "fedlayers"
+    else:
+        loaded = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        signer, issuer = loaded, "fedlayers authority"
+    built = _builder("fedlayers", issuer, key, days).add_extension(x509.SubjectAlternativeName(names), critical=False)
+    built = built.add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+    private_file(folder / "server.key", _pkcs8(key))
+    _public(folder / "server.crt", built.sign(signer, hashes.SHA256()).public_bytes(PEM))
+
+
+def _server(folder: Path, hosts: Sequence[str]) -> list[Path]:
+    for host in hosts:
+        _general_name(host)
+    (folder / "sites").mkdir(parents=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    usage = x509.KeyUsage(False, False, False, False, False, key_cert_sign=True, crl_sign=True, encipher_only=False,
+                          decipher_only=False)  # fmt: skip
+    name = "fedlayers authority"
+    built = _builder(name, name, key, AUTHORITY_DAYS).add_extension(x509.BasicConstraints(True, 0), critical=True)
+    signed = built.add_extension(usage, critical=True).sign(key, hashes.SHA256())
+    private_file(folder / "ca.key", _pkcs8(key))
+    _public(folder / "ca.crt", signed.public_bytes(PEM))
+    certificate(folder, hosts, authority=folder)
+    private_file(folder / "secret", secrets.token_hex(32).encode())
+    return [folder / name for name in ("ca.key", "ca.crt", "server.key", "server.crt", "secret")]
+
+
+def _builder(name: str, issuer: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    return x509.CertificateBuilder(
+        issuer_name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]),
+        subject_name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=start,
+        not_valid_after=start + datetime.timedelta(days=days),
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"[A-Za-z0-9*]([A-Za-z0-9.-]{0,252})", host):
+        raise UsageError(f"{host!r} is neither the name of a host nor an address (no port, no https://)")
+    return x509.DNSName(host)
+
+
+def _pkcs8(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def private_file(file: Path, content: bytes) -> Path:
+    """Write a file that nobody else reads, where there is none."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
+        handle.write(content)
+    return file
+
+
+def _public(file: Path, content: bytes) -> Path:
+    file.write_bytes(content)
+    return file

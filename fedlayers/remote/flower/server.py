@@ -1,0 +1,231 @@
+"""The server's end: requests to sites through a superlink, asked again until they are answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import ListNodesRequest, StartRunRequest
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.constant import NodeStatus, TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+
+from fedlayers.remote.flower import wire
+from fedlayers.remote.flower.site import check_reachable, checked_address
+from fedlayers.remote.flower.superlink import WORD, word
+from fl_core.errors import RunError, UsageError, check_known, listing
+
+POLL = 0.3
+"""Seconds between two questions for replies."""
+LOOK = 2.0
+"""Seconds between two looks at which sites are connected."""
+BUNDLE = b"""
+[project]
+name = "fedlayers"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "fedlayers"
+[tool.flwr.app.components]
+serverapp = "nothing:app"
+clientapp = "nothing:app"
+"""
+"""The application that Flower asks for and ships: without code, for both ends run their own."""
+
+
+class _Word:
+    """Says the word to the superlink's guard."""
+
+    def __init__(self, secret: bytes) -> None:
+        self.word = word(secret)
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers[WORD] = self.word
+        return call_next(context)
+
+
+class FlowerLink:
+    """A :class:`fedlayers.remote.link.SiteLink` over a superlink.
+
+    Where the superlink goes away and comes back, or a site does, what is not answered is asked again.
+
+    Args:
+        superlink: host:port; ``keys``: ``KEYS/server``, or a folder with its ``ca.crt`` and ``secret``.
+        sites: their names in the federation's order; by default all that the superlink knows, sorted.
+        least, timeout: begin with at least so many of them after so many seconds; by default wait for all.
+        say: gets a line when somebody is waited for.
+
+    Raises:
+        UsageError: the superlink cannot be reached, has another secret or does not know a site.
+        RunError: too few sites came in time.
+    """
+
+    def __init__(
+        self,
+        superlink: str,
+        keys: Path,
+        sites: Sequence[str] = (),
+        least: int | None = None,
+        timeout: float | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        for name in ("ca.crt", "secret"):
+            if not (keys / name).is_file():
+                raise UsageError(f"no {name} in {keys}: name the `server` folder that `fedlayers keys` made")
+        check_reachable(checked_address(superlink), keys / "ca.crt")
+        secret = (keys / "secret").read_bytes()
+        self.address, self.say = wire.Address(superlink, keys / "ca.crt"), say
+        self._control = ControlHttpClient(
+            self.address.url, interceptors=[_Word(secret)], verify=self.address.verify(), timeout=60.0
+        )
+        self._desk = wire.Desk(self.address, secret)
+        self._task: wire.Task | None = None
+        try:
+            known = self._nodes()
+        except httpx.HTTPStatusError as error:
+            self.close()
+            raise UsageError(f"{superlink} does not take the secret in {keys} ({error.response.status_code})") from None
+        for name in sites:
+            check_known("site", name, known)
+        self.sites = self._gathered(tuple(sites) or tuple(sorted(known)), least, timeout)
+        self._begin()
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+        """See :class:`fedlayers.remote.link.SiteLink`."""
+        end = None if timeout is None else time.monotonic() + timeout
+        waiting, sent, looked = dict(requests), _Sent(), -LOOK
+        nodes: dict[str, NodeInfo] = {}
+        while waiting:
+            try:
+                if time.monotonic() - looked >= LOOK:
+                    nodes, looked = self._nodes(), time.monotonic()
+                    sent.forget_gone(nodes)
+                answered = self._exchange(waiting, sent, nodes)
+            except wire.LOST as error:
+                sent, looked, answered = _Sent(), -LOOK, {}
+                self._recover(error, end)
+            for site, reply in answered.items():
+                del waiting[site]
+                yield site, reply
+            if end is not None and time.monotonic() > end:
+                for site in waiting:
+                    yield site, None
+                return
+            if waiting and not answered:
+                time.sleep(POLL)
+
+    def close(self) -> None:
+        """See :class:`fedlayers.remote.link.SiteLink`."""
+        if self._task is not None:
+            self._task.end()
+        self._desk.close()
+        self._control.close()
+
+    def _exchange(self, waiting: Mapping[str, bytes], sent: _Sent, nodes: Mapping[str, NodeInfo]) -> dict[str, bytes]:
+        """Send what is not under way to sites that are connected, and take the replies that are there."""
+        assert self._task is not None
+        for site, request in waiting.items():
+            node = nodes.get(site)
+            if not sent.to(site) and node is not None and node.status == NodeStatus.ONLINE:
+                (identifier,) = self._task.send([self._task.message(request, node.node_id)])
+                sent.add(identifier, site, node)
+        answered = {}
+        for message in self._task.receive(sent.identifiers()) if sent.identifiers() else ():
+            site = sent.pop(message.metadata.reply_to_message_id)
+            if site in waiting and not message.has_error():  # an error: asked again at the next look
+                try:
+                    answered[site] = wire.unpacked(message.content)
+                except ValueError:
+                    continue
+        return answered
+
+    def _begin(self) -> None:
+        """Start a run of Flower and take its task: from then on this process is its server."""
+        started = self._control.StartRun(StartRunRequest(fab=fab_to_proto(_bundle())))
+        if not started.run_id:
+            raise RunError("the superlink did not start a run")
+        for _ in range(int(30 / POLL)):
+            self._task = self._desk.take(TaskType.SERVER_APP)
+            if self._task is not None:
+                return
+            time.sleep(POLL)
+        raise RunError("the superlink started a run and gave it to nobody for 30 s")
+
+    def _recover(self, error: Exception, end: float | None) -> None:
+        """Wait until the superlink is back, and go on with a new run of Flower."""
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (400, 404, 413, 422):
+            raise RunError(f"the superlink refuses a message: {error.response.text[:300] or error}") from error
+        self.say(f"the superlink does not answer ({type(error).__name__}); asking again until it does")
+        while end is None or time.monotonic() < end:
+            try:
+                if self._task is not None:
+                    self._task.drop()
+                self._begin()
+                break
+            except (*wire.LOST, RunError):
+                time.sleep(2)
+
+    def _nodes(self) -> dict[str, NodeInfo]:
+        """The sites that the superlink knows, by name."""
+        found = self._control.ListNodes(ListNodesRequest()).nodes_info
+        return {node.name: node for node in found if node.status != NodeStatus.UNREGISTERED}
+
+    def _gathered(self, wanted: tuple[str, ...], least: int | None, timeout: float | None) -> tuple[str, ...]:
+        end, told = time.monotonic() + (timeout or 0.0), ""
+        while True:
+            nodes = self._nodes()
+            here = tuple(name for name in wanted if nodes[name].status == NodeStatus.ONLINE)
+            if len(here) == len(wanted):
+                return here
+            missing = f"waiting for {listing([name for name in wanted if name not in here])}"
+            if timeout is not None and time.monotonic() >= end:
+                if least is not None and len(here) >= least:
+                    return here
+                self.close()
+                raise RunError(
+                    f"{len(here)} of {len(wanted)} sites came in {timeout:g} s, {least or len(wanted)} are needed"
+                )
+            if missing != told:
+                self.say(told := missing)
+            time.sleep(LOOK)
+
+
+class _Sent:
+    """The messages that are under way: to which site, and since when that was connected."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, str]] = {}
+
+    def add(self, identifier: str, site: str, node: NodeInfo) -> None:
+        self._of[identifier] = (site, node.last_activated_at)
+
+    def pop(self, identifier: str) -> str:
+        return self._of.pop(identifier, ("", ""))[0]
+
+    def identifiers(self) -> list[str]:
+        return list(self._of)
+
+    def to(self, site: str) -> bool:
+        return any(name == site for name, _ in self._of.values())
+
+    def forget_gone(self, nodes: Mapping[str, NodeInfo]) -> None:
+        """Forget messages to supernodes that have been connected anew since: what they held is lost."""
+        self._of = {
+            identifier: (site, since)
+            for identifier, (site, since) in self._of.items()
+            if site in nodes and nodes[site].last_activated_at == since
+        }
+
+
+@cache
+def _bundle() -> Fab:
+    import hashlib
+
+    content = build_fab_from_files({"pyproject.toml": BUNDLE})[0]
+    return Fab(hashlib.sha256(content).hexdigest(), content, {})

@@ -1,0 +1,231 @@
+"""Bytes as Flower's messages: what a server at its superlink and a site at its supernode do alike.
+
+Both are executors of Flower's tasks: they take one, pull the messages for it, push messages, and say that they still
+live. A small payload is one value; a large one an array of bytes, which Flower moves in chunks of 5 MB. Nothing is ever
+unpickled.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.error import Error
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.app.metadata import Metadata
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+
+LOST = (httpx.HTTPError, RunNotRunningException, ObjectPullError, ObjectPushError, OSError)
+"""What says that a message did not get through: ask again, perhaps after connecting anew."""
+HEARTBEAT = 10.0
+"""Seconds between two signs of life of a task; Flower gives one up after 60 s without."""
+LIFETIME = 7 * 24 * 3600.0
+"""Seconds after which a superlink forgets a message that nobody asked for."""
+SMALL = 2**20
+RECORD, BYTES, KIND = "fedlayers", "bytes", "query"
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a superlink or a supernode listens, and how its certificate is checked; without ``ca`` it is plain HTTP.
+
+    >>> Address("127.0.0.1:9094").url
+    'http://127.0.0.1:9094'
+    """
+
+    place: str
+    ca: Path | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self.ca is None else 'https'}://{self.place}"
+
+    def verify(self) -> ssl.SSLContext | bool:
+        """What httpx checks the certificate with."""
+        return ssl.create_default_context(cafile=str(self.ca)) if self.ca else False
+
+
+class Task:
+    """A task of Flower that this process carries out: its mailbox, and the signs of life that it sends.
+
+    Attributes:
+        run: Flower's number of the run; ``node``: of this end.
+    """
+
+    def __init__(self, address: Address, token: str) -> None:
+        self.client = RuntimeHttpClient(
+            address.url, interceptors=[RuntimeTokenHttpInterceptor(token)], verify=address.verify(), timeout=60.0
+        )
+        given = self.client.PullTaskInput(PullTaskInputRequest())
+        self.run, self.node = given.run.run_id, Node(node_id=given.context.node_id)
+        self._over = threading.Event()
+        threading.Thread(target=self._live, name="signs of life", daemon=True).start()
+
+    def _live(self) -> None:
+        while not self._over.wait(HEARTBEAT):
+            try:
+                self.client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except LOST:
+                continue  # whoever sends or receives next meets the same error, and deals with it
+
+    def send(self, messages: Sequence[Message]) -> list[str]:
+        """Push messages with their contents; their identifiers.
+
+        Raises:
+            LOST: they may not have arrived.
+        """
+        objects, trees, heads = {}, [], []
+        with no_object_id_recompute():
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = message.object_id
+                objects.update(get_all_nested_objects(message))
+                trees.append(get_object_tree(message))
+                heads.append(message_to_proto(remove_content_from_message(message)))
+            stored = self.client.PushMessages(PushAppMessagesRequest(messages_list=heads, message_object_trees=trees))
+            push = make_push_object_fn_protobuf(self.client.PushObject, self.node, self.run, stored.session_id)
+            push_objects(objects, push, object_ids_to_push=set(stored.objects_to_push))
+        return list(stored.message_ids)
+
+    def receive(self, identifiers: Iterable[str] = ()) -> list[Message]:
+        """Pull what has arrived: at a server replies to these messages, at a site the message of this task.
+
+        Raises:
+            LOST: nothing was taken, or what was taken did not come whole.
+        """
+        found = self.client.PullMessages(PullAppMessagesRequest(message_ids=identifiers))
+        pull = make_pull_object_fn_protobuf(self.client.PullObject, self.node, self.run)
+        messages = []
+        for tree in found.message_object_trees:
+            contents = pull_objects(
+                [part.object_id for part in iterate_object_tree(tree)], pull, initial_backoff=0.1, backoff_cap=1.0
+            )
+            self.client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=self.node, run_id=self.run, message_object_id=tree.object_id)
+            )
+            message = inflate_object_from_contents(tree.object_id, contents)
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            messages.append(message)
+        return messages
+
+    def message(self, payload: bytes, node: int) -> Message:
+        """A message of this task to a node."""
+        head = Metadata(
+            run_id=self.run,
+            message_id="",
+            src_node_id=self.node.node_id,
+            dst_node_id=node,
+            reply_to_message_id="",
+            group_id="",
+            created_at=now().timestamp(),
+            ttl=LIFETIME,
+            message_type=KIND,
+        )
+        return make_message(metadata=head, content=packed(payload))
+
+    def drop(self) -> None:
+        """Let go of the task without a word, as one that Flower no longer knows."""
+        self._over.set()
+        self.client.close()
+
+    def end(self, outcome: str = "completed", details: str = "") -> None:
+        """Tell Flower that the task is over, if it still listens."""
+        if not self._over.is_set():
+            self._over.set()
+            with suppress(LOST):  # it gives the task up by itself after a minute
+                self.client.PushTaskOutput(PushTaskOutputRequest(sub_status=outcome, details=details))
+            self.drop()
+
+
+class Desk:
+    """Where a superlink or a supernode gives out tasks, to who knows its secret."""
+
+    def __init__(self, address: Address, secret: bytes) -> None:
+        signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
+        self.address = address
+        self.client = RuntimeHttpClient(address.url, interceptors=[signed], verify=address.verify(), timeout=60.0)
+
+    def take(self, kind: TaskType) -> Task | None:
+        """The oldest task of this kind that waits, if any.
+
+        Raises:
+            LOST: nobody answers, or the secret is another.
+        """
+        token = self.client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind])).token
+        return Task(self.address, token) if token else None
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def packed(payload: bytes) -> RecordDict:
+    """Bytes as what Flower carries.
+
+    >>> unpacked(packed(b"weights"))
+    b'weights'
+    """
+    if len(payload) <= SMALL:  # three objects to move instead of five
+        return RecordDict({RECORD: ConfigRecord({BYTES: payload})})
+    return RecordDict({RECORD: ArrayRecord({BYTES: Array("uint8", (len(payload),), "bytes", payload)})})
+
+
+def unpacked(content: RecordDict) -> bytes:
+    """The bytes of what :func:`packed` made.
+
+    Raises:
+        ValueError: somebody else made it.
+    """
+    record = content.get(RECORD)
+    found = record.get(BYTES) if isinstance(record, ConfigRecord | ArrayRecord) else None
+    payload = found.data if isinstance(found, Array) else found
+    if not isinstance(payload, bytes):
+        raise ValueError("a message that this package did not make")
+    return payload
+
+
+def answer(message: Message, payload: bytes) -> Message:
+    """The reply to a message."""
+    return Message(packed(payload), reply_to=message)
+
+
+def failure(message: Message, reason: str) -> Message:
+    """The reply that says that there is none, which the server takes as lost."""
+    return Message(Error(code=2, reason=reason), reply_to=message)

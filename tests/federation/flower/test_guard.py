@@ -1,0 +1,80 @@
+"""The superlink's guard, the supernodes that it registers, and what a message carries; without processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from flwr.app import RecordDict
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NodeStatus
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+
+from fedlayers.remote.flower import keys, superlink, wire
+from fl_core.errors import UsageError
+
+WORD = superlink.word(b"secret")
+
+
+def status(path, **headers):
+    """What the guard answers a request; 200: it has let it through."""
+    answers = []
+
+    async def inner(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        answers.append(message)
+
+    given = {"content-length": "3", **headers}
+    scope = {"type": "http", "path": path, "headers": [(k.encode(), v.encode()) for k, v in given.items()]}
+    asyncio.run(superlink.Guard(inner, WORD)(scope, None, send))
+    return answers[0]["status"]
+
+
+@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/control/register-node", "/docs", "/openapi.json", "/"])
+def test_only_who_says_the_word_starts_runs_and_registers_keys(path):
+    assert status(path) == 403
+    assert status(path, **{superlink.WORD: superlink.word(b"other")}) == 403
+    assert status(path, **{superlink.WORD: WORD}) == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/v1/runtime/acquire-task"])
+def test_supernodes_and_executors_are_left_to_flower(path):
+    assert status(path) == 200
+
+
+@pytest.mark.parametrize("length", ["", "-1", "1e3", str(superlink.LARGEST + 1)])
+def test_a_request_of_unknown_or_too_large_size_is_refused(length):
+    assert status("/v1/fleet/push-object", **{"content-length": length}) == 413
+
+
+def test_the_superlinks_list_is_that_of_the_keys(tmp_path):
+    store = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), store).state()
+
+    def listed():
+        return {node.name for node in state.get_node_info() if node.status != NodeStatus.UNREGISTERED}
+
+    keys.make(tmp_path, ["localhost"], ["a", "b"])
+    sites = keys.registered(tmp_path / "server")
+    for _ in range(2):  # a restart finds them there
+        superlink.register(state, sites)
+        assert listed() == {"a", "b"}
+        assert len(state.get_node_info()) == 2
+    superlink.register(state, {"a": sites["a"]})
+    assert listed() == {"a"}
+    with pytest.raises(UsageError, match="'b' was withdrawn"):
+        superlink.register(state, sites)
+
+
+@pytest.mark.parametrize("size", [0, 10, wire.SMALL, wire.SMALL + 1])
+def test_bytes_come_out_as_they_went_in(size):
+    payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    assert wire.unpacked(wire.packed(payload)) == payload
+
+
+def test_what_somebody_else_sent_is_no_payload():
+    with pytest.raises(ValueError, match="did not make"):
+        wire.unpacked(RecordDict())
