@@ -135,7 +135,7 @@ def test_a_superlink_that_is_killed_and_started_again_loses_nothing(federation):
 
 def test_a_late_site_is_waited_for_or_left_out(federation):
     echo(federation, "a")
-    with pytest.raises(RunError, match="1 of 2 sites came in 4 s, need 2"):
+    with pytest.raises(RunError, match="1 of 2 sites came in 4 s, 2 are needed"):
         FlowerLink(federation.place, federation.server_keys, timeout=4)
     link = FlowerLink(federation.place, federation.server_keys, least=1, timeout=4)
     assert link.sites == ("a",)
