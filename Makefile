@@ -5,10 +5,10 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures notebooks lists test test-slow clean
+.PHONY: help setup demo federation figures notebooks lists test test-slow test-federation clean
 
 help:            ## what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
 setup: $(READY)  ## the environment in .venv, with pinned versions
 
@@ -20,6 +20,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)   ## the main job on real data, about a minute: out/demo/report.html
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)
+
+federation: $(READY) ## four hospitals as processes on this machine, minutes: out/federation/report.html
+	$(BIN)/python -m fedlayers.remote.flower.demo out/federation
 
 figures: $(READY) ## the figures and tables that have rows, drawn anew: figures/pictures, some minutes
 	$(BIN)/python -m figures all
@@ -40,6 +43,9 @@ test: $(READY)   ## style, types and tests
 
 test-slow: $(READY) ## the tests that take long, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
+
+test-federation: $(READY) ## federations of real processes and their faults, under 45 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m federation tests/federation
 
 clean:           ## remove the environment and the caches; runs and reports stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

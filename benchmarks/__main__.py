@@ -9,7 +9,7 @@ from typing import Any
 
 import tyro
 
-from benchmarks import measurements, peers, picture, startup, training
+from benchmarks import federation, measurements, peers, picture, startup, training
 from benchmarks.pairs import table
 from fl_core.errors import RunError, UsageError, check_known
 
@@ -18,6 +18,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     **training.JOBS,
     "startup": startup.startup,
     "peers": peers.peers,
+    "federation": federation.flower,
 }
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional
 
-from fedlayers.cli.arguments import option
+from fedlayers import catalogue
+from fedlayers.cli import arguments
+from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command
+from fedlayers.cli.runs import Log, finished
+from fl_core.config import DEALING, READING, RunConfig
+from fl_core.errors import UsageError
+
+AT_SITES = {*READING, *DEALING, "data_root", "download", "workers", "stack", "device"}
+"""What sites say of themselves, or what has no meaning where each client is alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,3 +88,102 @@ class Superlink(Command):
 
     def interrupted(self) -> str:
         return "the superlink has stopped; the same command goes on"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site(Command):
+    """Run a site: a lasting process that has its data, its state and its rules, and answers a federation's server.
+
+    SITE.toml says what it has and allows, and in [connection] how it reaches the superlink (docs/federation.md). It
+    opens one connection to there, and none is opened to it; it connects again by itself.
+
+    Examples:
+        fedlayers site cleveland.toml
+    """
+
+    file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
+
+    def main(self, line: str) -> None:
+        from fedlayers.remote import flower
+
+        flower.require()
+        from fedlayers.remote.flower.site import Connection, check_reachable, serve
+        from fedlayers.remote.sitefile import SiteFile
+
+        found = SiteFile.read(self.file)
+        connection = Connection.of(found.connection, self.file.parent)
+        check_reachable(connection.superlink, connection.ca)
+        serve(found.site(), connection, found.folder / "flower", _say)
+
+    def interrupted(self) -> str:
+        return "the site has stopped; the same command goes on"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Federate(Command):
+    """Run an algorithm over the sites of a federation, into an ordinary run directory.
+
+    It waits until all sites are connected, and for each of their answers, as long as that takes; with --least and
+    --timeout it goes on without those who do not come. Rows and model have the same bits as of `fedlayers run
+    --stack off` on the same samples. An interrupted federation goes on with --resume, to the same bits in the end.
+
+    Examples:
+        fedlayers federate --dataset heart --algorithm playerfl --out runs/playerfl
+        fedlayers federate --algorithm fedper --rounds 50 --superlink fed.example.org:8443 --keys keys/server
+        fedlayers federate --algorithm fedavg --least 3 --timeout 600
+        fedlayers federate --resume runs/playerfl --superlink fed.example.org:8443 --keys keys/server
+    """
+
+    out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
+    resume: Annotated[Path | None, option("Go on with this federation's run instead of a new one.", "DIR")] = None
+    superlink: Annotated[str, option("Where the superlink listens.", "HOST:PORT")] = "127.0.0.1:8000"
+    keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = Path("keys/server")
+    sites: Annotated[
+        tuple[str, ...], option("Who takes part, in this order; by default all with a key, sorted.", "NAME [NAME ...]")
+    ] = ()
+    least: Annotated[int | None, option("Begin with so many sites when the time is over.", "SITES")] = None
+    timeout: Annotated[float | None, option("Seconds to wait for sites; by default for ever.", "S")] = None
+    config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
+    set: Set = ()
+    set_model: SetModel = ()
+    set_loss: SetLoss = ()
+    log: Log = ()
+
+    def main(self, line: str) -> None:
+        config = configured(self.config, self.set, self.set_model, self.set_loss)
+        if self.least is not None and (self.timeout is None or self.least < 1):
+            raise UsageError("--least takes a number of sites from 1 on, and --timeout with it")
+        for name in self.log:
+            catalogue.check("logger", name)
+        if self.resume is None:
+            from fl_core.records import writing
+
+            writing.check_free(self.out)
+        from fedlayers.remote import flower
+
+        flower.require()
+        from fedlayers.remote import federation
+        from fedlayers.remote.flower import left
+        from fedlayers.remote.flower.server import FlowerLink
+
+        link = FlowerLink(self.superlink, self.keys, self.sites, self.least, self.timeout, _say)
+        try:
+            if self.resume is not None:
+                engine = federation.resume(self.resume, link, log=self.log)
+            else:
+                engine = federation.federate(config, link, self.out, command=line, log=self.log)
+            left.keep(self.resume or self.out, engine.home.line.tally)  # type: ignore[attr-defined]
+            finished(engine, self.resume or self.out)
+            print(f"\nbytes that left the sites:\n{left.table(self.resume or self.out).to_string(index=False)}")
+        finally:
+            link.close()
+
+    def interrupted(self) -> str:
+        out = self.resume or self.out
+        begun = (out / "config.json").exists()
+        where = shlex.join(["--superlink", self.superlink, "--keys", str(self.keys)])
+        return f"fedlayers federate --resume {out} {where} goes on" if begun else super().interrupted()
+
+
+def _say(line: str) -> None:
+    print(f"fedlayers: {line}", file=sys.stderr, flush=True)

@@ -32,6 +32,8 @@ COMMANDS = {
     "regret": "studies",
     "keys": "federation",
     "superlink": "federation",
+    "site": "federation",
+    "federate": "federation",
     "list": "listings",
 }
 """The module of each command, which is a class of the command's name there."""
@@ -45,7 +47,10 @@ MENDED_BY = {
 """What mends an error of the operating system, by the names of its numbers."""
 KINDS = {f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")}
 CHECKED = {
-    **{name: {**KINDS, "--algorithms": "algorithm"} for name in ("run", "study", "choose", "compare", "regret")},
+    **{
+        name: {**KINDS, "--algorithms": "algorithm"}
+        for name in ("run", "federate", "study", "choose", "compare", "regret")
+    },
     "diagnose": {"--dataset": "dataset", "--partition": "partition", "--metrics": "metric"},
 }
 """Of each command the flags whose names are looked up before the parser is made, which takes longer."""

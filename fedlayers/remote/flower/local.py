@@ -14,7 +14,7 @@ from types import TracebackType
 from fedlayers.remote.flower import keys
 from fl_core.errors import RunError
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds that a process has to say that it is ready."""
 
 

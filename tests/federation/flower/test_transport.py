@@ -18,15 +18,12 @@ from fl_core.errors import RunError, UsageError
 
 pytestmark = pytest.mark.federation
 
-ROOT = Path(__file__).parents[3]
-
 
 def echo(federation, name, seconds=0.0, wait=True, folder=None):
     """Start a site that answers after some seconds."""
     module = [sys.executable, "-m", "tests.federation.flower.echo"]
     home = federation.folder / f"home-{name}"
     where = [name, federation.place, str(folder or federation.site_keys(name)), str(home), str(seconds)]
-    os.environ["PYTHONPATH"] = str(ROOT)
     federation.start_site(name, [*module, *where], wait=wait)
 
 

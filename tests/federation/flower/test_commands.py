@@ -1,0 +1,127 @@
+"""What the commands refuse, each in one line and before anything is written or started."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from fedlayers.cli.main import main
+from fedlayers.remote import flower
+from fedlayers.remote.flower import keys
+from fedlayers.remote.flower.site import Connection, checked_address
+from fl_core.errors import UsageError
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A folder, made the current one, with keys for sites a and b."""
+    monkeypatch.chdir(tmp_path)
+    keys.make(tmp_path / "keys", ["127.0.0.1"], ["a", "b"])
+    return tmp_path
+
+
+def refused(capsys, *words):
+    """The one line with which a command ends."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert len(said) == 1
+    return said[0]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("keys keys --host x", "has a certificate already"),
+        ("keys keys --sites a", "site 'a' has a key"),
+        ("keys keys --sites c c", "c is named twice"),
+        ("keys keys/sites/a --own a", "never overwritten"),
+        ("superlink nowhere", "ca.crt is missing: `fedlayers keys` makes it"),
+        ("superlink keys/server --port 70000", "--port 70000"),
+        ("federate --keys nowhere", "no ca.crt in nowhere"),
+        ("federate --superlink https://x", "expected host:port"),
+        ("federate --least 2", "--timeout"),
+        ("federate --algorithm fedavgg", "did you mean 'fedavg'"),
+        ("federate --workers 2", "--workers"),
+        ("federate --out keys", "keys"),
+        ("site nowhere.toml", "nowhere.toml"),
+    ],
+)
+def test_a_mistake_is_one_line_and_changes_nothing(made, capsys, words, says):
+    before = sorted(made.rglob("*"))
+    assert says in refused(capsys, *words.split())
+    assert sorted(made.rglob("*")) == before
+
+
+def test_nobody_listens_and_somebody_does(made, capsys):
+    port = free_port()
+    assert f"no superlink answers at 127.0.0.1:{port}" in refused(
+        capsys, "federate", "--superlink", f"127.0.0.1:{port}"
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in refused(capsys, "superlink", "keys/server", "--port", str(port))
+    assert not (made / "keys/server/superlink.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"superlink": "x:1", "ca": "ca.crt", "kee": "key"}, "did you mean 'key'"),
+        ({"superlink": "x:1", "ca": "ca.crt"}, r'\[connection\] needs key = "..."'),
+        ({"superlink": "x:1", "ca": "ca.crt", "key": 3}, r'\[connection\] needs key = "..."'),
+        ({"superlink": "x:1", "ca": "ca.crt", "key": "none"}, "key: no file .*none"),
+        ({"superlink": "x", "ca": "ca.crt", "key": "key"}, "expected host:port"),
+    ],
+)
+def test_a_connection_that_cannot_be(made, table, says):
+    with pytest.raises(UsageError, match=says):
+        Connection.of(table, made / "keys/sites/a")
+
+
+@pytest.mark.parametrize("place", ["x", "x:", ":1", "x:0", "x:99999", "https://x:1", "x:y"])
+def test_an_address_that_is_none(place):
+    with pytest.raises(UsageError, match="expected host:port"):
+        checked_address(place)
+
+
+@pytest.mark.parametrize("found", ["1.40.2", "1.42.0", "none"])
+def test_another_flower_or_none_is_one_line(monkeypatch, found):
+    def version(name):
+        if found == "none":
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(flower, "version", version)
+    with pytest.raises(UsageError, match=rf"needs flwr 1\.41, found {found}: pip install 'fedlayers\[flower\]'"):
+        flower.require()
+
+
+def test_only_this_folder_imports_flower():
+    root = Path(flower.__file__).parents[3]
+    importing = [
+        path.relative_to(root).as_posix()
+        for path in root.glob("f*/**/*.py")
+        if any(line.strip().startswith(("import flwr", "from flwr")) for line in path.read_text().splitlines())
+    ]
+    assert importing
+    assert all(path.startswith("fedlayers/remote/flower/") for path in importing)
+
+
+def test_the_package_imports_without_flower():
+    code = "import sys; sys.modules['flwr'] = None; import fedlayers.remote.federation, fedlayers.cli.federation"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,229 @@
+"""Federations of hospitals over real superlinks, supernodes and sites: the bits and rows of a run in one process."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from fedlayers.remote.codec import decode
+from fedlayers.remote.federation import federate
+from fedlayers.remote.flower import left
+from fedlayers.remote.flower.local import Local
+from fedlayers.remote.flower.server import FlowerLink
+from fl_core.config import RunConfig
+from fl_core.errors import RunError
+from fl_core.records.store import Run
+from tests.federation.flower import heart
+
+TWO = ("hungarian", "va")
+SLOW = "tests.federation.flower.slow_site"
+OLD = "tests.federation.flower.old_site"
+ALGORITHMS = ("fedavg", "fedper", "ditto", "scaffold", "fedpft", "pfedla", "playerfl")
+
+
+def ended(local: Local, name: str, patience: float = 900) -> str:
+    """Wait for a process of a federation to end; what it has said."""
+    try:
+        local.processes.pop(name).wait(patience)
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{name} did not end: {local.log(name)[-500:]}") from None
+    return local.log(name)
+
+
+def run(local: Local, name: str, algorithm: str, out: Path, rounds: int = 2) -> str:
+    """``fedlayers federate`` from its start to its end."""
+    flags = ["--dataset", "heart", "--algorithm", algorithm, "--rounds", str(rounds), "--out", str(out)]
+    local.start(name, heart.server(local, *flags))
+    return ended(local, name)
+
+
+def test_two_hospitals_over_real_processes_get_the_bits_of_a_run(tmp_path):
+    with Local(tmp_path / "net", TWO) as local:
+        heart.start(local)
+        expected = heart.at_home(tmp_path / "home", TWO, "playerfl")
+        said = run(local, "server", "playerfl", tmp_path / "run")
+        assert "2 rounds of playerfl" in said
+        processes = dict(local.processes)
+    assert all(process.poll() is not None for process in processes.values())
+    heart.same(tmp_path / "run", expected)
+    Run(tmp_path / "run").verify()
+    table = left.table(tmp_path / "run").set_index("site")
+    assert set(table.index) == set(TWO)
+    assert (table["training"] > 1000).all()
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory):
+    with Local(tmp_path_factory.mktemp("net"), heart.HOSPITALS) as local:
+        yield heart.start(local)
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_four_hospitals_get_the_bits_of_a_run(hospitals, tmp_path, algorithm):
+    expected = heart.at_home(tmp_path / "home", heart.HOSPITALS, algorithm)
+    run(hospitals, "server", algorithm, tmp_path / "run")
+    heart.same(tmp_path / "run", expected)
+
+
+@pytest.mark.federation
+def test_three_servers_at_once_use_the_same_sites(hospitals, tmp_path):
+    for algorithm in ("local", "fedavg", "playerfl"):
+        flags = ["--algorithm", algorithm, "--rounds", "2", "--out", str(tmp_path / algorithm)]
+        hospitals.start(f"server-{algorithm}", heart.server(hospitals, *flags))
+    for algorithm in ("local", "fedavg", "playerfl"):
+        ended(hospitals, f"server-{algorithm}")
+        heart.same(tmp_path / algorithm, heart.at_home(tmp_path / f"home-{algorithm}", heart.HOSPITALS, algorithm))
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize(
+    ("moment", "killed"),
+    [("asked to train", TWO[:1]), ("training", TWO[:1]), ("has trained", TWO[:1]), ("training", TWO)],
+)
+def test_a_site_that_is_killed_trains_once_all_the_same(tmp_path, moment, killed):
+    """In its second training; two at once, too."""
+    with Local(tmp_path / "net", TWO, memory=False) as local:
+        heart.start(local, SLOW)
+
+        def kill() -> None:
+            for name in killed:
+                while local.log(name).count(moment) < 2:
+                    time.sleep(0.02)
+            for name in killed:
+                local.kill(name)
+            for name in killed:
+                heart.start_site(local, name, wait=False, module=SLOW)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        run(local, "server", "fedper", tmp_path / "run", rounds=3)
+        killer.join()
+    heart.same(tmp_path / "run", heart.at_home(tmp_path / "home", TWO, "fedper", rounds=3))
+
+
+@pytest.mark.federation
+def test_a_superlink_that_is_killed_in_a_run_loses_nothing(tmp_path):
+    with Local(tmp_path / "net", TWO, memory=False) as local:
+        heart.start(local, SLOW)
+
+        def kill() -> None:
+            while local.log(TWO[0]).count("training") < 2:
+                time.sleep(0.05)
+            local.kill("superlink")
+            time.sleep(3)
+            local.start_superlink()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        run(local, "server", "fedper", tmp_path / "run", rounds=3)
+        killer.join()
+    heart.same(tmp_path / "run", heart.at_home(tmp_path / "home", TWO, "fedper", rounds=3))
+
+
+@pytest.mark.federation
+def test_a_server_that_is_killed_while_saving_goes_on_bit_for_bit(tmp_path):
+    out = tmp_path / "run"
+    with Local(tmp_path / "net", TWO) as local:
+        heart.start(local)
+        flags = ["--algorithm", "playerfl", "--rounds", "6", "--out", str(out), "--checkpoint-every", "1"]
+        local.start("server", heart.server(local, *flags))
+        while not ((out / "checkpoints/000002.json").exists() and (out / "journal.jsonl").exists()):
+            assert local.processes["server"].poll() is None, local.log("server")
+        local.kill("server")
+        done = Run(out).rounds()
+        assert max(done) < 6
+        local.start("again", heart.server(local, "--resume", str(out)))
+        assert "6 rounds of playerfl" in ended(local, "again")
+    heart.same(out, heart.at_home(tmp_path / "home", TWO, "playerfl", rounds=6))
+
+
+@pytest.mark.federation
+def test_a_late_site_is_waited_for(tmp_path):
+    with Local(tmp_path / "net", TWO) as local:
+        local.start_superlink()
+        heart.start_site(local, TWO[0], wait=False)
+        local.start(
+            "server", heart.server(local, "--algorithm", "fedper", "--rounds", "2", "--out", str(tmp_path / "run"))
+        )
+        local.until("server", f"waiting for {TWO[1]}")
+        heart.start_site(local, TWO[1], wait=False)
+        ended(local, "server")
+    heart.same(tmp_path / "run", heart.at_home(tmp_path / "home", TWO, "fedper"))
+
+
+class Unreliable:
+    """A link on which the first reply of each site is lost, so that all is asked twice."""
+
+    def __init__(self, link: FlowerLink) -> None:
+        self.link, self.sites, self.again = link, link.sites, 0
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+        lost = dict(self.link.ask(requests, timeout))
+        for site, reply in self.link.ask(requests, timeout):
+            if decode(requests[site]).head["kind"] == "train":
+                assert reply == lost[site]
+                self.again += 1
+            yield site, reply
+            yield site, lost[site]  # and then comes twice
+
+    def close(self) -> None:
+        self.link.close()
+
+
+@pytest.mark.federation
+def test_what_is_asked_and_answered_twice_is_trained_once(tmp_path):
+    with Local(tmp_path / "net", TWO) as local:
+        heart.start(local)
+        link = Unreliable(FlowerLink(local.place, local.server_keys))
+        federate(RunConfig(algorithm="fedper", rounds=2), link, tmp_path / "run", progress=False)
+        link.close()
+    assert link.again == 4
+    heart.same(tmp_path / "run", heart.at_home(tmp_path / "home", TWO, "fedper"))
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("version", "site 'va' refuses: the server has fedlayers"), ("model", "'va' refuses: .*initial model")],
+)
+def test_another_version_or_model_is_refused_in_one_line(tmp_path, what, says):
+    with Local(tmp_path / "net", TWO) as local:
+        local.start_superlink()
+        heart.start_site(local, TWO[0], wait=False)
+        file = heart.site_file(local, TWO[1])
+        local.start_site(TWO[1], [sys.executable, "-m", OLD, str(file), what], wait=False)
+        local.start(
+            "server", heart.server(local, "--algorithm", "fedper", "--rounds", "1", "--out", str(tmp_path / "run"))
+        )
+        process = local.processes["server"]
+        said = ended(local, "server")
+        assert process.returncode == 2
+        assert [line for line in said.splitlines() if "refuses" in line] == [said.splitlines()[-1]]
+        assert re.search(says, said)
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.federation
+def test_ctrl_c_leaves_no_process_and_says_how_to_go_on(tmp_path):
+    with Local(tmp_path / "net", TWO) as local:
+        heart.start(local, SLOW)
+        out = tmp_path / "run"
+        local.start("server", heart.server(local, "--algorithm", "fedper", "--rounds", "50", "--out", str(out)))
+        while not (out / "config.json").exists():
+            time.sleep(0.1)
+        process = local.processes["server"]
+        process.send_signal(signal.SIGINT)
+        said = ended(local, "server", 60)
+        assert process.returncode == 130
+        assert f"fedlayers federate --resume {out}" in said.splitlines()[-1]
+        for name in TWO:
+            assert local.processes[name].poll() is None
