@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.pairs import Measured, judged
 from benchmarks.training import WORKERS, federation
-from fl_core import runner, tree
+from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.records import timing
@@ -65,7 +65,7 @@ def _measured(case: Case, pairs: int) -> Measured:
 
     data = case.data()
     names = [client.name for client in data.clients]
-    ratios, over, here, left, size = [], [], [], 0, 0
+    ratios, over, here, away, size = [], [], [], 0, 0
     with tempfile.TemporaryDirectory() as folder, Local(Path(folder) / "net", names) as local:
         place = local.start_superlink()
         for number, name in enumerate(names):
@@ -79,13 +79,13 @@ def _measured(case: Case, pairs: int) -> Measured:
             local.start_site(name, [sys.executable, "-m", "benchmarks.federation", *words], wait=number % 4 == 3)
         link = FlowerLink(place, local.server_keys, names)
         for pair in range(pairs):
-            one, left, size = _over(case, link, Path(folder) / f"flower-{pair}")
+            one, away, size = _over(case, link, Path(folder) / f"flower-{pair}")
             other = _here(case, data, Path(folder) / f"workers-{pair}")
             over.append(one)
             here.append(other)
             ratios.append(one / other)
         link.close()
-    print(f"{left / (case.sites * (ROUNDS + 1) * size):.3f} times the model's bytes left each site in an exchange")
+    print(f"{away / (case.sites * ROUNDS * size):.3f} times the model's bytes left each site in an exchange")
     what, seconds = f"a round over Flower, {case.words(size / 1e6)}", (float(np.median(over)), float(np.median(here)))
     return judged(
         "federation", what, f"{WORKERS} workers", ratios, seconds=seconds[0], baseline_seconds=seconds[1], unit="cost"
@@ -95,10 +95,11 @@ def _measured(case: Case, pairs: int) -> Measured:
 def _over(case: Case, link: object, out: Path) -> tuple[float, int, int]:
     """Seconds a round over the link, the bytes that left the sites, and those of the model."""
     from fedlayers.remote.federation import federate
+    from fedlayers.remote.sites import left
 
     engine = federate(case.config(workers=0), link, out, progress=False)  # type: ignore[arg-type]
-    size = sum(tensor.nbytes for tensor in tree.of(engine.client_runner.model).values())
-    return _seconds(out), sum(engine.home.line.tally.bytes.values()), size  # type: ignore[attr-defined]
+    size = sum(tensor.nbytes for tensor in engine.initial.values())
+    return _seconds(out), int(left(out)["train"].sum()), size
 
 
 def _here(case: Case, data: FederatedData, out: Path) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -113,6 +114,7 @@ class Site(Command):
         found = SiteFile.read(self.file)
         connection = Connection.of(found.connection, self.file.parent)
         check_reachable(connection.superlink, connection.ca)
+        os.umask(0o077)  # nobody else on this machine reads the site's states
         serve(found.site(), connection, found.folder / "flower", _say)
 
     def interrupted(self) -> str:
@@ -141,8 +143,10 @@ class Federate(Command):
     sites: Annotated[
         tuple[str, ...], option("Who takes part, in this order; by default all with a key, sorted.", "NAME [NAME ...]")
     ] = ()
-    least: Annotated[int | None, option("Begin with so many sites when the time is over.", "SITES")] = None
-    timeout: Annotated[float | None, option("Seconds to wait for sites; by default for ever.", "S")] = None
+    least: Annotated[int | None, option("Go on with so many sites when --timeout is over.", "SITES")] = None
+    timeout: Annotated[
+        float | None, option("Seconds to wait for sites to connect, and in each exchange; default: for ever.", "S")
+    ] = None
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
     set_model: SetModel = ()
@@ -151,8 +155,8 @@ class Federate(Command):
 
     def main(self, line: str) -> None:
         config = configured(self.config, self.set, self.set_model, self.set_loss)
-        if self.least is not None and (self.timeout is None or self.least < 1):
-            raise UsageError("--least takes a number of sites from 1 on, and --timeout with it")
+        if (self.least is None) != (self.timeout is None):
+            raise UsageError("--least and --timeout belong together: how many sites are enough, and after how long")
         for name in self.log:
             catalogue.check("logger", name)
         if self.resume is None:
@@ -163,18 +167,18 @@ class Federate(Command):
 
         flower.require()
         from fedlayers.remote import federation
-        from fedlayers.remote.flower import left
         from fedlayers.remote.flower.server import FlowerLink
+        from fedlayers.remote.sites import Patience, left
 
+        patience = Patience(self.least or 1, self.timeout)
         link = FlowerLink(self.superlink, self.keys, self.sites, self.least, self.timeout, _say)
         try:
             if self.resume is not None:
-                engine = federation.resume(self.resume, link, log=self.log)
+                engine = federation.resume(self.resume, link, patience=patience, log=self.log)
             else:
-                engine = federation.federate(config, link, self.out, command=line, log=self.log)
-            left.keep(self.resume or self.out, engine.home.line.tally)  # type: ignore[attr-defined]
+                engine = federation.federate(config, link, self.out, patience=patience, command=line, log=self.log)
             finished(engine, self.resume or self.out)
-            print(f"\nbytes that left the sites:\n{left.table(self.resume or self.out).to_string(index=False)}")
+            print(f"\nbytes that left the sites:\n{left(self.resume or self.out).to_string()}")
         finally:
             link.close()
 

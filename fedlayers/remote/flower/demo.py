@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedlayers.diagnostics.pictures.page import Page
-from fedlayers.remote.flower import left
 from fedlayers.remote.flower.local import FEDLAYERS, Local
+from fedlayers.remote.sites import left
 from fedlayers.studies.compare import Comparison, pretty
 from fedlayers.studies.pictures import of_comparison
 from fedlayers.studies.study_page import _COMPARISON_CAPTIONS as CAPTIONS
@@ -34,6 +34,8 @@ WORDS = {
     "fedavg": "all layers shared",
     "playerfl": "the layers shared that PLayer-FL decides on, from numbers that the sites measure",
 }
+REPLIES = {"join": "joining", "train": "training", "score": "scores", "finetune": "fine-tuning"}
+"""The requests that a site has answered, in words."""
 PARTS = ("keys", "sites", "runs")
 Say = Callable[[str], None]
 
@@ -133,8 +135,8 @@ class Demo:
             "is among them."
         )
         for algorithm in ALGORITHMS:
-            found = left.table(self._path(algorithm))
-            page.table(found, f"`{algorithm}`: {WORDS[algorithm]}.", dict.fromkeys(found.columns[1:], ",.0f"))
+            found = left(self._path(algorithm)).rename(columns=REPLIES).rename_axis("site")
+            page.table(found, f"`{algorithm}`: {WORDS[algorithm]}.", dict.fromkeys(map(str, found.columns), ",.0f"))
 
 
 def write(file: Path, text: str) -> Path:

@@ -157,7 +157,7 @@ class FlowerLink:
             time.sleep(POLL)
         raise RunError("the superlink started a run and gave it to nobody for 30 s")
 
-    def _recover(self, error: Exception, end: float | None) -> None:
+    def _recover(self, error: BaseException, end: float | None) -> None:
         """Wait until the superlink is back, and go on with a new run of Flower."""
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (400, 404, 413, 422):
             raise RunError(f"the superlink refuses a message: {error.response.text[:300] or error}") from error

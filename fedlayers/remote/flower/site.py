@@ -14,9 +14,10 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flwr.supercore.constant import TaskType
 
@@ -43,7 +44,7 @@ class Connection:
     key: Path
 
     @classmethod
-    def of(cls, table: dict[str, object], folder: Path) -> Connection:
+    def of(cls, table: Mapping[str, Any], folder: Path) -> Connection:
         """Of a file's table; paths are relative to its folder.
 
         Raises:
@@ -227,7 +228,11 @@ def _attend(answers: Answers, node: Supernode, connected: Callable[[], None]) ->
 
 
 def carry_out(answers: Answers, task: wire.Task) -> None:
-    """Take a task's request, answer it and send the reply. What goes wrong on the way, the server asks again."""
+    """Take a task's request, answer it and send the reply.
+
+    What goes wrong on the way is left undone: without signs of life the supernode gives the task up after a minute and
+    says so to the server, which asks again. A task that is reported as failed it would wait for without end.
+    """
     try:
         for message in task.receive():
             try:
@@ -238,5 +243,5 @@ def carry_out(answers: Answers, task: wire.Task) -> None:
                 reply = wire.answer(message, answers.answer(request))
             task.send([reply])
         task.end()
-    except wire.LOST as error:
-        task.end("failed", type(error).__name__)
+    except wire.LOST:
+        task.drop()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     sites = keys.registered(folder)
     listening = _bound(host, port)
     port = listening.getsockname()[1]
+    os.umask(0o077)  # the database holds messages in transit
     logging.getLogger("flwr").setLevel(logging.WARNING)
     secret = need["secret"].read_bytes()
     config = SuperLinkLifespanConfig(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -141,7 +142,7 @@ class Task:
             self.client.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=self.node, run_id=self.run, message_object_id=tree.object_id)
             )
-            message = inflate_object_from_contents(tree.object_id, contents)
+            message = cast(Message, inflate_object_from_contents(tree.object_id, contents))
             message.metadata.__dict__["_message_id"] = tree.object_id
             messages.append(message)
         return messages
@@ -166,12 +167,12 @@ class Task:
         self._over.set()
         self.client.close()
 
-    def end(self, outcome: str = "completed", details: str = "") -> None:
-        """Tell Flower that the task is over, if it still listens."""
+    def end(self) -> None:
+        """Tell Flower that the task is done, if it still listens."""
         if not self._over.is_set():
             self._over.set()
-            with suppress(LOST):  # it gives the task up by itself after a minute
-                self.client.PushTaskOutput(PushTaskOutputRequest(sub_status=outcome, details=details))
+            with suppress(*LOST):  # it gives the task up by itself after a minute
+                self.client.PushTaskOutput(PushTaskOutputRequest(sub_status="completed", details=""))
             self.drop()
 
 
