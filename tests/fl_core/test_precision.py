@@ -26,7 +26,7 @@ def plain() -> runner.Engine:
 
 def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(plain: runner.Engine) -> None:
     full = runner.run(replace(DIGITS, precision="float32", stack="off"), progress=False)
-    trees = [plain.server.trees["model"], *plain.clients[plain.names[0]].trees.values()]
+    trees = [plain.server.trees["model"], *plain.home.states[plain.names[0]].trees.values()]
     assert all(tensor.dtype in (torch.float32, torch.int64) for each in trees for tensor in each.values())
     assert tree.digest(plain.server.trees["model"]) != tree.digest(full.server.trees["model"])
     ours, theirs = (runner.frame(each).query("metric == 'train_loss'")["value"].to_numpy() for each in (plain, full))
