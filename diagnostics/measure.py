@@ -93,6 +93,7 @@ def of_task(
     command: str = "",
     null: str | Sequence[str] = (),
     null_draws: int = 1,
+    clients: Sequence[str] | None = None,
     **options: Any,
 ) -> Report:
     """Diagnose after every client's first round of local training from the common start, where PLayer-FL measures.
@@ -105,6 +106,7 @@ def of_task(
         measure_batch: samples at a time while measuring; the task's own ``batch`` is what it trains with.
         null: names of :data:`diagnostics.null.NULLS`: the same is measured again on each, for the report's ``nulls``.
             Each costs as much again, for each of its ``null_draws`` draws; ``fresh`` has one and costs no training.
+        clients: the only ones that train and are measured, if not all are; their values are those among all.
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
@@ -113,36 +115,49 @@ def of_task(
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
     nulls = check_nulls(null, null_draws)
     _check(task, metrics, measure_batch, options)
-    report = _of_first_training(task, metrics, command or "diagnose", measure_batch, dict(options))
+    report = _of_first_training(task, metrics, command or "diagnose", measure_batch, dict(options), clients)
     tables = []
     for name in nulls:
         shuffles = NULLS[name].shuffle is not None
         measured = _of_first_training if shuffles else _of_start
         for draw in range(1, (null_draws if shuffles else 1) + 1):
             task_of_null = replace(task, data=null_data(task.data, name, task.config.seed, draw))
-            again = measured(task_of_null, metrics, "", measure_batch, {**options, "resamples": 0})
+            again = measured(task_of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients)
             tables.append(marked(again.frame, name, draw))
     return replace(report, nulls=pd.concat(tables, ignore_index=True)) if tables else report
 
 
-def _of_start(task: Task, metrics: Sequence[str], command: str, measure_batch: int, options: dict[str, Any]) -> Report:
+def _of_start(
+    task: Task,
+    metrics: Sequence[str],
+    command: str,
+    measure_batch: int,
+    options: dict[str, Any],
+    clients: Sequence[str] | None,
+) -> Report:
     """Measure the common start at every client, before any training."""
-    models = {client.name: task.model for client in task.data.clients}
+    models = {client.name: task.model for client in task.data.clients if clients is None or client.name in clients}
     context = {"seed": task.config.seed, "round": 0, "model": "global"}
     return _diagnosed(task, models, metrics, context, command, measure_batch, options)
 
 
 def _of_first_training(
-    task: Task, metrics: Sequence[str], command: str, measure_batch: int, options: dict[str, Any]
+    task: Task,
+    metrics: Sequence[str],
+    command: str,
+    measure_batch: int,
+    options: dict[str, Any],
+    clients: Sequence[str] | None,
 ) -> Report:
     """Train every client's first round from the common start, and measure what comes of it."""
-    models, measured = runner.first_epoch(task, instruments().observers)
+    chosen = {} if clients is None else {"clients": clients}
+    models, measured = runner.first_epoch(task, instruments().observers, **chosen)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
     report = _diagnosed(task, models, metrics, context, command, measure_batch, options)
     report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
     if SENSITIVITY not in report.header["metrics"] or report.layers != tuple(task.layers):
         return report
-    weights = dict(zip(measured, task.data.weights, strict=True))
+    weights = {client.name: len(client.train) for client in task.data.clients}
     sizes = {name: t.numel() for name, t in tree.live(task.model).items()}
     resamples, seed = options.get("resamples", 0), task.config.seed
     seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes, resamples=resamples, seed=seed)

@@ -32,11 +32,13 @@ class Null:
         same: what follows where a decision stays the same on it.
         shuffle: (data, split, seed, draw) -> that split's samples by client; None = the data stay, untrained models are
             measured.
+        together: whether it takes the samples or labels of all clients together.
     """
 
     title: str
     same: str
     shuffle: Callable[[FederatedData, str, int, int], Shuffled] | None = None
+    together: bool = False
 
 
 def null_data(data: FederatedData, null: str, seed: int, draw: int = 1) -> FederatedData:
@@ -121,14 +123,14 @@ def _positions(data: FederatedData, split: str) -> dict[str, np.ndarray]:
 
 
 NULLS: dict[str, Null] = {
-    "labels": Null("permuted labels", "this evidence does not depend on your data's labels", _labels),
+    "labels": Null("permuted labels", "this evidence does not depend on your data's labels", _labels, together=True),
     "labels_within": Null(
         "labels permuted within each client",
         "this evidence does not depend on which of a client's samples has which label",
         _labels_within,
     ),
     "clients": Null(
-        "samples dealt to clients at random", "this evidence does not depend on how your clients differ", _clients
+        "samples dealt to clients at random", "this evidence does not depend on how your clients differ", _clients, True
     ),
     "fresh": Null("the untrained common start", "this evidence does not depend on training"),
 }

@@ -134,26 +134,30 @@ def taken(server: State) -> list[Measurement]:
     return measured
 
 
-def scouted(engine: Engine, keep: bool = False) -> tuple[Engine, Work]:
+def scouted(engine: Engine, keep: bool = False, clients: tuple[int, ...] | None = None) -> tuple[Engine, Work]:
     """Run PLayer-FL's measuring exchange with the first round's clients, apart from the engine's own run.
 
     Args:
         keep: also keep the clients' trained models, and report all that was measured, not just what a decision needs.
+        clients: others than the first round's.
 
     Returns:
         The engine of that exchange, with what was measured in its server's state, and what it cost.
     """
     algorithm = (Scout if keep else PLayerFL)(engine.problem)
     scouting = engine.beside(algorithm)
-    clients = sampled_clients(engine.problem.seed, 0, len(engine.names), engine.schedule.participation)
+    if clients is None:
+        clients = sampled_clients(engine.problem.seed, 0, len(engine.names), engine.schedule.participation)
     work: Work = defaultdict(float)
     scouting.exchange(Round(0, "stats", clients), work, keep_local=clients if keep else ())
     return scouting, work
 
 
-def first_models(engine: Engine) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
-    """Each client's model after PLayer-FL's measuring training, and its measurement, by client."""
-    scouting, _ = scouted(engine, keep=True)
+def first_models(
+    engine: Engine, clients: tuple[int, ...] | None = None
+) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
+    """Each client's model after PLayer-FL's measuring training, and its measurement, by client; or of some clients."""
+    scouting, _ = scouted(engine, keep=True, clients=clients)
     measured = taken(scouting.server)
     home = scouting.home
     if not isinstance(home, InProcess):

@@ -287,10 +287,15 @@ def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
     )
 
 
-def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
+def first_epoch(
+    task: Task, observers: Mapping[str, Any], clients: Sequence[str] | None = None
+) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
     """Every client's model after the first round's local training, and what the observers saw of its first epoch.
 
     It is the training in which PLayer-FL measures: the same batches, the same bits.
+
+    Args:
+        clients: the only ones that train, if not all do.
 
     Returns:
         The models by client, and each client's measurement by client.
@@ -300,7 +305,8 @@ def first_epoch(task: Task, observers: Mapping[str, Any]) -> tuple[dict[str, nn.
     initial = tree.of(task.model)
     home = InProcess(Serial(client_runner), task.data, initial)
     engine = Engine(task.algorithm(task.plan), task.data, initial, client_runner, home, everyone)
-    local, measured = first_models(engine)
+    training = None if clients is None else tuple(k for k, name in enumerate(engine.names) if name in clients)
+    local, measured = first_models(engine, training)
     return {name: _copy_with(task.model, model) for name, model in local.items()}, measured
 
 

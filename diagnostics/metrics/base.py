@@ -80,6 +80,7 @@ class Metric:
             its options then gives a :class:`~diagnostics.gradients.passes.GradientReader`, or None for a pass alone.
         decides: the variant that rules read where the rows hold it; empty: the default.
         rule: by which the metric votes.
+        together: the variants that are made of all clients' samples together, and so not where each is alone.
 
     >>> from fedlayers.diagnostics.metrics.base import METRICS
     >>> METRICS["cka"].direction
@@ -105,6 +106,7 @@ class Metric:
     shared: bool = False
     decides: str = ""
     rule: str = "largest_jump"
+    together: tuple[str, ...] = ()
 
     @property
     def variant(self) -> str:
@@ -235,6 +237,7 @@ def metric(
     shared: bool = False,
     decides: str = "",
     rule: str = "largest_jump",
+    together: Sequence[str] = (),
 ) -> Callable[[Compute], Compute]:
     """Decorator that registers a function as a metric under its own name; keywords are attributes of :class:`Metric`.
 
@@ -266,7 +269,7 @@ def metric(
     facts: dict[str, Any] = {
         "how": how, "unit": unit, "variants": tuple(variants), "look": Look(**(look or {})), "pairs": pairs,
         "distance": distance, "reads": reads, "classes": classes, "whole": whole, "shared": shared, "decides": decides,
-        "rule": rule,
+        "rule": rule, "together": tuple(together),
     }  # fmt: skip
 
     def add(function: Compute) -> Compute:

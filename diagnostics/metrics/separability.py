@@ -41,6 +41,7 @@ class Separability:
     direction="higher = the classes lie further apart",
     how="scatter between the classes over scatter within them, with a jackknife error",
     variants=("own", "pooled"),
+    together=("pooled",),
     classes=True,
     look={"label": "class scatter, between / within", "meaning": "higher = classes further apart", "log": True},
 )

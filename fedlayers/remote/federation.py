@@ -60,8 +60,8 @@ def federate(
     """
     line = Line(link)
     facts = greet(line)
-    data = _together(facts, config.dataset)
-    task = _task(config, data, plan)
+    data = together(facts, config.dataset)
+    task = task_of(config, data, plan)
     instruments = instruments or _instruments()
     runner.decision_of(task, instruments).check(task.algorithm(task.plan))
     if out is not None:
@@ -102,7 +102,7 @@ def resume(
             )
     if len(facts) != len(known["sites"]):
         raise UsageError(f"{out} began with the sites {listing(site['name'] for site in known['sites'])}")
-    data = _together(facts, stored["dataset"])
+    data = together(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> AtSites:
         return join(line, task, facts, known["run"], patience)
@@ -164,7 +164,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
+def together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
     """The federation's data as the server knows them."""
     first = facts[0]
     return hollow(
@@ -180,7 +180,7 @@ def _together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData
     )
 
 
-def _task(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> Task:
+def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> Task:
     if config.class_weights == "balanced":
         raise UsageError("class_weights=balanced needs every site's counts of classes: give the weights, W,W,...")
     if config.stack == "on":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,22 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import is_outside
 from fl_core.restoring import code_of
+
+
+def check_alone(names: Sequence[str]) -> None:
+    """Refuse metrics that compare clients, for which one would have to have what only the other has.
+
+    Raises:
+        UsageError: names them, and what there is.
+    """
+    from fedlayers.diagnostics.metrics.base import METRICS
+
+    pairs = [name for name in names if METRICS[name].pairs]
+    if pairs:
+        alone = listing((name for name, metric in METRICS.members().items() if not metric.pairs), 40)
+        raise UsageError(
+            f"{listing(pairs)} compares clients, which sites that share numbers alone cannot; there are: {alone}"
+        )
 
 
 @dataclass(frozen=True)
@@ -29,10 +45,12 @@ class Policy:
     Attributes:
         algorithms: that it takes part in; None = all that the package has.
         code: of the user's own, ``package.module:name``, that may be imported here.
+        metrics: that it measures, if it does not measure all that compare no clients.
         least_samples: with fewer than these it takes part in nothing.
     """
 
     algorithms: tuple[str, ...] | None = None
+    metrics: tuple[str, ...] | None = None
     code: tuple[str, ...] = ()
     least_samples: int = 0
 
@@ -49,6 +67,23 @@ class Policy:
             self._check(name, "algorithm", self.algorithms)
         elif not is_outside(name):
             check_known("algorithm", name, ALGORITHMS)
+
+    def check_metrics(self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse metrics before anything of them is imported, and those that compare clients.
+
+        Raises:
+            UsageError: names the first, and what is allowed.
+        """
+        from fedlayers.diagnostics.metrics.base import METRICS
+
+        for name in (*names, *options):
+            if is_outside(name):
+                self._check(name, "code", self.code)
+            if self.metrics is not None:
+                self._check(name, "metric", self.metrics)
+            elif not is_outside(name):
+                check_known("metric", name, METRICS)
+        check_alone(names)
 
     def check_code(self, config: RunConfig) -> None:
         """Refuse a configuration that names code which this site does not allow.

@@ -6,8 +6,11 @@
 ``finetune``  a copy of one of the client's models, and ``score`` them: the server's part of the models, and the names
               which the client merges with its own
 
-Replies are ``hello``, ``joined``, ``done``, or ``refused`` and ``failed`` with a reason. Each request has a stamp, the
-session of the server and a number that grows in it, and its reply has the same: what comes late is known by that.
+``measure``   metrics of the client's own model after its first round of training, numbers alone
+
+Replies are ``hello``, ``joined``, ``done``, ``measured``, or ``refused`` and ``failed`` with a reason. Each request has
+a stamp, the session of the server and a number that grows in it, and its reply has the same: what comes late is known
+by that.
 """
 
 from __future__ import annotations
@@ -58,6 +61,18 @@ JOIN = {
     "model": str,
     "layers": [str],
 }
+MEASURE = {
+    "run": str,
+    "metrics": [str],
+    "options": dict,
+    "measure_batch": COUNT,
+    "mode": str,
+    "layers": (list, None),
+    "null": [str],
+    "null_draws": COUNT,
+}
+MEASURED_HEADER = ("layers", "bytes", "metrics", "loss", "mode", "by", "measure_batch", "pairs")
+MEASURED = {"rows": [dict], "nulls": [dict], "header": dict}
 JOINED = {"sizes": Each(COUNT)}
 SIZES = {"train": COUNT, "validation": COUNT, "test": COUNT}
 FACTS = {

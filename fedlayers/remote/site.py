@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fl_core
 from fedlayers.remote import protocol, versions
@@ -19,12 +19,15 @@ from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.offers import Outline
 from fl_core.config import DEALING, READING, RunConfig
 from fl_core.data.hollow import Facts, hollow
-from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.execution.executors import Serial
 from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, Score, Train
 from fl_core.plan import LayerPlan
 from fl_core.records.files import Folder
 from fl_core.task import assemble
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Keys of a run's configuration that a site does not take from the server."""
@@ -66,9 +69,10 @@ class Site:
         elif kind == "join":
             reply = self._join(packet, request, stamp["session"])
         else:
-            check_known("request", kind, ("hello", "join", *protocol.WORK))
+            check_known("request", kind, ("hello", "join", "measure", *protocol.WORK))
             run = packet.head.get("run")
-            reply = self._run(run if isinstance(run, str) else "").work(packet, request, **stamp)
+            joined = self._run(run if isinstance(run, str) else "")
+            reply = joined.measure(packet) if kind == "measure" else joined.work(packet, request, **stamp)
         return encode(Packet({**reply.head, **stamp}, reply.trees))
 
     def _hello(self, packet: Packet) -> Packet:
@@ -185,6 +189,22 @@ class _Joined:
             self.seq = seq
         return answer
 
+    def measure(self, packet: Packet) -> Packet:
+        """Train the first round alone, measure what comes of it, and reply with numbers; nothing of it is kept."""
+        from fedlayers.diagnostics import measure
+
+        asked = fields(packet.head, protocol.MEASURE)
+        if packet.trees:
+            raise PacketError("a packet 'measure' has tensors")
+        self.site.policy.check_metrics(asked["metrics"], asked["options"])
+        check_nulls(asked["null"])
+        names = ("measure_batch", "mode", "layers", "null", "null_draws", "options")
+        settings = {name: asked[name] for name in names if asked[name] is not None}
+        report = measure.of_task(self.task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
+        kept = {name: report.header[name] for name in protocol.MEASURED_HEADER}
+        rows = {name: _own(table, self.site.name) for name, table in (("rows", report.frame), ("nulls", report.nulls))}
+        return Packet({"kind": "measured", "header": kept, **rows})
+
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
         if named not in self._algorithms:
@@ -230,6 +250,33 @@ class _Joined:
         outline = Outline.of(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")
         return protocol.reply_packet(reply, outline)
+
+
+def check_nulls(names: Sequence[str]) -> None:
+    """Refuse nulls that take all clients' samples or labels together.
+
+    Raises:
+        UsageError: names them, and what there is.
+    """
+    from fedlayers.diagnostics.null import NULLS
+
+    together = [name for name in names if NULLS[check_known("null", name, NULLS)].together]
+    if together:
+        alone = listing(name for name, null in NULLS.items() if not null.together)
+        raise UsageError(f"null {listing(together)} takes what all clients have together; at sites there are: {alone}")
+
+
+def _own(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
+    """A client's own rows, as JSON has them, without the variants that are made of all clients' samples together."""
+    import pandas as pd
+
+    from fedlayers.diagnostics.metrics.base import known
+
+    pairs = zip(table["metric"], table["variant"], strict=True)
+    alone = pd.Series([variant not in known(metric).together for metric, variant in pairs], table.index, dtype=bool)
+    rows = table[(table["client"] == client) & alone].astype(object)
+    found: list[dict[str, Any]] = rows.where(rows.notna(), None).to_dict("records")
+    return found
 
 
 def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:

@@ -1,0 +1,137 @@
+"""Measurements at the sites against those of one process that has all data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedlayers.diagnostics import measure
+from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.metrics.base import METRICS
+from fedlayers.diagnostics.report import Report
+from fedlayers.remote.codec import Packet, PacketError, decode, encode
+from fedlayers.remote.diagnosis import diagnose
+from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.sites import RefusedError
+from fl_core import runner
+from fl_core.errors import UsageError
+from fl_core.rows import COLUMNS
+from tests.conftest import TOY
+from tests.federation.test_faults import Listening
+from tests.federation.test_loopback import NAMES, SHORT, link
+
+ALONE = [name for name, metric in METRICS.members().items() if not metric.pairs]
+KEYS = ["metric", "model", "variant", "layer", "client", "estimator", "unit"]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Report]:
+    return measured(tmp_path_factory.mktemp("s"), ALONE)
+
+
+def measured(folder: Path, metrics: list[str], **options: Any) -> tuple[Report, Report]:
+    here = measure.of_task(runner.assemble(SHORT, data=TOY), metrics, measure_batch=16, progress=False, **options)
+    return here, diagnose(SHORT, link(folder), metrics, measure_batch=16, **options)
+
+
+def ordered(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values(KEYS, kind="stable").reset_index(drop=True)[list(COLUMNS)]
+
+
+def test_numbers_from_the_sites_are_those_of_one_process(both: tuple[Report, Report]) -> None:
+    here, there = (ordered(report.frame) for report in both)
+    apart = [row.variant not in METRICS[row.metric].together for row in here.itertuples()]
+    assert not all(apart)
+    here = here[apart].reset_index(drop=True)
+    assert set(here["metric"]) == set(there["metric"]) == set(ALONE)
+    assert (there["client"] == "").any(), "combined rows"
+    pd.testing.assert_frame_equal(there, here, check_exact=True, check_dtype=False)
+
+
+def test_nulls_at_the_sites_are_those_of_one_process(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"null": ["labels_within", "fresh"], "null_draws": 2}
+    here, there = (
+        ordered(each.nulls) for each in measured(tmp_path, ["federation_sensitivity", "grad_norm"], **options)
+    )
+    assert sorted(set(here["model"])) == ["null fresh 1", "null labels_within 1", "null labels_within 2"]
+    pd.testing.assert_frame_equal(there, here, check_exact=True, check_dtype=False)
+
+
+@pytest.mark.parametrize("metric", ["federation_sensitivity", "grad_variance"])
+def test_the_same_layers_are_selected(metric: str, both: tuple[Report, Report]) -> None:
+    plans = [select.select(report, METRICS[metric].rule, metric=metric) for report in both]
+    assert plans[0].shared == plans[1].shared
+    assert plans[0].why.values == plans[1].why.values
+    assert plans[0].why.clients == plans[1].why.clients
+
+
+@pytest.mark.parametrize("metric", [name for name, metric in METRICS.members().items() if metric.pairs])
+def test_what_compares_clients_is_refused_by_name(metric: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{metric} compares clients"):
+        diagnose(SHORT, link(tmp_path), ["grad_norm", metric])
+
+
+def test_what_sites_do_not_allow_is_refused_by_name(tmp_path: Path) -> None:
+    for null in ("clients", "labels"):
+        with pytest.raises(UsageError, match=f"null {null} takes what all clients have together"):
+            diagnose(SHORT, link(tmp_path), ["grad_norm"], null=[null])
+    with pytest.raises(RefusedError, match="does not allow the metric 'grad_norm'; it allows: grad_variance"):
+        diagnose(SHORT, link(tmp_path / "a", policy=Policy(metrics=("grad_variance",))), ["grad_norm"])
+    with pytest.raises(UsageError, match="unknown metric 'grad_nrm': did you mean 'grad_norm'"):
+        diagnose(SHORT, link(tmp_path), ["grad_nrm"])
+    line = Listening(tmp_path / "b")
+    diagnose(SHORT, line, ["weight_magnitude"])
+    packet = decode(line.asked["measure"])
+    forged = {
+        "compares clients": {"metrics": ["cka"]},
+        "does not allow the code 'os:system'": {"metrics": ["os:system"]},
+        "does not allow the code 'os:popen'": {"options": {"os:popen": {}}},
+        "takes what all clients have together": {"null": ["clients"]},
+    }
+    for reason, change in forged.items():
+        reply = decode(line._sites["a"].answer(encode(Packet({**packet.head, **change}))))
+        assert reply.head["kind"] == "refused"
+        assert reason in reply.head["reason"]
+
+
+FORGED = {
+    "rows of other columns": {"password": "1"},
+    "was not asked for": {"client": "c"},
+    "'cka'": {"metric": "cka"},
+    "'fc99'": {"layer": "fc99"},
+    "a value of 'many'": {"value": "many"},
+    "with status 'odd'": {"status": "odd"},
+}
+
+
+@pytest.mark.parametrize("reason", FORGED)
+def test_rows_that_are_not_a_sites_own_numbers_are_refused(reason: str, tmp_path: Path) -> None:
+    def forged(reply: Packet) -> bytes:
+        first, *rest = reply.head["rows"]
+        return encode(Packet({**reply.head, "rows": [{**first, **FORGED[reason]}, *rest]}))
+
+    with pytest.raises(PacketError, match=reason) as told:
+        diagnose(replace(SHORT), Listening(tmp_path, forged, "measure"), ["weight_magnitude"])
+    assert "site 'b'" in str(told.value)
+
+
+def test_sites_send_numbers_alone(tmp_path: Path) -> None:
+    class Watching(Loopback):
+        def ask(self, requests: Any, timeout: float | None = None) -> Any:
+            for site, reply in super().ask(requests, timeout):
+                assert reply is not None
+                packet = decode(reply)
+                assert packet.trees == {}, site
+                kinds.add(packet.head["kind"])
+                yield site, reply
+
+    kinds: set[str] = set()
+    sites = link(tmp_path)._sites
+    assert list(sites) == NAMES
+    diagnose(SHORT, Watching(sites), ["grad_norm", "federation_sensitivity"])
+    assert kinds == {"hello", "joined", "measured"}
