@@ -50,11 +50,13 @@ def server(local: Local, *flags: str) -> list[str]:
     return [*FEDLAYERS, "federate", *flags, "--superlink", local.place, "--keys", str(local.server_keys)]
 
 
-def at_home(out: Path, names: Sequence[str], algorithm: str, rounds: int = 2) -> Path:
+def at_home(
+    out: Path, names: Sequence[str], algorithm: str, rounds: int = 2, options: Mapping[str, Any] | None = None
+) -> Path:
     """The run directory of ``fedlayers run --stack off`` on these hospitals alone."""
     heart = load("heart")
     data = replace(heart, clients=tuple(heart.client(name) for name in names))
-    config = RunConfig(dataset="heart", algorithm=algorithm, rounds=rounds, stack="off")
+    config = RunConfig(dataset="heart", algorithm=algorithm, rounds=rounds, stack="off", options=dict(options or {}))
     runs.run(config, out, data=data, progress=False)
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -27,6 +28,7 @@ TWO = ("cleveland", "hungarian")  # the first two, which have the same numbers i
 SLOW = "tests.federation.flower.slow_site"
 OLD = "tests.federation.flower.old_site"
 ALGORITHMS = ("fedavg", "fedper", "ditto", "scaffold", "fedpft", "pfedla", "playerfl")
+OPTIONS = {"fedpft": {"contrast": False}}  # which compares views of images
 
 
 def ended(local: Local, name: str, patience: float = 900) -> str:
@@ -40,8 +42,9 @@ def ended(local: Local, name: str, patience: float = 900) -> str:
 
 def run(local: Local, name: str, algorithm: str, out: Path, rounds: int = 2) -> str:
     """``fedlayers federate`` from its start to its end."""
+    options = [f"--set={key}={json.dumps(value)}" for key, value in OPTIONS.get(algorithm, {}).items()]
     flags = ["--dataset", "heart", "--algorithm", algorithm, "--rounds", str(rounds), "--out", str(out)]
-    local.start(name, heart.server(local, *flags))
+    local.start(name, heart.server(local, *flags, *options))
     return ended(local, name)
 
 
@@ -69,7 +72,7 @@ def hospitals(tmp_path_factory):
 @pytest.mark.federation
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_four_hospitals_get_the_bits_of_a_run(hospitals, tmp_path, algorithm):
-    expected = heart.at_home(tmp_path / "home", heart.HOSPITALS, algorithm)
+    expected = heart.at_home(tmp_path / "home", heart.HOSPITALS, algorithm, options=OPTIONS.get(algorithm))
     run(hospitals, "server", algorithm, tmp_path / "run")
     heart.same(tmp_path / "run", expected)
 
