@@ -142,7 +142,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     nothing = LayerPlan(task.layers, (), Evidence(rule=CANDIDATE))
     soft = ",".join(f"{weight:g}" for weight in layer_weights(plain, layers[run]))
     whole = layers[run]
-    tries = [(f"{FORKED} {arm}", Forked, {}, plain.cuts[arm]) for arm in THREE]
+    tries: list[tuple[str, type[FedPer], dict[str, str], int]] = [
+        (f"{FORKED} {arm}", Forked, {}, plain.cuts[arm]) for arm in THREE
+    ]
     tries.append((SOFT, Soft, {"weights": soft}, whole))
     for kind, algorithm, options, count in tries:
         config = replace(task.config, algorithm=f"{SETTINGS}:{algorithm.__name__}", options=options)
@@ -161,8 +163,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     lines = []
     for run in beyond:
         plain = by_key[run.federation, run.seed]
-        kind = race()(plain)
-        raced = float(plain.held_out.loc[kind, "macro_f1"])
+        winner = race()(plain)
+        raced = float(plain.held_out.loc[winner, "macro_f1"])
         forked = standing(run, [f"{FORKED} {arm}" for arm in THREE], 0.6, "both").idxmax()
         rounds = FEDERATIONS[run.federation].config.rounds or 1
         end = (race_cost()(plain) - 1) / 2  # of three arms two are lost
