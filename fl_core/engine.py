@@ -223,6 +223,8 @@ class Engine:
                 self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
                 continue
             work[client, "bytes_up", ""] += reply.message.bytes
+            if reply.epsilon is not None:
+                work[client, "epsilon", f"delta {reply.epsilon[1]:g}"] = reply.epsilon[0]
             self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
             self._record_scores(reply, rnd.index + 1)
             yield Update(client, self.problem.weight(client), reply.message)

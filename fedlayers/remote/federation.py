@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,6 +12,7 @@ from uuid import uuid4
 import fl_core
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
+from fedlayers.remote.holdings import Moments
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.site import HERE
 from fedlayers.remote.sites import AtSites, Line, Patience
@@ -18,6 +20,7 @@ from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.data.hollow import Facts, hollow
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.decision import Instruments
 from fl_core.engine import Engine
 from fl_core.errors import UsageError, check_distinct, listing
@@ -27,7 +30,7 @@ from fl_core.records import store, writing
 from fl_core.restoring import FEDERATION, check_at_home
 from fl_core.task import Task, assemble
 
-ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns")
+ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns", "scale")
 """What all sites of a federation must have in common."""
 HELLO_BYTES = 2**24
 
@@ -208,6 +211,7 @@ def join(
         "sites": [_known(each) for each in facts],
         "model": tree.digest(initial),
         "layers": [layer.name for layer in task.layers],
+        "scaling": None if facts[0]["scale"] == "none" else scaling_of(line, facts, task.config.seed).to_json(),
     }
     packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES):
@@ -215,6 +219,26 @@ def join(
             raise UsageError(f"site {site!r} does not answer")
         fields(packet.head, protocol.JOINED)
     return AtSites(line, line.names, initial, run, patience=patience)
+
+
+def scaling_of(line: Line, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:
+    """What scales the features by all sites' training samples, from each site's count, means and sums of squares.
+
+    Raises:
+        RefusedError: a site does not tell. PacketError: what it tells are no moments of these features.
+    """
+    packets = {name: Packet({"kind": "moments", "number": k, "seed": seed}) for k, name in enumerate(line.names)}
+    found: dict[str, Moments] = {}
+    for site, packet in line.ask(packets, HELLO_BYTES):
+        if packet is None:
+            raise UsageError(f"site {site!r} does not answer")
+        told = fields(packet.head, protocol.TOLD)
+        width = facts[0]["shape"][0]
+        sound = told["count"] > 0 and len(told["mean"]) == len(told["squares"]) == width and min(told["squares"]) >= 0
+        if not sound:
+            raise PacketError(f"site {site!r} told no means and sums of squares of {width} features")
+        found[site] = Moments(told["count"], tuple(map(float, told["mean"])), tuple(map(float, told["squares"])))
+    return reduce(Moments.with_, (found[name] for name in line.names)).scaling(facts[0]["columns"])
 
 
 def _known(facts: Mapping[str, Any]) -> dict[str, Any]:

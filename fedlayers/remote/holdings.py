@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,17 +12,20 @@ import numpy as np
 import torch
 
 from fl_core.data import FederatedData, files
-from fl_core.data.arrays import Integers
+from fl_core.data.arrays import Array, Integers
 from fl_core.data.columns import Reading
 from fl_core.data.federated import ClientData, Split
 from fl_core.data.hollow import digest_of
 from fl_core.data.loading import open_named
 from fl_core.data.partitions import SPLITS
 from fl_core.data.partitions.base import check_shares, split_of
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import SHARES
 from fl_core.data.registry import DATASETS
 from fl_core.errors import UsageError, check_known
 from fl_core.tokens import TokenShape
+
+STANDARD = "standard"
 
 
 class Holding(Protocol):
@@ -38,8 +41,51 @@ class Holding(Protocol):
     def facts(self) -> dict[str, Any]:
         """Names and numbers for a hello; no sample."""
 
-    def drawn(self, number: int, seed: int) -> ClientData:
-        """The samples, split as the client of that number in a federation of that seed splits them."""
+    def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
+        """The samples, split as the client of that number in a federation of that seed splits them, and scaled."""
+
+    def moments(self, number: int, seed: int) -> Moments:
+        """Of the features of the training samples in that split.
+
+        Raises:
+            UsageError: the data are not to be scaled.
+        """
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How many samples there are, and of each feature the mean and the sum of squared differences from it.
+
+    >>> one, other = Moments.of(np.array([[1.0, 5.0], [3.0, 5.0]])), Moments.of(np.array([[8.0, 5.0]]))
+    >>> both = one.with_(other)
+    >>> both.count, both.mean, [round(each, 9) for each in both.squares]
+    (3, (4.0, 5.0), [26.0, 0.0])
+    """
+
+    count: int
+    mean: tuple[float, ...]
+    squares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, x: Array) -> Moments:
+        """Of features [n, d]."""
+        values = x.astype(np.float64)
+        mean = values.mean(0)
+        return cls(len(values), tuple(mean.tolist()), tuple(np.square(values - mean).sum(0).tolist()))
+
+    def with_(self, other: Moments) -> Moments:
+        """Of both together (Chan, Golub and LeVeque 1983)."""
+        count = self.count + other.count
+        gap = np.array(other.mean) - np.array(self.mean)
+        mean = np.array(self.mean) + gap * other.count / count
+        squares = np.array(self.squares) + np.array(other.squares) + gap**2 * self.count * other.count / count
+        return Moments(count, tuple(mean.tolist()), tuple(squares.tolist()))
+
+    def scaling(self, columns: Sequence[str]) -> Preprocessing:
+        """What scales to mean 0 and variance 1; a feature that does not vary is only shifted."""
+        spread = np.sqrt(np.array(self.squares) / self.count)
+        spread[spread == 0] = 1.0
+        return Preprocessing(tuple(columns), STANDARD, "none", (), self.mean, tuple(spread.tolist()))
 
 
 class Given:
@@ -53,13 +99,16 @@ class Given:
 
     def __init__(self, data: FederatedData, client: str) -> None:
         self.name, self._data, self._client = client, data, data.client(client)
-        self.sizes = {split: len(self._client.split(split)) for split in SPLITS}
+        self.sizes: Mapping[str, int] = {split: len(self._client.split(split)) for split in SPLITS}
 
     def facts(self) -> dict[str, Any]:
         return {"sizes": dict(self.sizes), "digest": digest_of(self._client), **common(self.name, self._data)}
 
-    def drawn(self, number: int, seed: int) -> ClientData:
+    def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
         return self._client
+
+    def moments(self, number: int, seed: int) -> Moments:
+        raise UsageError(f"site {self.name!r} has data that are as they are to be")
 
 
 def common(name: str, data: FederatedData) -> dict[str, Any]:
@@ -76,6 +125,7 @@ def common(name: str, data: FederatedData) -> dict[str, Any]:
         "mean": [float(each) for each in data.mean],
         "std": [float(each) for each in data.std],
         "images": data.images,
+        "scale": "none",
         "columns": [] if data.preprocessing is None else list(data.preprocessing.columns),
     }
 
@@ -94,7 +144,8 @@ class Silo:
         client: whose samples of the data they are, if those have clients; by default those of ``name``.
         classes: all classes of the federation, of which a file may lack some; by default those that it has.
         data_root: of named datasets.
-        reading: how a file is read, as :class:`fl_core.data.columns.Reading` has it.
+        reading: how a file is read, as :class:`fl_core.data.columns.Reading` has it. ``scale="standard"`` scales by the
+            means and variances of all sites' training samples, of which each tells its own.
 
     Raises:
         UsageError: no such data or client, or data that one silo cannot prepare alone.
@@ -129,12 +180,15 @@ class Silo:
             source = source.take(np.flatnonzero(source.owner == source.owner_names.index(own)))
         elif client is not None:
             raise UsageError(f"{dataset} names no clients, so that there is no {client!r} among them: leave client out")
-        if source.words is not None or how.scale != "none" or how.impute != "none":
-            what = "a vocabulary" if source.words is not None else "scale and impute"
+        if source.words is not None or how.scale not in ("none", STANDARD) or how.impute != "none":
+            what = "a vocabulary" if source.words is not None else "impute, and any scale but standard,"
             raise UsageError(f"site {name!r}: {what} would be fitted on all sites' samples, which no site has")
+        self._scale = source.asked(how.scale, "none").scale
         self._source = source
         self._shares = check_shares(SHARES)
-        self.sizes = {split: len(each) for split, each in zip(SPLITS, self._split(0, 0), strict=True)}
+        self.sizes: Mapping[str, int] = {
+            split: len(each) for split, each in zip(SPLITS, self._split(0, 0), strict=True)
+        }
 
     def facts(self) -> dict[str, Any]:
         source = self._source
@@ -149,17 +203,25 @@ class Silo:
             "tokens": 0,
             "words": None,
             "images": source.is_image,
+            "scale": self._scale,
             **{key: [float(each) for each in values] for key, values in zip(("mean", "std"), scale, strict=True)},
         }
 
-    def drawn(self, number: int, seed: int) -> ClientData:
-        parts = zip(SPLITS, self._split(number, seed), strict=True)
-        source = self._source
+    def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
+        if (scaling is not None) != (self._scale == STANDARD):
+            raise UsageError(f"site {self.name!r} has scale = {self._scale!r}, the server does otherwise")
+        source = self._source if scaling is None else replace(self._source, x=scaling.transform(self._source.x))
 
         def taken(indices: Integers) -> Split:
             return Split(source.tensor(indices), torch.from_numpy(source.y[indices]))
 
+        parts = zip(SPLITS, self._split(number, seed), strict=True)
         return ClientData(self.name, **{split: taken(np.sort(each).astype(np.int64)) for split, each in parts})
+
+    def moments(self, number: int, seed: int) -> Moments:
+        if self._scale != STANDARD:
+            raise UsageError(f"site {self.name!r} has data that are as they are to be")
+        return Moments.of(self._source.x[np.sort(self._split(number, seed)[0])])
 
     def _split(self, number: int, seed: int) -> tuple[Integers, ...]:
         source = self._source

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.layers import Layer
 from fl_core.registry import is_outside
 from fl_core.restoring import code_of
 
@@ -46,12 +47,14 @@ class Policy:
         algorithms: that it takes part in; None = all that the package has.
         code: of the user's own, ``package.module:name``, that may be imported here.
         metrics: that it measures, if it does not measure all that compare no clients.
+        never_send: layers of which no tensor leaves.
         least_samples: with fewer than these it takes part in nothing.
     """
 
     algorithms: tuple[str, ...] | None = None
     metrics: tuple[str, ...] | None = None
     code: tuple[str, ...] = ()
+    never_send: tuple[str, ...] = ()
     least_samples: int = 0
 
     def check_algorithm(self, name: str, options: Mapping[str, Any] | None = None) -> None:
@@ -94,6 +97,20 @@ class Policy:
         for key, name in code_of(config.to_json()).items():
             if key != "dataset":  # whose name is all that is taken of it
                 self._check(name, "code", self.code)
+
+    def check_sent(self, names: Iterable[str], layers: Sequence[Layer]) -> None:
+        """Refuse to send tensors of layers that never leave.
+
+        Raises:
+            UsageError: names the first such layer, or one that the model does not have.
+        """
+        known = {layer.name: layer for layer in layers}
+        sent = set(names)
+        for name in self.never_send:
+            if sent & set(known[check_known("layer (never_send)", name, known)].tensors):
+                raise UsageError(
+                    f"the site never sends layer {name!r}: a plan or an algorithm that keeps it local does"
+                )
 
     def check_samples(self, count: int) -> None:
         """Refuse to take part with too few samples.

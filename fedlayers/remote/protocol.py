@@ -1,6 +1,7 @@
 """The requests and replies of a federation as packets: what of an engine's request crosses, and what of its reply.
 
 ``hello``     who is there: version, shape, classes, sizes, digests
+``moments``   of tables that are to be scaled: the number of training samples, means, sums of squares
 ``join``      a run: its configuration, the site's number in the federation, everybody's sizes, the model's digest
 ``train``     one exchange, from one version of the client's state to another
 ``finetune``  a copy of one of the client's models, and ``score`` them: the server's part of the models, and the names
@@ -8,9 +9,9 @@
 
 ``measure``   metrics of the client's own model after its first round of training, numbers alone
 
-Replies are ``hello``, ``joined``, ``done``, ``measured``, or ``refused`` and ``failed`` with a reason. Each request has
-a stamp, the session of the server and a number that grows in it, and its reply has the same: what comes late is known
-by that.
+Replies are ``hello``, ``told``, ``joined``, ``done``, ``measured``, or ``refused`` and ``failed`` with a reason. Each
+request has a stamp, the session of the server and a number that grows in it, and its reply has the same: what comes
+late is known by that.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ FORMS = {
     "score": {**PLACE, "done": COUNT, "models": (dict, None), "meta": dict},
 }
 HELLO = {"version": str, "protocol": COUNT}
+MOMENTS = {"number": COUNT, "seed": COUNT}
+TOLD = {"count": COUNT, "mean": [NUMBER], "squares": [NUMBER]}
 JOIN = {
+    "scaling": (dict, None),
     "run": str,
     "number": COUNT,
     "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}],
@@ -76,6 +80,7 @@ MEASURED = {"rows": [dict], "nulls": [dict], "header": dict}
 JOINED = {"sizes": Each(COUNT)}
 SIZES = {"train": COUNT, "validation": COUNT, "test": COUNT}
 FACTS = {
+    "scale": str,
     "columns": [str],
     "name": str,
     "version": str,
@@ -93,6 +98,7 @@ FACTS = {
 REPLY = {
     "meta": dict,
     "work": Each(NUMBER),
+    "epsilon": (list, None),
     "scores": Each(Each(Each((*NUMBER, None)))),
     "observations": [dict],
     "outline": {"trees": Each([str]), "changed": [str]},
@@ -219,6 +225,7 @@ def reply_packet(reply: Reply, outline: Outline) -> Packet:
         "kind": "done",
         "meta": reply.message.meta,
         "work": reply.work,
+        "epsilon": None if reply.epsilon is None else list(reply.epsilon),
         "scores": {
             model: {split: {name: _plain(value) for name, value in each.items()} for split, each in splits.items()}
             for model, splits in reply.scores.items()
@@ -244,6 +251,9 @@ def reply_of(packet: Packet, request: Request, model: Mapping[str, Tensor], site
         _check_scores(values["scores"], request)
         if not isinstance(request, Train) and (packet.trees or values["meta"]):
             raise PacketError("tensors or data came back where only numbers were asked for")
+        epsilon = values["epsilon"]
+        if epsilon is not None and misfit({"pair": epsilon, "n": len(epsilon) - 2}, {"pair": [NUMBER], "n": COUNT}):
+            raise PacketError("its epsilon and delta are no two numbers")
         observations = [_observation(each, request.client) for each in values["observations"]]
         names = [name for each in values["outline"]["trees"].values() for name in each]
         strange = next((name for name in names if len(name) > 200), None)
@@ -260,7 +270,8 @@ def reply_of(packet: Packet, request: Request, model: Mapping[str, Tensor], site
         {name: tuple(each) for name, each in values["outline"]["trees"].items()},
         frozenset(values["outline"]["changed"]),
     )
-    return Reply(request.client, message, scores, values["work"], observations), outline
+    spent = None if epsilon is None else (float(epsilon[0]), float(epsilon[1]))
+    return Reply(request.client, message, scores, values["work"], observations, epsilon=spent), outline
 
 
 def _check_scores(scores: Mapping[str, Any], request: Request) -> None:

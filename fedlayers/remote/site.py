@@ -13,12 +13,14 @@ from fedlayers.remote import protocol, versions
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
 from fedlayers.remote.holdings import Holding
 from fedlayers.remote.policy import Policy
+from fedlayers.remote.privacy import Account, Privacy, hidden, noised_numbers
 from fedlayers.remote.versions import Versions
 from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.offers import Outline
 from fl_core.config import DEALING, READING, RunConfig
 from fl_core.data.hollow import Facts, hollow
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.execution.executors import Serial
 from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, Score, Train
@@ -43,11 +45,21 @@ class Site:
         holding: its data. folder: where it keeps its states, a folder of its own.
         policy: what it allows; by default all that does not run code of the server's choice.
         device: where it trains.
+        privacy: how it hides its data in what it sends; by default not.
     """
 
-    def __init__(self, holding: Holding, folder: Path | str, policy: Policy | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        holding: Holding,
+        folder: Path | str,
+        policy: Policy | None = None,
+        device: str = "cpu",
+        privacy: Privacy | None = None,
+    ) -> None:
         self.name, self.holding, self.folder = holding.name, holding, Path(folder)
         self.policy, self.device = policy or Policy(), device
+        self.privacy = privacy or Privacy()
+        self.account = Account(self.privacy, self.folder)
         self._joined: dict[str, _Joined] = {}
 
     def answer(self, request: bytes) -> bytes:
@@ -66,10 +78,12 @@ class Site:
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
         if kind == "hello":
             reply = self._hello(packet)
+        elif kind == "moments":
+            reply = self._moments(packet)
         elif kind == "join":
             reply = self._join(packet, request, stamp["session"])
         else:
-            check_known("request", kind, ("hello", "join", "measure", *protocol.WORK))
+            check_known("request", kind, ("hello", "moments", "join", "measure", *protocol.WORK))
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
             reply = joined.measure(packet) if kind == "measure" else joined.work(packet, request, **stamp)
@@ -80,6 +94,14 @@ class Site:
         _check_versions(asked["version"], asked["protocol"])
         self.policy.check_samples(sum(self.holding.sizes.values()))
         return Packet({"kind": "hello", **self.holding.facts(), **_own_versions()})
+
+    def _moments(self, packet: Packet) -> Packet:
+        asked = fields(packet.head, protocol.MOMENTS)
+        self.policy.check_samples(sum(self.holding.sizes.values()))
+        if self.privacy.on:
+            raise UsageError("the site sends nothing without noise, which means and variances of its features would be")
+        found = self.holding.moments(asked["number"], asked["seed"])
+        return Packet({"kind": "told", "count": found.count, "mean": list(found.mean), "squares": list(found.squares)})
 
     def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
         asked = fields(packet.head, protocol.JOIN)
@@ -116,7 +138,8 @@ class _Joined:
         config = _config(asked["config"], asked["dataset"], site.device)
         site.policy.check_code(config)
         site.policy.check_algorithm(config.algorithm, config.options)
-        own = site.holding.drawn(self.number, config.seed)
+        scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
+        own = site.holding.drawn(self.number, config.seed, scaling)
         facts = site.holding.facts()
         common = {key: facts[key] for key in ("tokens", "words", "images")}
         data = hollow(
@@ -173,6 +196,8 @@ class _Joined:
             raise PacketError(f"request {seq} comes after request {self.seq} was done")
         algorithm = self._algorithm(values)
         asked = protocol.request_of(packet, self.number, self.initial)
+        if isinstance(asked, Train):
+            self.site.policy.check_sent(algorithm.uploaded(asked.rnd, self.number), self.task.layers)
         self._enter(lane, values, algorithm, asked)
         (reply,) = self.home.run([asked])
         answer = self._reply(asked, reply)
@@ -203,7 +228,18 @@ class _Joined:
         report = measure.of_task(self.task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
         kept = {name: report.header[name] for name in protocol.MEASURED_HEADER}
         rows = {name: _own(table, self.site.name) for name, table in (("rows", report.frame), ("nulls", report.nulls))}
+        if self.site.privacy.on:
+            self._hide(rows)
         return Packet({"kind": "measured", "header": kept, **rows})
+
+    def _hide(self, rows: Mapping[str, list[dict[str, Any]]]) -> None:
+        """Add noise to measured values, one release for all of them; their standard errors do not leave."""
+        known = [row for table in rows.values() for row in table if row["value"] is not None]
+        fresh = noised_numbers([row["value"] for row in known], self.site.privacy)
+        epsilon, delta = self.site.account.release(bool(known)), self.site.privacy.delta
+        for row, value in zip(known, fresh, strict=True):
+            how = f"noise, epsilon {epsilon:.3g} at delta {delta:g}"
+            row |= {"value": value, "stderr": None, "estimator": ", ".join(filter(None, (row["estimator"], how)))}
 
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
@@ -246,6 +282,11 @@ class _Joined:
     def _reply(self, asked: Request, reply: Reply) -> Packet:
         if isinstance(asked, Train) and asked.lost:
             reply.message = Message()
+        names = [name for each in reply.message.trees.values() for name in each]
+        self.site.policy.check_sent(names, self.task.layers)
+        if self.site.privacy.on and isinstance(asked, Train):
+            reply.message, count = hidden(reply.message, asked.message, self.initial, self.site.privacy)
+            reply.epsilon = self.site.account.release(count), self.site.privacy.delta
         begun = self.home.algorithm.client_state(self.initial, self.number).meta
         outline = Outline.of(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")

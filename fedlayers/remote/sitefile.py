@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fedlayers.remote.holdings import Silo
 from fedlayers.remote.policy import Policy
+from fedlayers.remote.privacy import Privacy
 from fedlayers.remote.site import Site
 from fl_core import limits
 from fl_core.data.columns import READING
 from fl_core.data.registry import DATASETS
 from fl_core.errors import UsageError, check_known
 
-TABLES = ("name", "folder", "device", "data", "policy", "connection")
+TABLES = ("name", "folder", "device", "data", "policy", "privacy", "connection")
 DATA = ("dataset", "client", "classes", "data_root", *READING)
 FILE_BYTES = 2**20
 
@@ -39,7 +40,7 @@ class SiteFile:
         name: of the site, which is its client's. folder: of its states; by default ``NAME-state`` beside the file.
         device: where it trains.
         data: how its data are read, as :class:`Silo` takes it.
-        policy: what it allows.
+        policy: what it allows. privacy: how it hides its data in what it sends.
         connection: of the transport, which checks it.
     """
 
@@ -48,6 +49,7 @@ class SiteFile:
     folder: Path
     data: Mapping[str, Any]
     policy: Policy = field(default_factory=Policy)
+    privacy: Privacy = field(default_factory=Privacy)
     device: str = "cpu"
     connection: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,11 +92,13 @@ class SiteFile:
             data["dataset"] = str(here / str(data["dataset"]))
         if "data_root" in data:
             data["data_root"] = str(here / str(data["data_root"]))
-        policy, connection = policy_of(found.get("policy", {})), found.get("connection", {})
+        policy: Policy = _table("policy", found, Policy)
+        privacy: Privacy = _table("privacy", found, Privacy)
+        connection = found.get("connection", {})
         if not isinstance(connection, dict):
             raise UsageError(f"connection must be a table, not {connection!r}")
         folder = here / found.get("folder", f"{name}-state")
-        return cls(path, name, folder, data, policy, found.get("device", "cpu"), connection)
+        return cls(path, name, folder, data, policy, privacy, found.get("device", "cpu"), connection)
 
     def site(self) -> Site:
         """The site, its data read.
@@ -103,28 +107,28 @@ class SiteFile:
             UsageError: its data cannot be read, or its policy asks for more samples.
         """
         try:
-            made = Site(Silo(self.name, **self.data), self.folder, self.policy, self.device)
+            made = Site(Silo(self.name, **self.data), self.folder, self.policy, self.device, self.privacy)
             self.policy.check_samples(sum(made.holding.sizes.values()))
         except UsageError as error:
             raise UsageError(f"{self.path}: {error}") from error
         return made
 
 
-def policy_of(found: Any) -> Policy:
-    """The policy that a table of a site file says.
+def _table(table: str, found: Mapping[str, Any], made: type[Any]) -> Any:
+    """The policy or the privacy that a table of a site file says.
 
     Raises:
-        UsageError: an unknown key, or a value of another type.
+        UsageError: an unknown key, or a value of another type or range.
     """
-    if not isinstance(found, dict):
-        raise UsageError(f"policy must be a table, not {found!r}")
-    known = {each.name: each for each in fields(Policy)}
+    given = found.get(table, {})
+    if not isinstance(given, dict):
+        raise UsageError(f"{table} must be a table, not {given!r}")
+    known = {each.name: each for each in fields(made)}
     values: dict[str, Any] = {}
-    for key, value in found.items():
-        check_known("key of [policy]", key, known)
-        default = known[key].default if known[key].default is not MISSING else ()
-        values[key] = _as(f"[policy] {key}", value, default)
-    return Policy(**values)
+    for key, value in given.items():
+        check_known(f"key of [{table}]", key, known)
+        values[key] = _as(f"[{table}] {key}", value, known[key].default)
+    return made(**values)
 
 
 def _as(what: str, value: Any, default: Any) -> Any:

@@ -26,7 +26,7 @@ from fl_core.tree import Tree
 if TYPE_CHECKING:
     import pandas as pd
 
-GRANTED = ("hello", "joined", "done", "measured")
+GRANTED = ("hello", "told", "joined", "done", "measured")
 BEGINNING = ""  # the version of a state before the client's first round
 LEFT = "left.jsonl"
 """The file of a federation's run directory with the bytes that left each site."""
@@ -61,7 +61,7 @@ class Tally:
 
         They are apart, since a run that goes on after a kill has asked more than one that was left alone.
         """
-        columns = {"run": writer.path.name, "round": done, "unit": "byte"}
+        columns: dict[str, Any] = {"run": writer.path.name, "round": done, "unit": "byte"}
         lines = [
             row("bytes_left", n, client=site, variant=kind, n_samples=self.replies[site, kind], **columns)
             for (site, kind), n in sorted(self.bytes.items())

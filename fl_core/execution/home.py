@@ -75,6 +75,7 @@ class Reply:
     work: dict[str, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     missing: bool = False  # no reply came in time
+    epsilon: tuple[float, float] | None = None  # spent so far, at which delta, where the client hides what it sends
 
 
 class Home(Protocol):

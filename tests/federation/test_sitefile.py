@@ -11,8 +11,10 @@ import torch
 from fedlayers.remote import federation
 from fedlayers.remote.holdings import Silo
 from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.privacy import Privacy
 from fedlayers.remote.site import Site
 from fedlayers.remote.sitefile import SiteFile
+from fedlayers.remote.sites import RefusedError
 from fl_core import data, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -70,8 +72,31 @@ def test_of_a_file_with_clients_a_silo_is_one(tmp_path: Path) -> None:
         Silo("north", path)
     with pytest.raises(UsageError, match="names no clients"):
         Silo("n", table(tmp_path / "one.csv", ["ill", "well"] * 8), client="n")
-    with pytest.raises(UsageError, match="fitted on all sites' samples"):
-        Silo("n", path, scale="standard")
+    for key in ({"scale": "minmax"}, {"impute": "mean"}):
+        with pytest.raises(UsageError, match="fitted on all sites' samples"):
+            Silo("n", path, **key)
+
+
+def test_tables_are_scaled_by_what_all_sites_tell_of_theirs(tmp_path: Path) -> None:
+    path = table(tmp_path / "both.csv", ["ill", "well", "well"] * 20, client=True)
+    whole = data.load(path, scale="standard", seed=3)
+    line = Loopback({name: Site(Silo(name, path, scale="standard"), tmp_path / name) for name in "ns"})
+    config = RunConfig(dataset="toy", model="mlp", rounds=1, seed=3, batch=8)
+    federation.federate(config, line, progress=False)
+    for name in "ns":
+        (joined,) = line._sites[name]._joined.values()  # type: ignore[attr-defined]
+        alone = joined.task.data.client(name)
+        for split in ("train", "validation", "test"):
+            torch.testing.assert_close(alone.split(split).x, whole.client(name).split(split).x)
+    together = torch.cat([line._sites[n]._joined.popitem()[1].task.data.client(n).train.x for n in "ns"])  # type: ignore[attr-defined]
+    torch.testing.assert_close(together.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+    mixed = {"n": Site(Silo("n", path), tmp_path / "n"), "s": Site(Silo("s", path, scale="standard"), tmp_path / "s")}
+    with pytest.raises(UsageError, match="site 's' has scale standard, site 'n' has none"):
+        federation.federate(config, Loopback(mixed), progress=False)
+    told = Privacy(1.0, 1.0, 1.0)
+    hiding = {name: Site(Silo(name, path, scale="standard"), tmp_path / name, privacy=told) for name in "ns"}
+    with pytest.raises(RefusedError, match="sends nothing without noise"):
+        federation.federate(config, Loopback(hiding), progress=False)
 
 
 GOOD = 'name = "va"\n[data]\ndataset = "heart"\n'

@@ -1,0 +1,202 @@
+"""Differential privacy at a site: what leaves is clipped, and Gaussian noise is added, with an account of it all."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_core.algorithms.base import Message
+from fl_core.errors import RunError, UsageError
+from fl_core.limits import parsed_json
+from fl_core.records.files import Folder, json_bytes
+from fl_core.tree import Tree
+
+ACCOUNT = "privacy.json"
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """How a site hides its data in what it sends. The unit of privacy is the site: all of its samples together.
+
+    Of each reply the tensors' difference from what the site received (or from the initial model) is scaled down to the
+    norm ``clip``, and noise of standard deviation ``noise * clip`` is added to each number. Plain numbers in a message,
+    such as PLayer-FL's measurements, and the values of a diagnosis are treated alike with ``clip_numbers``. Each of
+    these is one release of the Gaussian mechanism. Two data sets are neighbours if one stands in place of the other, so
+    that a release differs by at most twice its clip, and the multiplier that is accounted for is ``noise / 2``.
+
+    Not covered are scores of models and training losses, which leave as they are, and numbers of samples. The noise is
+    drawn from secret randomness of the operating system by a generator that is not cryptographic; it is another one
+    each time, so that a run with it cannot be repeated bit for bit.
+
+    >>> Privacy(clip=1.0)
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: privacy: clip, clip_numbers and noise go together, all above 0
+
+    Attributes:
+        clip, clip_numbers: norms, Euclidean, of all tensors or all numbers of a reply.
+        noise: standard deviation as a multiple of them.
+        delta: of (epsilon, delta).
+        epsilon: beyond which nothing more is sent, over all runs; 0 = there is no such limit.
+    """
+
+    clip: float = 0.0
+    clip_numbers: float = 0.0
+    noise: float = 0.0
+    delta: float = DELTA
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        given = [self.clip, self.clip_numbers, self.noise]
+        if any(given) and not all(0 < value < math.inf for value in given):
+            raise UsageError("privacy: clip, clip_numbers and noise go together, all above 0")
+        if not 0 < self.delta < 1:
+            raise UsageError(f"privacy: delta must lie between 0 and 1, not {self.delta}")
+        if not 0 <= self.epsilon < math.inf or (self.epsilon and not self.noise):
+            raise UsageError(
+                f"privacy: epsilon={self.epsilon} limits what noise hides: it needs noise, and is at least 0"
+            )
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is hidden."""
+        return self.noise > 0
+
+
+class Account:
+    """What a site has released so far, over all runs and restarts, and how much privacy that leaves.
+
+    Args:
+        folder: of the site, where :data:`ACCOUNT` is kept.
+    """
+
+    def __init__(self, privacy: Privacy, folder: Path) -> None:
+        self.privacy, self.folder = privacy, folder
+        self._releases: dict[float, int] = {}
+        if folder.is_dir() and Folder(folder).has(ACCOUNT):
+            found = parsed_json(Folder(folder).read(ACCOUNT))
+            self._releases = {float(multiplier): int(count) for multiplier, count in found["releases"].items()}
+
+    def spent(self, more: int = 0) -> float:
+        """Epsilon at the privacy's delta, of all releases and of so many more of the present noise."""
+        counts = dict(self._releases)
+        multiplier = self.privacy.noise / 2
+        counts[multiplier] = counts.get(multiplier, 0) + more
+        return spent({each: count for each, count in counts.items() if count}, self.privacy.delta)
+
+    def release(self, count: int) -> float:
+        """Take down releases before they leave; returns epsilon after them.
+
+        Raises:
+            UsageError: they would go beyond the site's limit.
+        """
+        after = self.spent(count)
+        if self.privacy.epsilon and after > self.privacy.epsilon:
+            raise UsageError(
+                f"this would spend epsilon {after:.3g} at delta {self.privacy.delta:g}, and the site's limit is "
+                f"{self.privacy.epsilon:g}"
+            )
+        multiplier = self.privacy.noise / 2
+        self._releases[multiplier] = self._releases.get(multiplier, 0) + count
+        self.folder.mkdir(parents=True, exist_ok=True)
+        Folder(self.folder).write(ACCOUNT, json_bytes({"releases": {str(k): n for k, n in self._releases.items()}}))
+        return after
+
+
+def spent(releases: Mapping[float, int], delta: float) -> float:
+    """Epsilon of releases, {noise multiplier: how often}, by opacus' accountant (Renyi differential privacy).
+
+    >>> round(spent({1.0: 1}, delta=1e-5), 3)
+    4.729
+    >>> spent({}, delta=1e-5)
+    0.0
+    """
+    if not releases:
+        return 0.0
+    try:
+        from opacus.accountants import RDPAccountant
+    except ImportError as error:
+        raise RunError("privacy is accounted for by opacus: pip install 'fedlayers[federation]'") from error
+    accountant = RDPAccountant()
+    accountant.history = [(multiplier, 1.0, count) for multiplier, count in sorted(releases.items())]
+    return float(accountant.get_epsilon(delta=delta))
+
+
+def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy) -> tuple[Message, int]:
+    """A message as it leaves, and how many releases it is.
+
+    Args:
+        received: what the server sent. initial: the model before the first round.
+
+    Raises:
+        UsageError: it has what cannot carry noise; names it.
+    """
+    moved: dict[tuple[str, str], Tensor] = {}
+    starts: dict[tuple[str, str], Tensor] = {}
+    for kind, each in message.trees.items():
+        for name, tensor in each.items():
+            if tensor.dtype == torch.bool:
+                raise UsageError(
+                    f"the site sends nothing without noise, and a mask cannot carry any: {name!r} of {kind!r}"
+                )
+            if tensor.is_floating_point():
+                like = received.trees.get(kind, {}).get(name)
+                like = initial[name] if like is None and kind == "model" and name in initial else like
+                starts[kind, name] = torch.zeros_like(tensor) if like is None else like
+                moved[kind, name] = tensor.double() - starts[kind, name].double()
+    noised = _noised(moved, privacy.clip, privacy.noise)
+
+    def leaving(kind: str, name: str, tensor: Tensor) -> Tensor:
+        if (kind, name) not in noised:
+            return tensor
+        return (starts[kind, name].double() + noised[kind, name]).to(tensor.dtype)
+
+    trees = {
+        kind: {name: leaving(kind, name, tensor) for name, tensor in each.items()}
+        for kind, each in message.trees.items()
+    }
+    numbers: list[float] = []
+
+    def listed(value: float) -> float:
+        numbers.append(value)
+        return value
+
+    _each_number(message.meta, listed)
+    fresh = iter(noised_numbers(numbers, privacy))
+    meta = _each_number(message.meta, lambda _: next(fresh))
+    return Message(trees, meta), bool(moved) + bool(numbers)
+
+
+def noised_numbers(numbers: list[float], privacy: Privacy) -> list[float]:
+    """Numbers as they leave: their vector scaled down to ``clip_numbers``, with noise."""
+    vector = {("", ""): torch.tensor(numbers, dtype=torch.float64)}
+    return _noised(vector, privacy.clip_numbers, privacy.noise)["", ""].tolist()
+
+
+def _noised(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) -> dict[tuple[str, str], Tensor]:
+    norm = math.sqrt(sum(float(part.double().square().sum()) for part in parts.values()))
+    scale = min(1.0, clip / norm) if norm else 1.0
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    return {
+        place: part * scale + torch.randn(part.shape, generator=generator, dtype=torch.float64) * (noise * clip)
+        for place, part in parts.items()
+    }
+
+
+def _each_number(value: Any, change: Callable[[float], float]) -> Any:
+    """Plain data with every number that is no whole one changed, in order."""
+    if isinstance(value, float):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _each_number(each, change) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_each_number(each, change) for each in value]
+    return value

@@ -1,0 +1,171 @@
+"""Noise on what leaves a site, and the account of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlayers.remote import federation
+from fedlayers.remote.diagnosis import diagnose
+from fedlayers.remote.holdings import Given
+from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.privacy import Account, Privacy, hidden, spent
+from fedlayers.remote.site import Site
+from fedlayers.remote.sitefile import SiteFile
+from fedlayers.remote.sites import RefusedError
+from fl_core.algorithms import Message
+from fl_core.errors import UsageError
+from tests.conftest import TOY
+from tests.federation.test_faults import Faulty
+from tests.federation.test_loopback import NAMES, SHORT, config_for, link
+
+pytest.importorskip("opacus", reason="the account is opacus', of the extra federation")
+
+MANY = 20_000
+INITIAL = {"w": torch.zeros(MANY), "b": torch.zeros(3), "n": torch.tensor(5)}
+
+
+def sent(scale: float = 1.0) -> Message:
+    trees = {"model": {"w": scale * torch.ones(MANY) + 3, "b": 3 + torch.zeros(3), "n": torch.tensor(7)}}
+    return Message(trees, {"layers": ["fc"], "importance": [3.0 * scale, 4.0 * scale], "batches": 4})
+
+
+RECEIVED = Message({"model": {"w": 3 + torch.zeros(MANY), "b": 3 + torch.zeros(3)}})
+
+
+def test_what_leaves_is_clipped_around_what_came_and_has_noise_of_that_size() -> None:
+    privacy = Privacy(clip=2.0, clip_numbers=0.5, noise=1.5)
+    left, count = hidden(sent(), RECEIVED, INITIAL, privacy)
+    moved = left.trees["model"]["w"] - 3
+    assert count == 2
+    assert float(moved.std()) == pytest.approx(3.0, rel=0.05)
+    assert float(moved.mean()) == pytest.approx(2 / math.sqrt(MANY), abs=5 * 3 / math.sqrt(MANY))
+    assert left.trees["model"]["w"].dtype == torch.float32
+    assert int(left.trees["model"]["n"]) == 7
+    assert left.meta["layers"] == ["fc"]
+    assert left.meta["batches"] == 4
+    again, _ = hidden(sent(), RECEIVED, INITIAL, privacy)
+    assert not torch.equal(again.trees["model"]["w"], left.trees["model"]["w"])
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_without_much_noise_the_norm_is_at_most_the_clip(scale: float) -> None:
+    left, _ = hidden(sent(scale), RECEIVED, INITIAL, Privacy(clip=2.0, clip_numbers=0.5, noise=1e-9))
+    moved = torch.cat([left.trees["model"]["w"] - 3, left.trees["model"]["b"] - 3]).double()
+    assert float(moved.norm()) == pytest.approx(min(2.0, scale * math.sqrt(MANY)), rel=1e-2, abs=1e-3)
+    numbers = left.meta["importance"]
+    assert math.hypot(*numbers) == pytest.approx(min(0.5, 5 * scale), rel=1e-3)
+    assert numbers[1] / numbers[0] == pytest.approx(4 / 3, rel=1e-3)
+
+
+def test_what_was_not_received_is_clipped_around_the_initial_model_or_zero() -> None:
+    message = Message({"model": {"w": torch.ones(MANY)}, "delta": {"w": torch.ones(MANY)}})
+    left, count = hidden(message, Message(), {"w": torch.full((MANY,), 5.0)}, Privacy(1e-3, 1e-3, 1e-6))
+    assert count == 1
+    assert torch.allclose(left.trees["model"]["w"], torch.tensor(5.0), atol=1e-4)
+    assert torch.allclose(left.trees["delta"]["w"], torch.tensor(0.0), atol=1e-4)
+
+
+def test_a_mask_cannot_carry_noise() -> None:
+    mask = Message({"mask": {"w": torch.ones(3, dtype=torch.bool)}})
+    with pytest.raises(UsageError, match="a mask cannot carry any: 'w' of 'mask'"):
+        hidden(mask, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
+
+
+def test_the_account_is_opacus_and_lasts(tmp_path: Path) -> None:
+    privacy = Privacy(1.0, 1.0, noise=8.0)
+    account = Account(privacy, tmp_path / "site")
+    first = account.release(1)
+    assert first == spent({4.0: 1}, privacy.delta)
+    assert account.release(2) == spent({4.0: 3}, privacy.delta) > first
+    other = Account(replace(privacy, noise=2.0), tmp_path / "site")
+    assert other.spent() == spent({4.0: 3}, privacy.delta)
+    assert other.release(1) == spent({4.0: 3, 1.0: 1}, privacy.delta)
+    # Gaussian mechanism, 3 releases of multiplier 4: its Renyi divergence gives this bound over all orders
+    bound = min(3 * a / (2 * 16) + math.log(1 / 1e-5) / (a - 1) for a in (1 + k / 10 for k in range(1, 1000)))
+    assert spent({4.0: 3}, 1e-5) <= bound
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ("clip = 1.0", "go together"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = -1.0", "go together, all above 0"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1.0\ndelta = 2.0", "between 0 and 1"),
+        ("epsilon = 3.0", "needs noise"),
+        ("sigma = 1.0", "unknown key of .privacy. 'sigma'"),
+        ('noise = "much"', "must be float"),
+    ],
+)
+def test_a_site_file_says_it_and_what_is_wrong(keys: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(f'name = "va"\n[data]\ndataset = "heart"\n[privacy]\n{keys}\n')
+    with pytest.raises(UsageError, match=reason):
+        SiteFile.read(path)
+
+
+def noisy(folder: Path, **options: Any) -> Loopback:
+    privacy = Privacy(**{"clip": 0.5, "clip_numbers": 0.5, "noise": 6.0, **options})
+    return Loopback({name: Site(Given(TOY, name), folder / name, privacy=privacy) for name in NAMES})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "scaffold"])
+def test_a_run_says_what_each_site_has_spent(name: str, tmp_path: Path) -> None:
+    config = replace(config_for(name), participation=1.0)
+    found = federation.federate(config, noisy(tmp_path / "a"), progress=False)
+    rows = [row for row in found.rows if row["metric"] == "epsilon"]
+    assert [(row["round"], row["client"]) for row in rows] == [(k, name) for k in (1, 2) for name in NAMES]
+    assert {row["variant"] for row in rows} == {"delta 1e-05"}
+    assert {row["value"] for row in rows} == {spent({3.0: 1}, 1e-5), spent({3.0: 2}, 1e-5)}
+    quiet = federation.federate(config, link(tmp_path / "b"), progress=False)
+    names = sorted(quiet.server.trees["model"])
+    gaps = [found.server.trees["model"][key] - quiet.server.trees["model"][key] for key in names]
+    assert any(float(gap.abs().max()) > 0.1 for gap in gaps)
+
+
+def test_beyond_its_limit_a_site_sends_nothing(tmp_path: Path) -> None:
+    config = replace(SHORT, participation=1.0)
+    limit = spent({3.0: 1}, 1e-5) + 1e-6
+    out = tmp_path / "run"
+    with pytest.raises(RefusedError, match="site 'a' refuses: this would spend epsilon"):
+        federation.federate(config, noisy(tmp_path / "s", epsilon=limit), out, progress=False)
+    with pytest.raises(RefusedError, match="this would spend epsilon"):
+        diagnose(config, noisy(tmp_path / "s", epsilon=limit), ["grad_norm"])
+
+
+def test_measurements_have_noise_and_no_errors_of_their_own(tmp_path: Path) -> None:
+    quiet = diagnose(SHORT, link(tmp_path / "a"), ["grad_norm"]).frame
+    loud = diagnose(SHORT, noisy(tmp_path / "b"), ["grad_norm"]).frame
+    assert loud["stderr"].isna().all()
+    assert loud["estimator"].str.contains("noise, epsilon").all()
+    assert (loud["value"] != quiet["value"]).all()
+
+
+def test_a_repeated_request_is_spent_once(tmp_path: Path) -> None:
+    faulty = Faulty(tmp_path, twice=True)
+    for name, site in faulty.there.items():
+        site.privacy = Privacy(0.5, 0.5, 6.0)
+        site.account = Account(site.privacy, tmp_path / name)
+    federation.federate(replace(SHORT, participation=1.0), faulty, progress=False)
+    assert faulty.there["a"].account.spent() == spent({3.0: 2}, 1e-5)
+
+
+def test_layers_that_never_leave_are_refused_before_training(tmp_path: Path) -> None:
+    def sites(folder: str, layer: str) -> Loopback:
+        policy = Policy(never_send=(layer,))
+        return Loopback({name: Site(Given(TOY, name), tmp_path / folder / name, policy) for name in NAMES})
+
+    layers = [layer.name for layer in federation.task_of(SHORT, TOY, None).layers]
+    federation.federate(config_for("fedper"), sites("a", layers[-1]), progress=False)
+    for name, layer in (("fedavg", layers[-1]), ("fedper", layers[0])):
+        with pytest.raises(RefusedError, match=f"never sends layer '{layer}'"):
+            federation.federate(config_for(name), sites(name, layer), progress=False)
+        assert not list((tmp_path / name).rglob("*.state"))
+    with pytest.raises(RefusedError, match="unknown layer"):
+        federation.federate(SHORT, sites("c", "fc99"), progress=False)
