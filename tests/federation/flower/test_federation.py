@@ -106,7 +106,7 @@ def test_a_site_that_is_killed_trains_once_all_the_same(tmp_path, moment, killed
             for name in killed:
                 heart.start_site(local, name, wait=False, module=SLOW)
 
-        killer = threading.Thread(target=kill)
+        killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         run(local, "server", "fedper", tmp_path / "run", rounds=3)
         killer.join()
@@ -125,7 +125,7 @@ def test_a_superlink_that_is_killed_in_a_run_loses_nothing(tmp_path):
             time.sleep(3)
             local.start_superlink()
 
-        killer = threading.Thread(target=kill)
+        killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         run(local, "server", "fedper", tmp_path / "run", rounds=3)
         killer.join()

@@ -41,6 +41,7 @@ def asked(federation, name):
 def later(seconds, do):
     """Do something from another thread."""
     thread = threading.Timer(seconds, do)
+    thread.daemon = True
     thread.start()
     return thread
 
