@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -159,10 +160,16 @@ class Federate(Command):
             raise UsageError("--least and --timeout belong together: how many sites are enough, and after how long")
         for name in self.log:
             catalogue.check("logger", name)
-        if self.resume is None:
-            from fl_core.records import writing
+        from fl_core.records import store, writing
+        from fl_core.restoring import FEDERATION, check_at_home
 
+        sites: Sequence[str] = self.sites
+        if self.resume is None:
             writing.check_free(self.out)
+        else:
+            stored = store.Run(self.resume).task_config()
+            check_at_home(self.resume, stored, True)
+            sites = [site["name"] for site in stored[FEDERATION]["sites"]]
         from fedlayers.remote import flower
 
         flower.require()
@@ -171,7 +178,7 @@ class Federate(Command):
         from fedlayers.remote.sites import Patience, left
 
         patience = Patience(self.least or 1, self.timeout)
-        link = FlowerLink(self.superlink, self.keys, self.sites, self.least, self.timeout, _say)
+        link = FlowerLink(self.superlink, self.keys, sites, self.least, self.timeout, _say)
         try:
             if self.resume is not None:
                 engine = federation.resume(self.resume, link, patience=patience, log=self.log)

@@ -56,6 +56,7 @@ def free_port():
         ("federate --algorithm fedavgg", "did you mean 'fedavg'"),
         ("federate --workers 2", "--workers"),
         ("federate --out keys", "keys"),
+        ("federate --resume nowhere", "no run at nowhere"),
         ("site nowhere.toml", "nowhere.toml"),
     ],
 )
