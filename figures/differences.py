@@ -1,12 +1,15 @@
-"""Compares the scores of two runs: their differences paired by seed, and what those decide."""
+"""Compares the scores of two runs: their differences paired by seed, what those decide, and how they are drawn."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
 
+from fedlayers.diagnostics.pictures.drawing import COLOURS
 from fl_core.statistics import Interval, mean_interval
 
 LEAST = 3
@@ -78,6 +81,19 @@ def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, i
     """
     found = difference(scores, run, reference)
     return found.interval, found.pairs
+
+
+def draw(ax: Axes, differences: Sequence[Difference], label: str) -> None:
+    """Draw differences from the top with their 95 % intervals, in percentage points, and a line where there is none.
+
+    Args:
+        label: of the axis, what is subtracted from what.
+    """
+    y, values = range(len(differences)), [each.interval for each in differences]
+    ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
+    ax.hlines(y, [100 * v.low for v in values], [100 * v.high for v in values], color=COLOURS[0], linewidth=1.4)
+    ax.plot([100 * v.value for v in values], y, linestyle="none", marker="o", markersize=5, color=COLOURS[0])
+    ax.set(ylim=(len(values) - 0.5, -0.5), xlabel=label)
 
 
 def outcome(difference: Interval, pairs: int) -> str:

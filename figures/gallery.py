@@ -36,7 +36,7 @@ from fl_core.plan import LayerPlan
 NAME = "gallery"
 BUDGET = "about 4 minutes on one core"
 PAGE = items.HERE / "gallery.md"
-DPI = 80
+DPI = 160
 ROUNDED = "%.5g"
 
 IMAGES = RunConfig(
@@ -352,7 +352,7 @@ def redraw(at: Path, out: Path | None = None) -> Path:
     shown = entries(stored)
     for entry in shown:
         figure = entry.draw(stored)
-        figure.savefig(pictures / f"{entry.name}.png", dpi=DPI, bbox_inches="tight", facecolor="white")
+        items.save_png(figure, pictures / f"{entry.name}.png", DPI, bbox_inches="tight")
         plt.close(figure)
     page.write_text(_page(shown, stored, str(pictures.relative_to(page.parent))), encoding="utf-8")
     return page

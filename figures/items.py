@@ -8,6 +8,8 @@ and each figure is a :class:`View` of it. An item may also have the papers' own 
 
 from __future__ import annotations
 
+import io
+import re
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from PIL import Image, ImageChops
 from tqdm.auto import tqdm
 
 from figures.papers import published as published
@@ -30,6 +33,12 @@ from fl_core.errors import UsageError, check_known, listing
 HERE = Path(__file__).parent
 ROWS, PICTURES = HERE / "rows", HERE / "pictures"
 DPI = 200
+LINES = 3
+"""Lines of text beneath a picture at most, unless its first sentence is longer."""
+SEEN = 8
+"""A difference of colours, of 255, above which a palette would be seen."""
+SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
+"""Where a sentence of a caption ends."""
 FORMATS = ("png", "pdf")
 COLUMNS = (
     "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
@@ -90,7 +99,7 @@ class Drawing:
     Attributes:
         figure: in the package's style, without a caption.
         table: columns :data:`COLUMNS`, or an item's own.
-        caption: what is seen, and the sizes behind it.
+        caption: what is seen, and then the sizes behind it: the first sentences stand beneath the picture.
         findings: each expectation with its verdict.
         text: Markdown for the page, between caption and findings.
     """
@@ -351,14 +360,14 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     drawing = item.draw(header, frame)
     caption = f"{drawing.caption} {origin(header)}"
     # wrapped, so that the caption is no wider than the picture and moves no panel of it
-    width = int(drawing.figure.get_figwidth() * 21)
-    drawing.figure.supxlabel(
-        textwrap.fill(caption.replace("`", ""), width), fontsize=6.5, color="0.35", ha="left", x=0.01
-    )
+    shown = beneath(caption, int(drawing.figure.get_figwidth() * 19.5))
+    drawing.figure.supxlabel(shown, fontsize=7, color="0.3", ha="left", x=0.01)
     with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters, as journals ask
         for suffix in FORMATS:
-            more: dict[str, Any] = {"metadata": {"CreationDate": None}} if suffix == "pdf" else {"facecolor": "white"}
-            drawing.figure.savefig(out / f"{item.name}.{suffix}", dpi=DPI, **more)
+            if suffix == "pdf":
+                drawing.figure.savefig(out / f"{item.name}.pdf", metadata={"CreationDate": None})
+            else:
+                save_png(drawing.figure, out / f"{item.name}.png")
     plt.close(drawing.figure)
     drawing.table.to_csv(out / f"{item.name}.csv", index=False, float_format="%.6g")
     lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]
@@ -366,6 +375,35 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     page = "\n\n".join(head) + "\n\n" + "\n".join(lines[3:]) + "\n"
     (out / f"{item.name}.md").write_text(page, encoding="utf-8")
     return replace(drawing, caption=caption)
+
+
+def beneath(caption: str, width: int) -> str:
+    """As many whole sentences of a caption as fit beneath a picture, at least the first; its page has them all.
+
+    Args:
+        width: characters a line, of which there are :data:`LINES`.
+    """
+    sentences = SENTENCE.split(caption.replace("`", ""))
+    for count in range(len(sentences), 1, -1):
+        if len(wrapped := textwrap.wrap(" ".join(sentences[:count]), width)) <= LINES:
+            return "\n".join(wrapped)
+    return textwrap.fill(sentences[0], width)
+
+
+def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:
+    """Write a picture with a palette of 256 colours, a third of the size that it has without, if it looks the same.
+
+    Args:
+        options: further ones of ``savefig``.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", **options)
+    with Image.open(drawn) as picture:
+        all_of_them = picture.convert("RGB")
+    few = all_of_them.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    off = ImageChops.difference(all_of_them, few.convert("RGB")).getextrema()
+    same = max(largest for _, largest in off) <= SEEN
+    (few if same else all_of_them).save(path, optimize=True, dpi=(dpi, dpi))
 
 
 def origin(header: Mapping[str, Any]) -> str:

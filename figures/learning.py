@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from fedlayers.diagnostics.pictures.runs import comparison
-from figures import items
+from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, joint, outcome
 from figures.items import Drawing, Finding
 from figures.page import markdown, percent, seeds_in_words
@@ -31,8 +31,8 @@ FAR = 0.05
 NOTE = (
     "Differences are to the same network's. FLOPs are of the plain passes: FedPFT's views and keys and pFedSD's "
     "teacher come on top. Two-stage has half of the rounds for either stage, in its paper as many as other methods for "
-    "each: what that says of Two-stage is left out. Aside stand `fedpft_1+2`, which adapts for two epochs of three and "
-    "not one, and `fedcac_20`, which narrows whom a client joins over 20 rounds, not 100: no paper's number is of them."
+    "each: what that says of Two-stage is left out. Aside stand FedPFT, 1+2, which adapts for two epochs of three and "
+    "not one, and FedCAC, 20, which narrows whom a client joins over 20 rounds, not 100: no paper's number is of them."
 )
 DEAR = 1.5
 """A method with more than so many times FedAvg's FLOPs is named."""
@@ -212,7 +212,7 @@ def _page(table: pd.DataFrame) -> str:
 
     return markdown(
         {
-            "run": list(table["run"]),
+            "run": [names.title(run) + (", ResNet-8" if "@" in run else "") for run in table["run"]],
             "seeds": list(table["seeds"]),
             "steps a round": [f"{value:.0f}" for value in table["steps"]],
             "FLOPs / FedAvg's": ["–" if math.isnan(value) else f"{value:.2f}" for value in table["work"]],
@@ -257,11 +257,11 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     )
     others = table[(table["steps"] - table["steps"].median()).abs() > 0.5]
     dear = table[table["work"] > DEAR].sort_values("work", ascending=False)
-    costs = ", ".join(f"{run} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
+    costs = ", ".join(f"{names.title(run)} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
     budget = Finding(
         "every algorithm takes as many steps of SGD a round, a batch each",
         f"{table['steps'].median():g} steps"
-        + "".join(f", {each.run} {each.steps:g}" for each in others.itertuples(index=False))
+        + "".join(f", {names.title(each.run)} {each.steps:g}" for each in others.itertuples(index=False))
         + (f"; with larger batches or several gradients a step, times FedAvg's FLOPs: {costs}" if costs else ""),
         bool(others.empty),
     )
@@ -281,7 +281,9 @@ def _no_lower(line: Any) -> bool | None:
 
 
 def _listed(title: str, table: pd.DataFrame, column: str) -> str:
-    listed = ", ".join(f"{run} {100 * gap:+.1f}" for run, gap in zip(table["run"], table[column], strict=True))
+    listed = ", ".join(
+        f"{names.title(run)} {100 * gap:+.1f}" for run, gap in zip(table["run"], table[column], strict=True)
+    )
     return f"{title}: {listed}" if listed else ""
 
 
@@ -297,11 +299,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(8.4, 1.2 + 0.21 * sum(deep)), layout="constrained")
         grid = figure.subplots(len(groups), 2, squeeze=False, width_ratios=[1, 0.8], height_ratios=deep)
         for (left, right), (model, part) in zip(grid, groups, strict=True):
-            shown = part.rename(columns={"accuracy": "value", "seeds": "n"}).assign(algorithm=part["run"])
+            shown = part.rename(columns={"accuracy": "value", "seeds": "n"}).assign(
+                algorithm=part["run"].map(names.title)
+            )
             _gaps(left, part)
             comparison(shown, "accuracy", right)
             right.set_yticks([])
-            right.set_title(model, fontsize=8)
+            right.set_title(names.network(model), fontsize=8)
             for reference, colour in (("local", COLOURS[1]), ("fedavg", COLOURS[2])):
                 for value in part.loc[part["algorithm"] == reference, "accuracy"]:
                     right.axvline(value, color=colour, linewidth=0.9, linestyle="--", zorder=1)
@@ -310,9 +314,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
     )
     caption = (
-        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{'' if every else ' at most'}; mean over "
+        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{'' if every else ' at most'}. Mean over "
         f"clients after the last round (personal models, otherwise the global one) with 95 % interval over seeds, and "
-        f"difference to Local paired by seed; dashed: Local (orange) and FedAvg (green); axes of accuracy end at 0 and "
+        f"difference to Local paired by seed; dashed: Local (orange) and FedAvg (green). Axes of accuracy end at 0 and "
         f"1; {order}.{left_out}"
     )
     text = [_page(table)]
@@ -354,7 +358,7 @@ def _gaps(ax: Axes, part: pd.DataFrame) -> None:
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
     ax.hlines(y, 100 * part["local_low"], 100 * part["local_high"], color=COLOURS[0], linewidth=1.6)
     ax.plot(100 * part["local_gap"], y, linestyle="none", marker="o", markersize=5, color=COLOURS[0])
-    ax.set_yticks(y, list(part["run"]), fontsize=7.5)
+    ax.set_yticks(y, list(map(names.title, part["run"])), fontsize=7.5)
     ax.set(ylim=(len(part) - 0.4, -0.6), xlabel="personalised accuracy − Local, points")
 
 

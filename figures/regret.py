@@ -108,11 +108,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         above.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=7)
         _summary(below.subplots(), regrets, mean)
     caption = (
-        f"{_sizes(header, frame, regrets)}. Macro-F1 on the validation split after the last round of FedPer under "
-        f"every cut, from none to all layers; coloured marks: what each rule chose after the first epoch. The axes end "
-        f"where scores do, at 0 and 1; an interval of few seeds may reach beyond. Below, regret: best cut's score "
-        f"minus the choice's; a grey mark is a dataset's mean over seeds, the bar the mean over datasets. The best of "
-        f"several noisy scores is too high on average, so the right cut has some regret, too."
+        "Macro-F1 on the validation split after the last round of FedPer under every cut, from none to all layers; "
+        "coloured marks: what each rule chose after the first epoch. Below, regret: best cut's score minus the "
+        "choice's, by dataset, and its mean with the 95 % interval over datasets. The best of several noisy scores is "
+        "too high on average, so the right cut has some regret, too. The axes end where scores do, at 0 and 1; an "
+        f"interval of few seeds may reach beyond. {_sizes(header, frame, regrets)}."
         + (f" {len(header['missing'])} runs are missing (listed on the page)." if header["missing"] else "")
     )
     text = _page(regrets, mean) + (
@@ -150,7 +150,10 @@ def _summary(ax: Axes, regrets: Mapping[str, Regret], mean: pd.DataFrame) -> Non
             "label": TITLES[name],
         }
         ax.plot(100 * mean[name], y, linestyle="none", markersize=6, markeredgecolor="0.15", mew=0.7, **look)
-    ax.plot(100 * mean.mean(axis=1), y, linestyle="none", marker="|", markersize=13, mew=2, color=MEAN, label="mean")
+    overall = [mean_interval(line.dropna()) for _, line in mean.iterrows()]
+    ax.hlines(y + 0.3, [100 * m.low for m in overall], [100 * m.high for m in overall], color=MEAN, linewidth=1.4)
+    bar: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 8, "mew": 2, "color": MEAN}
+    ax.plot([100 * m.value for m in overall], y + 0.3, label="mean, 95 % interval", **bar)
     ax.axvline(0, color="0.6", linewidth=0.8)
     ax.set_yticks(y, list(mean.index), fontsize=7.5)
     ax.axhline(len(RULES) - 0.5, color="0.6", linewidth=0.6)
@@ -227,14 +230,17 @@ def _page(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> str:
             + (f" [{line['cuts']}]" if isinstance(line["cuts"], str) and line["cuts"] else "")
             for _, line in table.iterrows()
         ]
-    columns["mean"] = [percent(value, math.nan, math.nan) for value in mean.mean(axis=1)]
+    columns["mean"] = [percent(*mean_interval(line.dropna())) for _, line in mean.iterrows()]
     failed = [
         f"{line.rule} does not decide on {TITLES[name]} with seed {line.seed}: {line.status}."
         for name, each in regrets.items()
         for line in each.choices.itertuples()
         if line.status != "ok"
     ]
-    note = "Regret in points of macro-F1, ± half the 95 % interval over seeds; in brackets the cuts of the seeds."
+    note = (
+        "Regret in points of macro-F1, ± half the 95 % interval over seeds, of the mean over datasets; in brackets the "
+        "cuts of the seeds."
+    )
     return "\n\n".join([markdown(columns), note, *failed])
 
 

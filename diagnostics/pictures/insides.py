@@ -46,6 +46,7 @@ from .drawing import (
     with_notes,
 )
 
+ATTENTION_LABEL = "attention, a row sums to 1"
 SHARE = LinearSegmentedColormap.from_list("share", ["white", COLOURS[0]])
 NO_VALUE = "grey: no value"
 _TIMELINES = {
@@ -163,6 +164,7 @@ def prompt_attention(
     round: int | None = None,
     ax: Axes | None = None,
     layer: str | None = None,
+    high: float | None = None,
 ) -> Axes:
     """Draw one client's attention between features and prompts: a heat map queries x keys (FedPFT, Fig. 6).
 
@@ -170,6 +172,7 @@ def prompt_attention(
         frame: rows with the metric ``prompt_attention`` of one run.
         client, layer: whose, and to which prompts; needed where the rows are of several.
         round: default the last that was recorded.
+        high: end of the scale of colours of several such pictures, which then have no bar each; default the largest.
 
     Raises:
         UsageError: no such rows, client, layer or round, several and none named, a weight outside [0, 1], or two
@@ -189,10 +192,11 @@ def prompt_attention(
     matrix = rows.pivot(index="query", columns="key", values="value").reindex(index=queries, columns=keys)
     width, height = 2.6 + 0.26 * len(keys), 1.5 + 0.2 * len(queries)
     with canvas(ax, float(np.clip(width, 4, 10)), float(np.clip(height, 2.2, 8))) as axes:
-        high = float(np.nanmax([rows["value"].max(), 1e-3]))
-        colours = heat(Panel(axes, True, True), matrix, high=high, names=(40, 40))
+        largest = float(np.nanmax([rows["value"].max(), 1e-3]))
+        colours = heat(Panel(axes, True, True), matrix, high=high or largest, names=(40, 40))
         whose = rows["client"].iloc[0]
-        axes.figure.colorbar(colours, ax=axes, label="attention, a row sums to 1")
+        if high is None:
+            axes.figure.colorbar(colours, ax=axes, label=ATTENTION_LABEL)
         notes = missing(rows, "variant")
         axes.set_title(f"{whose}{at}".removeprefix(", ") + (f", {layer}" if layer else ""))
         axes.set(ylabel="query", xlabel=with_notes("key" if not notes else f"key ({NO_VALUE})", notes))

@@ -34,6 +34,9 @@ from .drawing import (
     with_notes,
 )
 
+ALIKE = 0.01
+"""Clients whose values lie as near to their mean, relative to it, are drawn as one line."""
+
 
 def metric(
     frame: pd.DataFrame,
@@ -48,8 +51,8 @@ def metric(
     The thick line is the frame's combined rows (client ""); where it has none, the mean over clients, weighted by
     their training samples where those are known. For a metric of pairs a client's value is its mean distance to the
     others: 1 - value of a similarity such as ``cka``.
-    Standard errors above 0 are error bars. Where the frame holds nulls (:mod:`diagnostics.null`), thin grey lines are
-    the same mean of each of their draws.
+    Clients whose curves would lie upon each other are one line. Standard errors above 0 are error bars. Where the
+    frame holds nulls (:mod:`diagnostics.null`), thin grey lines are the same mean of each of their draws.
 
     Args:
         frame: rows of one run, seed, round and model of each client, and of nulls.
@@ -105,7 +108,9 @@ def metric(
         curves = {f"{title}, draw {k}": curve for title, draws in nulls.items() for k, curve in enumerate(draws, 1)}
         set_scale(axes, values.assign(**curves), scale, look.log)
         x = np.arange(len(layers))
-        for k, name in enumerate(names):
+        told = paired or len(names) < 2 or normalise is not None or (errors[names] > 0).any(axis=None)
+        alike = not told and _alike(values[names])
+        for k, name in enumerate([] if alike else names):
             line = axes.plot(x, values[name], linewidth=1.3, **dress(k, names))[0]
             shown = np.flatnonzero((errors[name] > 0) & values[name].notna())
             if len(shown):
@@ -113,7 +118,8 @@ def metric(
                 axes.errorbar(x[shown], y, bar, fmt="none", ecolor=colour, elinewidth=1.2)
         if "" in values and len(names) != 1:
             order = 3 if len(names) > MOST else 1.5
-            axes.plot(x, values[""], color=MEAN, linewidth=2.8, marker=".", label=together, zorder=order)
+            label_of_all = f"each of {len(names)} clients,\nwithin {ALIKE:.0%}" if alike else together
+            axes.plot(x, values[""], color=MEAN, linewidth=2.8, marker=".", label=label_of_all, zorder=order)
         _draw_nulls(axes, nulls, layers)
         for k in gaps:
             axes.text(k, 0.01, "×", transform=axes.get_xaxis_transform(), ha="center", color="0.3")
@@ -124,6 +130,13 @@ def metric(
         axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
         legend(axes)
     return axes
+
+
+def _alike(values: pd.DataFrame) -> bool:
+    """Whether no client, in columns, is told from another in a picture: all lie within :data:`ALIKE` of their mean."""
+    some = values.dropna(how="all")
+    mean = some.mean(axis=1)
+    return len(some) > 0 and bool(some.sub(mean, axis=0).abs().le(ALIKE * mean.abs(), axis=0).all(axis=None))
 
 
 def _null_curves(

@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import style
 from fedlayers.diagnostics.pictures.features import tsne_panels
-from fedlayers.diagnostics.pictures.insides import prompt_attention
-from figures import items
+from fedlayers.diagnostics.pictures.insides import ATTENTION_LABEL, prompt_attention
+from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
 from figures.fedpft.dealt import dots
 from figures.fedpft.insides import (
@@ -63,7 +63,7 @@ def _setting(header: Mapping[str, Any]) -> str:
     config = next(iter(header["runs"].values()))["config"]
     return (
         f"CIFAR-10, {config['clients']} clients with {config['samples_per_client']} training images each, "
-        f"{config['model']}, {config['rounds']} rounds of {config['epochs']} epochs"
+        f"{names.network(config['model'])}, {config['rounds']} rounds of {config['epochs']} epochs"
     )
 
 
@@ -244,10 +244,11 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     alphas = {run: header["runs"][run]["config"]["alpha"] for run in shown}
     seen = frame[(frame["metric"] == ATTENTION) & (frame["seed"] == 0)]
     with style():
-        figure = plt.figure(figsize=(8.4, 6.4), layout="constrained")
-        for axes, (kind, title) in zip(figure.subplots(2, len(shown), squeeze=False), KINDS.items(), strict=True):
+        figure = plt.figure(figsize=(8.4, 5.6), layout="constrained")
+        grid = figure.subplots(2, len(shown), squeeze=False)
+        for axes, (kind, title) in zip(grid, KINDS.items(), strict=True):
             for ax, run in zip(axes, shown, strict=True):
-                prompt_attention(seen[seen["run"] == run], ax=ax, layer=kind)
+                prompt_attention(seen[seen["run"] == run], ax=ax, layer=kind, high=1.0)
                 ax.set_title(f"{title}, α = {alphas[run]:g}")
                 ax.set(ylabel="test image" if run == shown[0] else "", xlabel="")
                 ax.set_yticks(
@@ -256,6 +257,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 ax.set_xticks(
                     ax.get_xticks(), [text.get_text().removeprefix("prompt ") for text in ax.get_xticklabels()]
                 )
+        figure.colorbar(grid[0][0].collections[0], ax=list(grid.flat), shrink=0.6, label=ATTENTION_LABEL)
     client = seen["client"].iloc[0]
     metrics = {SELF: "weight on the own feature", SPREAD: "spread over samples", ENTROPY: "evenness"}
     means = frame[frame["metric"].isin(list(metrics))].groupby(["metric", "layer", "run", "seed"])["value"].mean()
@@ -270,7 +272,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     images = seen["variant"].str.partition(">")[0].nunique()
     caption = (
         f"Attention of {images} test images of {client} to themselves (feature) and to each prompt; a row sums to 1. "
-        f"{_setting(header)}. Each panel has its own scale of colours. Seed 0.{_last_words(header)}"
+        f"{_setting(header)}. Seed 0.{_last_words(header)}"
     )
     wide = table.pivot(index=["metric", "layer"], columns="alpha", values="value").sort_index(axis=1)
     wide = wide.loc[[(metric, kind) for metric in metrics for kind in KINDS]]

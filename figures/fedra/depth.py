@@ -18,6 +18,7 @@ from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import FEWEST, UNDECIDED, difference
 from figures.items import Drawing, Finding, View
+from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
 from figures.recipe import Recipe, labels, tested, trained
 from fl_core import rows, runner, statistics
@@ -167,9 +168,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         else ""
     )
     caption = (
-        f"{described(header)}, at most {header['seeds']} seeds. Depths of the clients "
-        f"{', '.join(map(str, DEPTHS))}. Left: test accuracy of the global model, a dot a style, a bar their mean. "
-        f"Right: FedRA when every client trains k random blocks of 12, one seed.{start}{missing_runs(header)}"
+        "Left: test accuracy of the global model, a dot a style, a bar their mean. Right: FedRA when every client "
+        f"trains k random blocks of 12, one seed. {described(header)}, at most {header['seeds']} seeds. Depths of the "
+        f"clients {', '.join(map(str, DEPTHS))}.{start}{missing_runs(header)}"
     )
     return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
 
@@ -178,7 +179,7 @@ def described(header: Mapping[str, Any]) -> str:
     config = next((run["config"] for name, run in header["runs"].items() if name != PRETRAINING), PACS.to_json())
     return (
         f"PACS, a client a style, transformer of 12 blocks (width {VIT['embed_dim']}), {config['rounds']} rounds, "
-        f"adapters by {config['optimizer']} with lr {config['lr']:g}"
+        f"adapters by {config['optimizer'].upper()} with lr {config['lr']:g}"
     )
 
 
@@ -204,9 +205,10 @@ def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
     for y, run in enumerate(runs):
         values = 100 * final.loc[run].mean(axis=1).reindex(styles)
         for k, name in enumerate(styles):
-            ax.plot(values[name], y, linestyle="none", marker=MARKERS[k], color=COLOURS[k], label="_" if y else name)
+            label = "_" if y else name.replace("_", " ")
+            ax.plot(values[name], y, linestyle="none", marker=MARKERS[k], color=COLOURS[k], label=label)
         ax.plot(values.mean(), y, linestyle="none", marker="|", markersize=14, mew=2, color="0.1")
-    ax.set_yticks(range(len(runs)), runs)
+    ax.set_yticks(range(len(runs)), list(map(title, runs)))
     ax.set(ylim=(len(runs) - 0.5, -0.5), xlabel="accuracy %")
     if runs:
         ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(styles), columnspacing=0.8)
@@ -231,7 +233,7 @@ def columns(final: pd.DataFrame, means: pd.DataFrame) -> dict[str, list[Any]]:
     cells: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
     for run in means.index:
         scores = means.loc[run].dropna()
-        cells["run"].append(run)
+        cells["run"].append(title(run))
         cells["seeds"].append(len(scores))
         for each in styles:
             cells[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
@@ -264,7 +266,9 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             text = f"{percent(*gap.interval, sign='+')} points over {seeds_in_words(gap.pairs)}" + (
                 "" if gap.how else f" ({FEWEST})"
             )
-            findings.append(Finding(f"{better} lies above {worse}, as on DomainNet and NICO++", text, held, FAR))
+            findings.append(
+                Finding(f"{title(better)} lies above {title(worse)}, as on DomainNet and NICO++", text, held, FAR)
+            )
     if {"fedra", "fedra_cover"} <= set(means.index):
         gap = difference(means, "fedra", "fedra_cover")
         text = f"keep - cover {percent(*gap.interval, sign='+')} points over {gap.pairs} seeds; two one-sided tests"
@@ -276,10 +280,12 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
         clients = list(evaluated["client"].unique())  # in the federation's order, which depths follow
         held_most = held_most.reindex(clients, level="client")
         over = [
-            f"{run} {client} {n:g}" for (run, client), n in held_most.items() if n > _limit(run, clients.index(client))
+            f"{title(run)} {client} {n:g}"
+            for (run, client), n in held_most.items()
+            if n > _limit(run, clients.index(client))
         ]
         listed = "; ".join(
-            f"{run} {', '.join(f'{n:g}' for n in most)}" for run, most in held_most.groupby("run", sort=False)
+            f"{title(run)} {', '.join(f'{n:g}' for n in most)}" for run, most in held_most.groupby("run", sort=False)
         )
         findings.append(Finding("no client holds more blocks than its depth", f"at most {listed}", not over))
     return (*findings, *_learns(_curves(frame)))

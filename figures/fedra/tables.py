@@ -1,4 +1,4 @@
-"""FedRA's Table 1 from runs on PACS: how much of the full model's accuracy each method keeps."""
+"""FedRA's Table 1 from runs on PACS: accuracy, and how much of the full model's each method keeps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import UNDECIDED, against, outcome
 from figures.fedra.depth import DEPTHS, FAR, NAME, TITLES, accuracies, columns, described
 from figures.items import Drawing, Finding, View
+from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
 from fl_core.errors import UsageError, listing
+from fl_core.statistics import mean_interval
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
 """The methods in the order of the paper's means, on both of its data sets with the transformer."""
@@ -28,27 +31,48 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     if WHOLE not in means.index:
         raise UsageError(f"{NAME} has no run of {WHOLE}, by which the others are measured")
     means = means.reindex([run for run in METHODS if run in means.index])
-    published = {title: _published(dataset) for dataset, title in TITLES.items()}
-    kept = pd.DataFrame({"PACS, here": (means / means.loc[WHOLE]).mean(axis=1)})
-    for title, table in published.items():
-        kept[f"{title}, published"] = table["mean"] / table.loc[WHOLE, "mean"]  # of the methods that were run
+    published = {name: _published(dataset)["mean"] for dataset, name in TITLES.items()}
+    shares = {name: values / values[WHOLE] for name, values in published.items()}
+    shown = {"accuracy": _scores(means, published), "share": _scores(means / means.loc[WHOLE], shares)}
     with style():
-        figure = plt.figure(figsize=(5.6, 3.2), layout="constrained")
-        ax = figure.subplots()
-        for k, (where, shares) in enumerate(kept.items()):
-            ax.plot(100 * shares, range(len(means)), linestyle="none", marker=MARKERS[k], color=COLOURS[k], label=where)
-        ax.set_yticks(range(len(means)), means.index)
-        ax.set(ylim=(len(means) - 0.5, -0.5), xlabel=f"accuracy, % of {WHOLE}'s")
-        ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(kept.columns))
+        figure = plt.figure(figsize=(7.6, 3.2), layout="constrained")
+        for ax, (what, table) in zip(figure.subplots(1, 2, sharey=True), shown.items(), strict=True):
+            _panel(ax, table, list(means.index))
+            ax.set_xlabel("accuracy, %" if what == "accuracy" else f"accuracy, % of {title(WHOLE)}'s")
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7)
     depths, seeds = ", ".join(map(str, DEPTHS)), int(means.notna().sum(axis=1).min())
     caption = (
-        f"Accuracy of the global model, mean of the domains, as a share of {WHOLE}'s. {described(header)}, "
+        f"Accuracy of the global model, mean of the domains, and as a share of {title(WHOLE)}'s; here with 95 % "
+        f"intervals over seeds. {described(header)}, "
         f"{seeds_in_words(seeds)}; depths of the clients {depths}, in the paper "
         "12, 10, 8, 6, 4, 3. The paper starts from ImageNet's weights, this from a pretraining on "
         f"Tiny-ImageNet. The paper's MLP-Mixer was not run.{missing_runs(header, METHODS)}"
     )
-    table = pd.concat([kept[name].rename("share").to_frame().assign(where=name) for name in kept])
-    return Drawing(figure, table.rename_axis("method").reset_index(), caption, (_order(means),), _page(styles, means))
+    table = pd.concat([each.assign(quantity=what) for what, each in shown.items()])
+    table = table[["method", "where", "quantity", "value", "low", "high"]]
+    return Drawing(figure, table, caption, (_order(means),), _page(styles, means))
+
+
+def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFrame:
+    """A row per place and method: value, and here its interval over seeds (``here``: methods x seeds)."""
+    lines: list[dict[str, Any]] = [
+        {"method": run, "where": "PACS, here", **mean_interval(values.dropna())._asdict()}
+        for run, values in here.iterrows()
+    ]
+    for where, values in printed.items():
+        own = values.reindex(here.index)  # of the methods that were run
+        lines += [{"method": run, "where": f"{where}, published", "value": value} for run, value in own.items()]
+    return pd.DataFrame(lines)
+
+
+def _panel(ax: Axes, table: pd.DataFrame, runs: list[str]) -> None:
+    """Draw scores from the top, a colour and a marker a place, with intervals where there are any."""
+    for k, (where, own) in enumerate(table.groupby("where", sort=False)):
+        values, y = 100 * own.set_index("method").loc[runs, ["value", "low", "high"]], range(len(runs))
+        ax.hlines(y, values["low"], values["high"], color=COLOURS[k], linewidth=1.4)
+        ax.plot(values["value"], y, linestyle="none", marker=MARKERS[k], color=COLOURS[k], label=where)
+    ax.set_yticks(range(len(runs)), list(map(title, runs)))
+    ax.set_ylim(len(runs) - 0.5, -0.5)
 
 
 def _published(dataset: str) -> pd.DataFrame:
@@ -64,7 +88,7 @@ def _order(means: pd.DataFrame) -> Finding:
     told: dict[str, list[str]] = {key: [] for key in words}
     for better, worse in combinations(means.index, 2):
         gap, pairs = against(means, better, worse)
-        told[outcome(gap, pairs)].append(f"{better} - {worse} {percent(*gap, sign='+')}")
+        told[outcome(gap, pairs)].append(f"{title(better)} - {title(worse)} {percent(*gap, sign='+')}")
     said = []
     for key, word in words.items():
         if told[key]:
@@ -80,10 +104,10 @@ def _order(means: pd.DataFrame) -> Finding:
 
 def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
     tables = [f"PACS, here:\n\n{markdown(columns(styles, means))}"]
-    for dataset, title in TITLES.items():
+    for dataset, name in TITLES.items():
         known = 100 * _published(dataset)
-        cells = {name: [f"{value:.2f}" for value in known[name]] for name in known}
-        tables.append(f"{title}, published:\n\n{markdown({'run': METHODS, **cells})}")
+        cells = {column: [f"{value:.2f}" for value in known[column]] for column in known}
+        tables.append(f"{name}, published:\n\n{markdown({'run': list(map(title, METHODS)), **cells})}")
     return "\n\n".join([*tables, "± is half the 95 % interval over seeds. Published: FedRA, Table 1, ViT."])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from scipy import stats
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, Panel, heat, style
-from fedlayers.diagnostics.pictures.insides import aggregation_history, aggregation_weights, unfreezing
-from figures import items
+from fedlayers.diagnostics.pictures.insides import SHARE, unfreezing
+from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, percent
@@ -25,9 +25,6 @@ from fl_core.config import RunConfig
 NAME = "algorithms.pfedla_overlap"
 OVERLAP, CORRELATION = "class_overlap", "overlap_correlation"
 WEIGHT, SELF, RETAINED = "aggregation_weight", "self_weight", "retained"
-
-ACROSS = 4
-"""Panels beside each other."""
 
 BASE = RunConfig(
     dataset="cifar10", partition="non_iid_1", clients=10, classes_per_client=4, samples_per_client=600,
@@ -131,48 +128,62 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = frame[(frame["run"] == "pfedla") & (frame["seed"] == 0)]
     kept = frame[frame["run"] == "heurpfedla"]
     final = _final(frame)
-    layers = list(shown.loc[shown["metric"] == WEIGHT, "layer"].unique())
-    shared = shared_classes(shown)
-    deep = panel_rows(layers)
+    shared, follows = shared_classes(shown), _last(frame, CORRELATION, "pearson").drop(index="", errors="ignore")
     with style():
-        figure = plt.figure(figsize=(8.4, 2.0 * deep + 5.0), layout="constrained")
-        parts: Any = figure.subfigures(3, 1, height_ratios=[2.0 * deep, 2.3, 2.5])
-        top, middle, bottom = parts
+        figure = plt.figure(figsize=(8.4, 5.4), layout="constrained")
+        parts: Any = figure.subfigures(2, 1, height_ratios=[2.8, 2.6])
+        top, bottom = parts
         if len(shared):
-            heat_maps(top, shared, shown)
-            top.axes[-1].set_ylabel("aggregation weight", fontsize=8)
-            aggregation_history(shown, chosen_pairs(shared), axes=list(middle.subplots(1, 3)))
-        learnt, following, timeline = bottom.subplots(1, 3)
+            means = follows.mean(axis=1).dropna()
+            most = str(means.idxmax() if len(means) else follows.index[-1])
+            left, middle, following = top.subplots(1, 3, width_ratios=[1, 1, 1.1])
+            classes(left, shared)
+            others(middle, weights_of(shown, most))
+            middle.set_title(f"weight on the others, {most}", fontsize=8)
+            _correlation(following, frame[frame["run"] == "pfedla"])
+        learnt, timeline = bottom.subplots(1, 2)
         _learning(learnt, frame)
-        _correlation(following, frame[frame["run"] == "pfedla"])
         if (kept["metric"] == RETAINED).any():
             unfreezing(kept, timeline, RETAINED)
         else:
             timeline.remove()
     caption = (
-        f"{setting(header)} At most {header['seeds']} seeds, pictures of seed 0. Receivers are rows, senders columns. "
-        f"HeurpFedLA keeps one layer a client.{missing_runs(header)}"
+        "Above: classes that clients share; pFedLA's weights after the last round in the layer in which they follow "
+        "them most, without those on oneself (grey); and how the weights of all layers follow them, a line a seed. "
+        "Below: accuracies, and where HeurpFedLA's clients keep their one layer. "
+        f"{setting(header)} At most {header['seeds']} seeds, matrices and timeline of seed 0.{missing_runs(header)}"
     )
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
 
 
-def panel_rows(layers: Sequence[str]) -> int:
-    """Rows of panels that :func:`heat_maps` needs."""
-    return -(-(len(layers) + 1) // ACROSS)
+def weights_of(frame: pd.DataFrame, layer: str) -> pd.DataFrame:
+    """A layer's weights in the last round of one run and seed, receivers x senders."""
+    weights = frame[(frame["metric"] == WEIGHT) & (frame["layer"] == layer)]
+    last = weights[weights["round"] == weights["round"].max()]
+    return last.pivot(index="client", columns="client_b", values="value")
 
 
-def heat_maps(figure: Any, shared: pd.DataFrame, weights: pd.DataFrame) -> None:
-    """Draw into a figure or a part of one: classes in common, and beside them the last weights of every layer."""
-    layers = list(weights.loc[weights["metric"] == WEIGHT, "layer"].unique())
-    first, *rest = figure.subplots(panel_rows(layers), ACROSS, squeeze=False).flat
-    for spare in rest[len(layers) :]:
-        spare.remove()
-    heat(Panel(first, False, False), shared, square=True)
-    first.set_title("share of classes in common", fontsize=8)
-    aggregation_weights(weights, axes=rest[: len(layers)])
-    for ax in rest[: len(layers)]:
-        ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
-    first.set(xlabel="sender", ylabel="receiver")
+def classes(ax: Axes, shared: pd.DataFrame) -> None:
+    """Draw the share of classes in common, with a bar of its own."""
+    colours = heat(Panel(ax, False, False), shared, cmap=SHARE, square=True)
+    ax.figure.colorbar(colours, ax=ax, location="bottom", shrink=0.8, label="share of the receiver's classes")
+    ax.set(xlabel="sender", ylabel="receiver")
+    ax.set_title("classes in common", fontsize=8)
+
+
+def others(ax: Axes, weights: pd.DataFrame, high: float | None = None) -> None:
+    """Draw the weights on others; one's own, which is far larger, is grey.
+
+    Args:
+        weights: receivers x senders.
+        high: end of the scale of colours of several panels, which then have no bar each; default the largest weight.
+    """
+    apart = weights.mask(np.eye(len(weights), dtype=bool))
+    largest = float(np.nanmax(apart.to_numpy(float)))
+    colours = heat(Panel(ax, False, False), apart, high=high or largest, square=True)
+    if high is None:
+        ax.figure.colorbar(colours, ax=ax, location="bottom", shrink=0.8, label="aggregation weight")
+    ax.set(xlabel="sender", ylabel="receiver")
 
 
 def setting(header: Mapping[str, Any]) -> str:
@@ -189,8 +200,8 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
     accuracy = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
     for k, run in enumerate(accuracy["run"].unique()):
         means = accuracy[accuracy["run"] == run].groupby("round")["value"].mean()
-        ax.plot(means.index.astype(float), 100 * means, color=COLOURS[k], label=run)
-    ax.set(xlabel="round", ylabel="accuracy %, before local training")
+        ax.plot(means.index.astype(float), 100 * means, color=COLOURS[k], label=names.title(str(run)))
+    ax.set(xlabel="round", ylabel="accuracy %,\nbefore local training")
     ax.legend(fontsize=6.5)
 
 
@@ -198,9 +209,15 @@ def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
     rows_ = frame[(frame["metric"] == CORRELATION) & (frame["layer"] == "")]
     for variant, colour in (("pearson", COLOURS[0]), ("spearman", COLOURS[1])):
         for seed, part in rows_[rows_["variant"] == variant].groupby("seed"):
-            ax.plot(part["round"].astype(float), part["value"], color=colour, label=variant if seed == 0 else "_")
+            ax.plot(
+                part["round"].astype(float),
+                part["value"],
+                color=colour,
+                label=f"{variant.title()}'s" if seed == 0 else "_",
+            )
     ax.axhline(0, color="0.6", linewidth=0.8)
-    ax.set(xlabel="round", ylabel="weights of others and\nclasses in common", ylim=(-1, 1), title="correlation")
+    ax.set(xlabel="round", ylim=(-1, 1))
+    ax.set_title("correlation of the two, all layers", fontsize=8)
     ax.legend(fontsize=6.5)
 
 
@@ -231,7 +248,7 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
     for run in final.index:
         after = adapted[(adapted["run"] == run) & (adapted["round"] == adapted["round"].max())]["value"]
         scores = final.loc[run].dropna()
-        lines["run"].append(run)
+        lines["run"].append(names.title(run))
         lines["seeds"].append(str(len(scores)))
         lines["before local training %"].append(percent(*statistics.mean_interval(scores)))
         lines["after it %"].append(percent(*statistics.mean_interval(after)) if len(after) else "–")

@@ -19,14 +19,17 @@ from figures.pfedla.overlap import (
     SELF,
     WEIGHT,
     chosen_pairs,
-    heat_maps,
-    panel_rows,
+    classes,
+    others,
     setting,
     shared_classes,
+    weights_of,
 )
 from fl_core.errors import UsageError
 from fl_core.statistics import mean_interval
 
+ACROSS = 4
+"""Layers beside each other in Fig. 6."""
 PERIODS = ("first third", "middle third", "last third")
 ITSELF = "itself, mean of clients"
 FULLY_CONNECTED = "fc1"
@@ -122,8 +125,21 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     drawn = drawn[drawn["round"] == drawn["round"].max()]
     layers = list(drawn["layer"].unique())
     with style():
-        figure = plt.figure(figsize=(8.4, 2.1 * panel_rows(layers)), layout="constrained")
-        heat_maps(figure, shared, drawn)
+        deep = -(-len(layers) // ACROSS)
+        figure = plt.figure(figsize=(8.4, 0.7 + 1.75 * deep), layout="constrained")
+        halves: Any = figure.subfigures(1, 2, width_ratios=[1, 2.6])
+        classes(halves[0].subplots(), shared)
+        grid = halves[1].subplots(deep, ACROSS, squeeze=False)
+        matrices = {layer: weights_of(drawn, layer) for layer in layers}
+        high = max(matrix.mask(np.eye(len(matrix), dtype=bool)).max(axis=None) for matrix in matrices.values())
+        for ax, (layer, matrix) in zip(grid.flat, matrices.items(), strict=False):
+            others(ax, matrix, high)
+            ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
+            ax.set_title(f"{layer}\non oneself {np.diag(matrix).mean():.2f}", fontsize=7.5)
+        for spare in grid.flat[len(layers) :]:
+            spare.remove()
+        shown = list(grid.flat[: len(layers)])
+        halves[1].colorbar(shown[0].collections[0], ax=shown, shrink=0.7, label="aggregation weight on others")
     follows = mixing[(mixing["metric"] == CORRELATION) & (mixing["variant"] == "pearson") & (mixing["layer"] != "")]
     follows = follows[follows["round"] == follows["round"].max()].pivot(index="layer", columns="seed", values="value")
     by_layer = {layer: mean_interval(follows.loc[layer]) for layer in layers}
@@ -149,9 +165,10 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     table = drawn[["layer", "client", "client_b", "value"]].rename(columns={"client": "receiver", "client_b": "sender"})
     caption = (
-        f"Weights of every pair of clients after the last round, by layer, beside the share of the receiver's classes "
-        f"that the sender has. {setting(header)} Seed 0. The paper shows one layer, and 8 clients of whom neighbours "
-        "share three classes; it prints no numbers."
+        "Weights on others of every pair of clients after the last round, by layer, beside the share of the receiver's "
+        "classes that the sender has; those on oneself are grey, their mean is written above. "
+        f"{setting(header)} Seed 0. The paper shows one layer, and 8 clients of whom neighbours share three classes; "
+        "it prints no numbers."
     )
     return Drawing(figure, table, caption, findings)
 

@@ -9,29 +9,19 @@ from typing import Any
 
 import pandas as pd
 
-from figures import items
+from figures import items, names
 from figures.recipe import Recipe, labels, scored_at_end, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.scores import CLASSIFICATION, SHOWN
 
 NAME = "player_fl.runs"
-METHODS = {
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "pfedme": "pFedMe",
-    "ditto": "Ditto",
-    "local_adaptation": "LocalAdaptation",
-    "fedbabu": "FedBABU",
-    "fedlp": "FedLP",
-    "fedlama": "FedLAMA",
-    "pfedla": "pFedLA",
-    "playerfl": "PLayer-FL",
-    "playerfl_random": "PLayer-FL-Random",
-}
+METHODS = {name: names.ALGORITHMS[name] for name in (
+    "local", "fedavg", "fedprox", "pfedme", "ditto", "local_adaptation", "fedbabu", "fedlp", "fedlama", "pfedla",
+    "playerfl", "playerfl_random",
+)}  # fmt: skip
 """The rows of the paper's tables, in their order."""
-BESIDE = {"playerfl_minus": "PLayer-FL−1", "playerfl_plus": "PLayer-FL+1"}
+BESIDE = {name: names.ALGORITHMS[name] for name in ("playerfl_minus", "playerfl_plus")}
 """Methods that are run as well; the paper gives no results under these names."""
 LAST = "last_shared_layer"
 """Metric of the row that says what was federated: the number of shared layers, and the last one's name."""
@@ -181,7 +171,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def network(config: Mapping[str, Any]) -> str:
     """A run's network and its options in words."""
     options = {"width": 1, **(config["model_options"] or {})}
-    return f"{config['model']} ({', '.join(f'{name} {value:g}' for name, value in options.items())})"
+    return f"{names.network(config['model'])} ({', '.join(f'{name} {value:g}' for name, value in options.items())})"
 
 
 STUDY = items.register(Recipe(

@@ -43,7 +43,7 @@ class Reading:
 DEFAULT = Reading("default", "final personal model, or global", False, "playerfl_random", False)
 RELEASED = Reading(
     "released",
-    "by clients' models after local training, the row Random being one layer fewer",
+    "clients' models after local training, PLayer-FL−1 in the row Random",
     True,
     "playerfl_minus",
     True,

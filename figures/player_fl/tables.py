@@ -71,7 +71,7 @@ WIDE = 20.0
 """Where the variances of a dataset spread by more than this factor, all panels have a logarithmic axis."""
 MARK: dict[str, Any] = {"linestyle": "none", "markersize": 4}
 PAPER = MARK | {"color": COLOURS[1], "marker": "D", "markerfacecolor": "white"}
-CODES = "measured, ranked as the authors' code does"
+CODES = "measured, ranked as in the authors' code"
 OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2))
 
 
@@ -95,10 +95,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         diagram(below.subplots(), ours.ranking, NAMES)
     made = [line for each in found.values() for line in lines(each)]
     caption = (
-        f"{sizes(header, frame)} {table.label[0].upper()}{table.label[1:]}: median over seeds with "
+        f"{table.label[0].upper()}{table.label[1:]}: median over seeds with "
         f"{spreads(ours)}, of the test split after the last round; diamonds: {table.place}{stand_in(shown)}. Mean rank "
-        f"over {ours.ranking.blocks.shape[1]} datasets; triangles, ranked as the authors' code does: {RELEASED.title}. "
-        f"{missing(header)}"
+        f"over {ours.ranking.blocks.shape[1]} datasets; triangles, as in the authors' code: {RELEASED.title}. "
+        f"{sizes(header, frame)} {missing(header)}"
     )
     findings = (*order(table, ours, apart(header)), methods_differ(table, ours, apart(header)), printed_ranks(table))
     return Drawing(figure, frame_of(made), caption, findings, page(header, table, ours, code, frame))
@@ -130,7 +130,8 @@ def _one_scale(panels: Sequence[Axes]) -> None:
     ends = [ax.dataLim.intervalx for ax in panels]
     if min(low for low, _ in ends) > 0 and max(high / low for low, high in ends) > WIDE:
         for ax, (low, high) in zip(panels, ends, strict=True):
-            ax.set(xscale="log", xlim=(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))))
+            beyond = math.floor(math.log10(0.8 * low)), math.ceil(math.log10(1.25 * high))
+            ax.set(xscale="log", xlim=(10.0 ** beyond[0], 10.0 ** beyond[1]))
             ax.xaxis.set_minor_formatter(NullFormatter())
 
 
@@ -182,9 +183,9 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         measured = found[kind][DEFAULT.name]
         findings += [*order(table, measured, apart(header)), methods_differ(table, measured, apart(header))]
     caption = (
-        f"{sizes(header, frame)} Mean ranks over datasets, 1 is best, of the variance over clients of macro-F1 "
-        f"(fairness) and of the share of clients above both Local and FedAvg (incentive); beneath, critical-difference "
-        f"diagrams. {missing(header)}"
+        "Mean ranks over datasets, 1 is best, of the variance over clients of macro-F1 (fairness) and of the share of "
+        "clients above both Local and FedAvg (incentive); beneath, critical-difference diagrams. "
+        f"{sizes(header, frame)} {missing(header)}"
     )
     text = markdown(
         {"method": [NAMES[name] for name in parts[FAIRNESS].methods]}

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 
 from fedlayers.diagnostics.metrics.federation_sensitivity import FIGURE_BATCH
 from fedlayers.diagnostics.pictures.drawing import COLOURS, set_scale, style
-from figures import items
+from figures import items, names
 from figures.items import Drawing, Finding, View
 from figures.layerwise import SENSITIVITY, band, curves, dissimilarity, lines_beside, read_off
 from figures.player_fl.expectations import OFFSET, kink, no_cliff, offset, rises
@@ -136,7 +136,8 @@ def _draw(
             ax.set_title(NETWORKS[dataset].title)
         figure.legend(handles=list(_legend(moments, marks)), loc="outside upper center", ncols=4, fontsize=7)
     table = pd.DataFrame(lines, columns=list(COLUMNS))
-    return Drawing(figure, table, _caption(header, frame, ways, moments, datasets), tuple(findings))
+    caption = _caption(header, frame, ways, moments, datasets, bool(marks))
+    return Drawing(figure, table, caption, tuple(findings))
 
 
 def _lines(ax: Axes, values: pd.DataFrame, colour: str) -> None:
@@ -176,7 +177,7 @@ def _legend(moments: Sequence[str], marks: set[str]) -> Iterator[Any]:
         yield Line2D(
             [], [], color=COLOUR[moment], linewidth=1.8, marker="o", markersize=3.5, label=f"median, {MOMENT[moment]}"
         )
-    yield Line2D([], [], color="0.4", linewidth=0.5, label="a client and seed")
+        yield Line2D([], [], color=COLOUR[moment], linewidth=0.8, alpha=0.6, label="one client in one seed")
     if "published" in marks:
         yield Patch(facecolor="0.85", edgecolor="0.55", label="published, range over sites")
     if "less" in marks:
@@ -189,8 +190,9 @@ def _caption(
     ways: Sequence[Way],
     moments: Sequence[str],
     datasets: Sequence[str],
+    banded: bool,
 ) -> str:
-    """The caption's part on the two definitions and the sizes behind each panel."""
+    """The caption on the two definitions, whether published ranges are drawn, and the sizes behind each panel."""
     told = filter(None, (_sizes(header, frame, ways, moments, dataset) for dataset in datasets))
     runs = {run_of(dataset, moment) for dataset in datasets for moment in moments}
     missing: dict[str, str] = {}
@@ -198,10 +200,11 @@ def _caption(
         if run in runs:
             missing[run] = f"{missing.get(run, run)} {seed}"
     upper, lower = (way.what for way in ways)
+    printed = "its ranges are grey" if banded else "no values of it were read off"
     return (
-        f"Top: {upper}. Bottom: {lower}, on which the published picture rests. {count(header['seeds'])}. "
-        f"{'; '.join(told) or 'No rows yet'}. EMNIST's 62 classes and MIMIC-III cannot be had; the airline "
-        "tweets stand for Sent-140, whose network they have."
+        f"Top: {upper}. Bottom: {lower}, on which the published picture rests; {printed}. "
+        f"{count(header['seeds'])}; the airline tweets stand for Sent-140, whose network they have. EMNIST's 62 "
+        f"classes and MIMIC-III cannot be had. {'; '.join(told) or 'No rows yet'}."
         + (f" Missing (run and seeds): {', '.join(missing.values())}." if missing else "")
     )
 
@@ -226,7 +229,7 @@ def _sizes(
     most = " and ".join(dict.fromkeys(f"{size}" for size in sizes.values() if pd.notna(size)))
     width = config["model_options"].get("width")
     parts = [
-        config["model"] + (f" of width {width}" if width else ""),
+        names.network(config["model"]) + (f" of width {width}" if width else ""),
         f"{own['client'].nunique()} clients",
         f"{total:,.0f} training samples",
         f"lr {config['lr']:g}",

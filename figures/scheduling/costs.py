@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from fedlayers.diagnostics.costs import cost_steps
 from fedlayers.diagnostics.pictures.costs import cost_steps as draw_steps
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
-from figures import items
+from figures import items, names
 from figures.items import Drawing, Finding, Item, View
 from figures.page import markdown
 from figures.recipe import labels
@@ -108,8 +108,8 @@ def _setting(header: Mapping[str, Any], dataset: str) -> str:
     config = header["runs"][f"{dataset}.vanilla"]["config"]
     thaws = ", ".join(map(str, config["options"]["unfreeze"]))
     return (
-        f"{config['model']} for {dataset.replace('_', ' ')}, {config['rounds']} rounds, layers unfrozen at {thaws}, "
-        f"all {CLIENTS} clients in every round, {SAMPLES} samples each, batches of {config['batch']}"
+        f"{names.network(config['model'])} for {names.dataset(dataset)}, {config['rounds']} rounds, thawing after "
+        f"{thaws} of them, all {CLIENTS} clients in every round, {SAMPLES} samples each, batches of {config['batch']}"
     )
 
 
@@ -133,7 +133,7 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             own = frame[(frame["run"] == run) & (frame["metric"] == TRAINED)]
             tables[name] = by_round(own, header["runs"][run]["config"]["rounds"])
             _spans(ax, tables[name])
-            ax.set_title(name)
+            ax.set_title(names.title(name))
             lines += [
                 {"algorithm": name, "layer": layer, "from_round": _first(values), "rounds": int(values.sum())}
                 for layer, values in tables[name].items()
@@ -148,7 +148,10 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings = (
         Finding(
             "Vanilla thaws the body from the input on, Anti in the reverse order",
-            "; ".join(f"{name} {dict(zip(body, starts, strict=True))}" for name, starts in thaws.items()),
+            "; ".join(
+                f"{names.title(name)} {', '.join(f'{part} in round {k}' for part, k in zip(body, starts, strict=True))}"
+                for name, starts in thaws.items()
+            ),
             mirrored,
         ),
         Finding(
@@ -212,7 +215,7 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             left = left + share
         for k, total in enumerate(wide.loc["total"]):
             ax.text(1.01 * total, k, f"{total:,}", va="center", fontsize=7.5)
-        ax.set_yticks(range(len(DATASETS)), [name.replace("_", " ") for name in DATASETS])
+        ax.set_yticks(range(len(DATASETS)), list(map(names.dataset, DATASETS)))
         ax.set(xlim=(0, 1.22 * left.max()), xlabel="parameters", ylim=(len(DATASETS) - 0.4, -0.6))
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         ax.grid(axis="y", visible=False)
@@ -227,10 +230,10 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
     )
     cells = {"tensor": list(printed.index), "published": [f"{value:,.0f}" for value in printed]}
-    text = markdown({**cells, **{name: [f"{count:,}" for count in wide[name]] for name in DATASETS}})
+    text = markdown({**cells, **{names.dataset(name): [f"{count:,}" for count in wide[name]] for name in DATASETS}})
     caption = (
-        "Parameters of scheduling_cnn, which grows with images and classes. The paper prints MNIST's only; CIFAR-100's "
-        "has as many as that of Tiny-ImageNet at 32 x 32 pixels with 100 classes."
+        "Parameters of the schedules' CNN, which grows with images and classes. The paper prints MNIST's only; "
+        "CIFAR-100's has as many as that of Tiny-ImageNet at 32 x 32 pixels with 100 classes."
     )
     return Drawing(figure, table, caption, findings, text)
 
@@ -260,14 +263,14 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
     share = {kind: paper[f"{kind}_share"] for kind in UNITS}
 
     def told(kind: str) -> str:
-        return ", ".join(f"{name} {value:.3f}" for name, value in share[kind].items())
+        return ", ".join(f"{names.title(str(name))} {value:.3f}" for name, value in share[kind].items())
 
     cheap = {kind: bool(values["vanilla"] < min(values["anti"], values["fedbabu"])) for kind, values in share.items()}
     return (
         Finding(
             "the naive count gives the four numbers of Table 4",
             f"{sum(agree)} of {len(agree)} agree to two decimals: "
-            + ", ".join(f"{row.Index} {row.naive:.3f}" for row in paper.itertuples()),
+            + ", ".join(f"{names.title(row.Index)} {row.naive:.3f}" for row in paper.itertuples()),
             all(agree),
         ),
         Finding("by the naive count Vanilla is the cheapest", f"of FedAvg's: {told('naive')}", cheap["naive"]),
@@ -283,8 +286,8 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
 def _page(table: pd.DataFrame) -> str:
     return markdown(
         {
-            "network for": list(table["dataset"]),
-            "algorithm": list(table["algorithm"]),
+            "network for": list(map(names.dataset, table["dataset"])),
+            "algorithm": list(map(names.title, table["algorithm"])),
             "published": ["–" if pd.isna(value) else f"{value:.2f}" for value in table["published"]],
             "naive, 10^9": [f"{value:.2f}" for value in table["naive"]],
             "TFLOP": [f"{value / 1e3:,.1f}" for value in table["flops"]],
@@ -313,9 +316,9 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     [x + 0.27 * (k - 1) for x in range(len(own))],
                     own[f"{kind}_share"],
                     0.25,
-                    label=dataset.replace("_", " "),
+                    label=names.dataset(dataset),
                 )
-            ax.set_xticks(range(len(ALGORITHMS)), ALGORITHMS, fontsize=7.5)
+            ax.set_xticks(range(len(ALGORITHMS)), list(map(names.title, ALGORITHMS)), fontsize=7.5)
             ax.set_title(title)
             ax.grid(axis="x", visible=False)
             ax.axhline(1, color="0.5", linewidth=0.8, linestyle="--")
@@ -329,7 +332,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = costs(header, frame, DATASETS[0])
     with style():
         figure = plt.figure(figsize=(7.2, 3.3), layout="constrained")
-        draw_steps(table, figure)
+        draw_steps(table.assign(run=table["run"].map(names.title)), figure)
     changes = table[table.groupby("run")["round"].transform(lambda r: r.isin(_changed(table.loc[r.index])))]
     totals = _totals(header, frame)
     caption = f"Cost of each round for all clients together, {_setting(header, DATASETS[0])}. {COUNTED}"

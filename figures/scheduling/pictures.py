@@ -15,7 +15,7 @@ from matplotlib import ticker
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, legend, style
 from fedlayers.diagnostics.pictures.runs import learning
-from figures import items
+from figures import items, names
 from figures.differences import LEAST, Difference, difference, joint
 from figures.items import Drawing, Finding, Item, View, set_apart
 from figures.scheduling.runs import (
@@ -112,7 +112,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
         for since in thaws[1:]:
             ax.axvline(since, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
         if len(shown):
-            learning(shown, ACCURACY, ax=ax)
+            learning(shown.assign(algorithm=shown["algorithm"].map(names.title)), ACCURACY, ax=ax)
             ax.set_ylabel("test accuracy (higher is better)")
     values = shown.astype({"seed": int, "round": int}) if len(shown) else shown
     table = (
@@ -172,7 +172,7 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
         ax = figure.subplots()
         for k, (method, values) in enumerate(main.items()):
             x, mean = np.arange(1, len(values) + 1), 100 * values.mean(axis=1)
-            ax.plot(x, mean, color=COLOURS[k], linestyle=("-", "--", "-.")[k], label=method)
+            ax.plot(x, mean, color=COLOURS[k], linestyle=("-", "--", "-.")[k], label=names.title(method))
             ax.fill_between(
                 x, 100 * values.min(axis=1), 100 * values.max(axis=1), color=COLOURS[k], alpha=0.15, linewidth=0
             )
@@ -208,7 +208,8 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
                 gaps["worst client" if p == 0 else f"percentile {p}"] = difference(both, method, "fedbabu")
         findings.append(
             Finding(
-                f"{NAMES[dataset]}: {method} lies above FedBABU at the worst client and at percentiles 10, 50 and 90",
+                f"{NAMES[dataset]}: {names.title(method)} lies above FedBABU at the worst client and at percentiles "
+                "10, 50 and 90",
                 told(gaps) or f"fewer than {LEAST} seeds",
                 verdict(gaps.values(), "above", "below"),
             )

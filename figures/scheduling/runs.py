@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from figures import items
+from figures import items, names
 from figures.differences import FEWEST, Difference, difference, joint
 from figures.items import at_paper as at_paper
 from figures.page import percent, seeds_in_words
@@ -32,7 +32,7 @@ BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
 WRAPPED = "cifar10"
 EARLY = {"cifar100": 1, "tiny_imagenet": 0}
 """Datasets of Sec. 5.3, and at which of their numbers of rounds the two schedules are compared."""
-NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny_imagenet": "Tiny-ImageNet"}
+NAMES = {name: names.DATASETS[name] for name in ("mnist", "cifar10", "cifar100", "tiny_imagenet")}
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: st
     config, column, paper = header["runs"][run]["config"], columns(header)[dataset], PAPER[dataset]
     sizes = frame.loc[frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"].dropna()
     each = f"{sizes.min()} to {sizes.max()} training samples a client, " if len(sizes) else ""
-    instead = "" if config["dataset"] == dataset else f", in its place {config['dataset'].replace('_', ' ')}"
+    instead = "" if config["dataset"] == dataset else f", in its place {names.dataset(config['dataset'])}"
     text = f"{instead}: {each}{column.at[-1]} rounds, thawing at {listed(column.unfreeze)}"
     return text if at_paper(header) else f"{text} (paper: {paper.at[-1]}; {listed(paper.unfreeze)})"
 
@@ -231,7 +231,7 @@ def told(differences: Mapping[str, Difference]) -> str:
     parts = []
     for name, each in differences.items():
         shown = "no pair of runs" if not each.pairs else f"{percent(*each.interval, sign='+')} ({each.how or FEWEST})"
-        parts.append(f"{name.partition('.')[2] or name} {shown}")
+        parts.append(f"{names.titles(name.partition('.')[2] or name)} {shown}")
     return ", ".join(parts)
 
 

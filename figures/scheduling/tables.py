@@ -9,10 +9,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, style
-from figures import items
+from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, style
+from figures import items, names
 from figures.differences import FEWEST, Difference, joint
+from figures.differences import draw as draw_differences
 from figures.items import Drawing, Finding, View
 from figures.page import markdown, percent
 from figures.scheduling.runs import (
@@ -38,6 +40,9 @@ from figures.scheduling.runs import (
     verdict,
 )
 from fl_core.statistics import mean_interval
+
+PRINTED: dict[str, Any] = {"marker": "D", "markersize": 4.5, "color": FAINT, "markerfacecolor": "none"}
+"""The look of what is published."""
 
 
 def interval(values: pd.DataFrame, run: str, done: int) -> tuple[int, float, float, float]:
@@ -87,7 +92,7 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
         for method in SCHEDULES:
             found = gaps(dataset, method, papers)
             yield Finding(
-                f"{NAMES[dataset]}, end of training: {method} lies above the paper's six other methods",
+                f"{NAMES[dataset]}, end of training: {names.title(method)} lies above the paper's six other methods",
                 told(found),
                 verdict(found.values(), "above", "below"),
                 apart(header, dataset),
@@ -98,7 +103,7 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
     for method in SCHEDULES:
         found = {NAMES[d]: gap for d in near for gap in gaps(d, method, ["fedbabu"]).values()}
         yield Finding(
-            f"{method} lies above FedBABU {where}", told(found), verdict(found.values(), "above", "below"),
+            f"{names.title(method)} lies above FedBABU {where}", told(found), verdict(found.values(), "above", "below"),
         )  # fmt: skip
     found = {NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()}
     yield Finding(
@@ -125,16 +130,17 @@ def _has(values: pd.DataFrame, done: int) -> bool:
 def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = table2(header, frame)
     with style():
-        figure = plt.figure(figsize=(8.4, 3.3), layout="constrained")
+        figure = plt.figure(figsize=(8.4, 3.6), layout="constrained")
         for ax, (dataset, part) in zip(
             figure.subplots(1, 4, sharey=True), table.groupby("dataset", sort=False), strict=True
         ):
             _panel(ax, part)
             ax.set_title(NAMES[str(dataset)] + ("" if dataset in part["trained_on"].to_numpy() else "*"), fontsize=9)
-        figure.axes[0].set_yticks(range(len(METHODS)), METHODS, fontsize=8)
+        figure.axes[0].set_yticks(range(len(METHODS)), list(map(names.title, METHODS)), fontsize=8)
         figure.axes[0].set_ylim(len(METHODS) - 0.5, -0.5)
-        figure.supxlabel("")
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        keys = [Line2D([], [], linestyle="none", label="published, after the paper's last round", **PRINTED)]
+        keys.append(Line2D([], [], color=COLOURS[0], linewidth=1.2, label="95 % interval over seeds"))
+        figure.legend(handles=keys, loc="outside upper center", ncols=2)
     text = "\n\n".join(_page(part) for _, part in table.groupby("dataset", sort=False))
     text += f"\n\nMeasured, ± half the 95 % interval over seeds, with the paper's value in brackets. With {FEWEST}."
     wanted = [f"{dataset}.{method}" for dataset in columns(header) for method in METHODS]
@@ -142,7 +148,7 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         text += f"\n\nMissing (run and seed): {', '.join(gone)}."
     stand_in = "" if at_paper(header) else " *: not the paper's images."
     caption = (
-        "Accuracy on all clients' own test samples, after fine-tuning where the method has it; local adaptation is "
+        "Accuracy on all clients' own test samples, after fine-tuning where the method has it; LocalAdaptation is "
         f"FedAvg fine-tuned alike. Intervals are drawn to 0 and 100 % at most.{stand_in}{missing(header, wanted)} "
         f"{setting(header, frame, *columns(header))}"
     )
@@ -154,7 +160,6 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
     times = list(part["rounds"].unique())
     for k, done in enumerate(times):
         own = part[part["rounds"] == done]
-        name = ("first", "second", "last")[k]
         at = own["method"].map(y) + 0.22 * (k - 1)
         ends = own["low"].clip(0, 100), own["high"].clip(0, 100)  # a few seeds' interval may reach beyond
         ax.hlines(at, *ends, color=COLOURS[k], linewidth=1.2)
@@ -162,21 +167,19 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
             own["accuracy"],
             at,
             linestyle="none",
-            marker="o",
+            marker=MARKERS[k],
             markersize=4,
             color=COLOURS[k],
-            label=f"{name} number of rounds",
+            label=f"{done} rounds",
         )
     last = part[part["rounds"] == times[-1]]
-    ax.plot(
-        last["published"], last["method"].map(y) + 0.22, linestyle="none", marker="D", markersize=4.5, color=FAINT,
-        markerfacecolor="none", label="published, last", zorder=1,
-    )  # fmt: skip
+    ax.plot(last["published"], last["method"].map(y) + 0.22, linestyle="none", zorder=1, **PRINTED)
     ax.set_xlabel("accuracy, %")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=7)
 
 
 def _page(part: pd.DataFrame) -> str:
-    cells: dict[str, list[str]] = {str(NAMES[part["dataset"].iloc[0]]): list(METHODS)}
+    cells: dict[str, list[str]] = {str(NAMES[part["dataset"].iloc[0]]): list(map(names.title, METHODS))}
     for (done, papers), own in part.groupby(["rounds", "paper_rounds"], sort=False):
         own = own.set_index("method").loc[list(METHODS)]
         title = f"{done} rounds" if done == papers else f"{done} rounds (paper: {papers})"
@@ -219,32 +222,44 @@ def early(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table, values = early(header, frame), scores(frame)
-    findings = []
+    findings, gaps = [], {}
     for dataset, k in EARLY.items():
         done = columns(header)[dataset].at[k]
         own = values.xs(done, level="round") if done in values.index.get_level_values("round") else pd.DataFrame()
         for method in SCHEDULES:
             found = compared(own, f"{dataset}.{method}_early", [f"{dataset}.{method}"])
+            gaps[dataset, method] = found[f"{dataset}.{method}"]
             findings.append(
                 Finding(
-                    f"{NAMES[dataset]}: thawing twice as early costs {method} accuracy (the paper: 0.3 to 1 point)",
+                    f"{NAMES[dataset]}: thawing twice as early costs {names.title(method)} accuracy (the paper: 0.3 to "
+                    "1 point)",
                     f"early − late {told(found)}",
                     verdict(found.values(), "below", "above"),
                     apart(header, dataset),
                 )
             )
     with style():
-        figure = plt.figure(figsize=(6.4, 3.2), layout="constrained")
-        for ax, (dataset, part) in zip(figure.subplots(1, 2), table.groupby("dataset", sort=False), strict=True):
-            names = [f"{row.method}, {row.unfreeze}" for row in part.itertuples()]
-            _dots(ax, part, names)
-            ax.set_title(NAMES[str(dataset)] + ("" if dataset in part["trained_on"].to_numpy() else "*"), fontsize=9)
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        figure = plt.figure(figsize=(8.4, 3.2), layout="constrained")
+        *axes, last = figure.subplots(1, 3)
+        titles = {}
+        for ax, (dataset, part) in zip(axes, table.groupby("dataset", sort=False), strict=True):
+            _dots(ax, part, [f"{names.title(row.method)}, {row.unfreeze}" for row in part.itertuples()])
+            titles[dataset] = NAMES[str(dataset)] + ("" if dataset in part["trained_on"].to_numpy() else "*")
+            ax.set_title(titles[dataset], fontsize=9)
+        draw_differences(last, list(gaps.values()), "early − late, points")
+        printed = table.groupby(["dataset", "method"], sort=False)["published"].agg(
+            lambda two: two.iloc[1] - two.iloc[0]
+        )
+        last.plot(printed, range(len(printed)), linestyle="none", label="published", zorder=1, **PRINTED)
+        last.set_yticks(range(len(gaps)), [f"{names.title(m)},\n{titles[d]}" for d, m in gaps], fontsize=7)
+        last.set_title("paired by seed", fontsize=9)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     wanted = [f"{d}.{m}{suffix}" for d in EARLY for m in SCHEDULES for suffix in ("", "_early")]
     ends = " and ".join(str(columns(header)[dataset].at[k]) for dataset, k in EARLY.items())
     stand_in = "" if at_paper(header) else " *: not the paper's images; published are ten times as many rounds."
     caption = (
-        f"Accuracy after {ends} rounds and fine-tuning when the layers thaw in the rounds named beside each schedule."
+        f"Accuracy after {ends} rounds and fine-tuning when the layers thaw after the rounds beside each schedule, "
+        "and what thawing twice as early changes, with 95 % intervals."
         f"{stand_in}{missing(header, wanted)} {setting(header, frame, *EARLY)}"
     )
     return Drawing(figure, table, caption, tuple(findings), _lines(table, ("dataset", "method", "unfreeze")))
@@ -294,17 +309,20 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
     )  # fmt: skip
     with style():
-        figure = plt.figure(figsize=(5.6, 3.4), layout="constrained")
-        ax = figure.subplots()
-        _dots(
-            ax,
-            table,
-            [f"{row.method}, {row.schedule}" if row.schedule != "none" else row.method for row in table.itertuples()],
-        )
+        figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        wraps = {"none": "{}", **{name: f"{names.title(name)} over {{}}" for name in SCHEDULES}}
+        _dots(left, table, [wraps[row.schedule].format(names.title(row.method)) for row in table.itertuples()])
+        each = {run.partition(".")[2]: gap for name in SCHEDULES for run, gap in gaps[name].items()}
+        draw_differences(right, list(each.values()), "with the schedule − without it, points")
+        right.set_yticks(range(len(each)), list(map(names.titles, each)), fontsize=7.5)
+        right.set_title("paired by seed", fontsize=9)
+        left.set_title("accuracy", fontsize=9)
     wanted = [f"{WRAPPED}.{name}" for b in BELOW for name in (b, *(f"{s}_{b}" for s in SCHEDULES))]
     caption = (
-        "Accuracy after the last round of methods that train their head, alone and under a schedule. LG-FedAvg shares "
-        f"its last layer only, so that nothing thaws. The paper gives no numbers.{missing(header, wanted)} "
+        "Accuracy after the last round of methods that train their head, alone and under a schedule, and the "
+        "difference that the schedule makes, with 95 % intervals. LG-FedAvg shares its last layer only, so that "
+        f"nothing thaws. The paper gives no numbers.{missing(header, wanted)} "
         f"{setting(header, frame, WRAPPED)}"
     )
     return Drawing(figure, table, caption, findings, _lines(table, ("method", "schedule")))
@@ -324,20 +342,13 @@ def _dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
         label="measured, 95 % interval",
     )
     if "published" in table:
-        look: dict[str, Any] = {
-            "linestyle": "none",
-            "marker": "D",
-            "markersize": 4.5,
-            "color": FAINT,
-            "markerfacecolor": "none",
-        }
-        ax.plot(table["published"], y, label="published", zorder=1, **look)
+        ax.plot(table["published"], y, linestyle="none", label="published", zorder=1, **PRINTED)
     ax.set_yticks(y, list(names), fontsize=7.5)
     ax.set(ylim=(len(table) - 0.5, -0.5), xlabel="accuracy, %")
 
 
 def _lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
-    cells = {key: [str(value) for value in table[key]] for key in keys}
+    cells = {key: [names.dataset(names.titles(str(value))) for value in table[key]] for key in keys}
     spans = zip(table["accuracy"], table["low"], table["high"], strict=True)
     cells["accuracy %"] = [percent(mean / 100, low / 100, high / 100) for mean, low, high in spans]
     if "published" in table:

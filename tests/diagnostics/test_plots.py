@@ -495,3 +495,12 @@ def test_the_frame_is_left_as_it_was(draw: Any, frame: Any) -> None:
     copy = frame.copy(deep=True)
     draw(frame)
     pd.testing.assert_frame_equal(frame, copy)
+
+
+def test_clients_that_lie_upon_each_other_are_one_line() -> None:
+    frame = diagnosis()
+    own = frame["metric"] == "grad_variance"
+    frame.loc[own, "value"] = 2.0
+    assert list(lines(plots.metric(frame, "grad_variance"))) == [f"each of {len(HOSPITALS)} clients,\nwithin 1%"]
+    frame.loc[own & (frame["client"] == "VA"), "value"] = 2.1
+    assert set(HOSPITALS) <= set(lines(plots.metric(frame, "grad_variance")))

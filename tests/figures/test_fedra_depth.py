@@ -68,9 +68,9 @@ def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.Monk
     assert header["about"]["config"]["init"] == depth.WEIGHTS
     assert set(frame.loc[frame["metric"] == "accuracy", "client"]) == {"photo", "sketch"}
     text = page(depth.NAME, tmp_path)
-    assert "| fedra | 1 |" in text
+    assert "| FedRA | 1 |" in text
     assert re.search(r"- not comparable \(.*\): alllarge lies above fedra", text)
-    assert "- held: no client holds more blocks than its depth. Measured: at most fedra 4, 2; inclusivefl 4, 2" in text
+    assert "- held: no client holds more blocks than its depth. Measured: at most FedRA 4, 2; InclusiveFL 4, 2" in text
     assert "FedRA learns with every k" in text
     assert "FedRA learns with every k. Measured: points gained: k = 3 " in page("fedra.fig4", tmp_path)
     (folder / depth.WEIGHTS).unlink()  # they are not kept with the rows, and made again when a run needs them

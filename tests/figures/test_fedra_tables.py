@@ -20,7 +20,7 @@ def test_the_methods_are_in_the_papers_order(dataset: str) -> None:
     ("values", "held", "said"),
     [
         ([0.5, 0.4, 0.3, 0.2, 0.1], True, "10 as there"),
-        ([0.5, 0.4, 0.3, 0.1, 0.2], False, "9 as there; 1 the other way round (depthfl - allsmall -10.0 ± 0.0)"),
+        ([0.5, 0.4, 0.3, 0.1, 0.2], False, "9 as there; 1 the other way round (DepthFL - AllSmall -10.0 ± 0.0)"),
     ],
 )
 def test_pairs_are_counted(values: list[float], held: bool, said: str) -> None:
@@ -34,16 +34,16 @@ def test_pairs_are_counted(values: list[float], held: bool, said: str) -> None:
     twins.loc["fedra"] = means.loc["alllarge"]
     same = tables._order(twins)
     assert same.held is False
-    assert "1 equal (alllarge - fedra +0.0 ± 0.0)" in same.measured
+    assert "1 equal (AllLarge - FedRA +0.0 ± 0.0)" in same.measured
     noisy = means.copy()
     noisy.loc["fedra"] = means.loc["alllarge"] + [0.01, -0.01, 0.005]
-    assert "1 undecided (alllarge - fedra -0.2 ± 2.6)" in tables._order(noisy).measured
+    assert "1 undecided (AllLarge - FedRA -0.2 ± 2.6)" in tables._order(noisy).measured
 
 
 def test_it_draws_what_is_there_and_needs_the_whole_models() -> None:
     header, frame = items.find("fedra.table1").read(items.find("fedra.table1").path())
     drawing = tables._draw(header, frame[frame["run"] != "depthfl"])
     assert set(drawing.table["method"]) == set(tables.METHODS) - {"depthfl"}
-    assert "depthfl" not in drawing.findings[0].measured
+    assert "DepthFL" not in drawing.findings[0].measured
     with pytest.raises(UsageError, match=r"algorithms\.pacs_depth has no run of alllarge"):
         tables._draw(header, frame[frame["run"] != "alllarge"])

@@ -10,10 +10,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from figures import items, recipe
+from figures import items, names, recipe
 from figures.__main__ import main
 from figures.items import Drawing, Finding, Item, View
 from fl_core import rows, runner
+from fl_core.algorithms import registry
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
@@ -165,3 +166,25 @@ def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
     assert b"/CreationDate" not in drawn
     assert b"/FontFile2" in drawn  # TrueType
     assert b"/Type3" not in drawn
+
+
+@pytest.mark.parametrize(
+    ("caption", "shown"),
+    [
+        ("All of it. Fits.", "All of it. Fits."),
+        (f"First, see Fig. A.1 of it. Then{' long' * 40}.", "First, see Fig. A.1 of it."),
+        (f"{'first ' * 20}of all. Then more.", f"{'first ' * 20}of all."),
+    ],
+)
+def test_beneath_a_picture_stand_whole_sentences_of_its_caption(caption: str, shown: str) -> None:
+    beneath = items.beneath(caption, 30)
+    assert beneath.replace("\n", " ") == shown
+    assert max(map(len, beneath.splitlines())) <= 30
+
+
+def test_names_are_those_of_the_papers() -> None:
+    assert [names.title(run) for run in ("fedavg@resnet8", "fedra_cover", "lg_fedavg", "my_own")] == [
+        "FedAvg", "FedRA, cover", "LG-FedAvg", "my_own"
+    ]  # fmt: skip
+    assert names.titles("anti over lg_fedavg") == "Anti over LG-FedAvg"
+    assert set(names.ALGORITHMS) <= set(registry()), "a name of an algorithm that there is not"

@@ -85,7 +85,7 @@ def test_an_algorithm_without_rows_is_named_and_changes_no_state(
     assert recipe.newcomers(learning.NAME, check.runs) == {"fedper"}
     main([learning.NAME, "--train", "--only", "fedper", *out])
     assert recipe.newcomers(learning.NAME, check.runs) == frozenset()
-    assert "| fedper |" in page(learning.NAME, tmp_path)
+    assert "| FedPer |" in page(learning.NAME, tmp_path)
 
 
 def test_budget_stops_between_runs(check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,9 +221,9 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
     assert above.held is None
     assert below.held is None
     assert budget.held
-    assert "pfedme 5.0" in budget.measured
-    assert "pfedgate -20.0" in below.measured
-    assert "fedpft" not in above.measured + below.measured
+    assert "pFedMe 5.0" in budget.measured
+    assert "pFedGate -20.0" in below.measured
+    assert "FedPFT" not in above.measured + below.measured
 
 
 @pytest.mark.parametrize(

@@ -169,5 +169,5 @@ def test_curves_are_compared_before_and_after_all_has_thawed(name: str, dataset:
     assert held(name, before=0.5, behind=-0.05) == [False, True]
     header, frame = made_up(before=0.1)
     drawing = items.find(f"scheduling.{name}").draw(header, frame)  # type: ignore[misc]
-    assert f"{scheduling.NAMES[dataset]}, in its place tiny imagenet32" in drawing.caption
+    assert f"{scheduling.NAMES[dataset]}, in its place Tiny-ImageNet at 32 pixels" in drawing.caption
     assert "local_adaptation" not in set(drawing.table["method"])

@@ -1,0 +1,106 @@
+"""The names by which pictures and pages call algorithms, datasets and networks."""
+
+from __future__ import annotations
+
+import re
+
+ALGORITHMS = {
+    "alllarge": "AllLarge",
+    "allsmall": "AllSmall",
+    "anti": "Anti",
+    "depthfl": "DepthFL",
+    "ditto": "Ditto",
+    "fedamp": "FedAMP",
+    "fedavg": "FedAvg",
+    "fedbabu": "FedBABU",
+    "fedbn": "FedBN",
+    "fedcac": "FedCAC",
+    "feddyn": "FedDyn",
+    "fedfomo": "FedFomo",
+    "fedlama": "FedLAMA",
+    "fedlp": "FedLP",
+    "fedper": "FedPer",
+    "fedpft": "FedPFT",
+    "fedprox": "FedProx",
+    "fedra": "FedRA",
+    "fedrep": "FedRep",
+    "fedrod": "FedRoD",
+    "heurfedamp": "HeurFedAMP",
+    "heurpfedla": "HeurpFedLA",
+    "inclusivefl": "InclusiveFL",
+    "lg_fedavg": "LG-FedAvg",
+    "local": "Local",
+    "local_adaptation": "LocalAdaptation",
+    "per_fedavg": "Per-FedAvg",
+    "pfedgate": "pFedGate",
+    "pfedhn": "pFedHN",
+    "pfedla": "pFedLA",
+    "pfedme": "pFedMe",
+    "pfedpt": "pFedPT",
+    "pfedsd": "pFedSD",
+    "playerfl": "PLayer-FL",
+    "playerfl_minus": "PLayer-FL−1",
+    "playerfl_plus": "PLayer-FL+1",
+    "playerfl_random": "PLayer-FL-Random",
+    "scaffold": "SCAFFOLD",
+    "two_stage": "Two-stage",
+    "vanilla": "Vanilla",
+}
+"""As their papers write them; an algorithm that is not listed keeps its own name."""
+_WORD = re.compile(r"\w+")
+DATASETS = {
+    "airline_tweets": "airline tweets",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "digits": "digits",
+    "fashion_mnist": "Fashion-MNIST",
+    "fed_isic": "Fed-ISIC",
+    "heart": "Fed-Heart",
+    "mnist": "MNIST",
+    "pacs": "PACS",
+    "tiny_imagenet": "Tiny-ImageNet",
+    "tiny_imagenet32": "Tiny-ImageNet at 32 pixels",
+}
+NETWORKS = {
+    "cifar_cnn": "PLayer-FL's CNN for CIFAR-10",
+    "fmnist_cnn": "PLayer-FL's CNN for Fashion-MNIST",
+    "heart_mlp": "an MLP",
+    "isic_cnn": "PLayer-FL's CNN for Fed-ISIC",
+    "pfedla_cnn": "pFedLA's CNN",
+    "resnet8": "ResNet-8",
+    "scheduling_cnn": "the schedules' CNN",
+    "text_transformer": "a small transformer",
+}
+
+
+def title(run: str) -> str:
+    """The name of a run: its algorithm's, and what follows it as words.
+
+    >>> title("fedavg@resnet8"), title("fedra_cover"), title("my_own")
+    ('FedAvg', 'FedRA, cover', 'my_own')
+    """
+    name = run.partition("@")[0]
+    known = max((each for each in ALGORITHMS if f"{name}_".startswith(f"{each}_")), key=len, default="")
+    if not known:
+        return name
+    rest = name.removeprefix(known).removeprefix("_").replace("_", " ")
+    return ALGORITHMS[known] + (f", {rest}" if rest else "")
+
+
+def titles(text: str) -> str:
+    """A text in which every algorithm has its name.
+
+    >>> titles("anti over lg_fedavg")
+    'Anti over LG-FedAvg'
+    """
+    return _WORD.sub(lambda found: ALGORITHMS.get(found[0], found[0]), text)
+
+
+def dataset(name: str) -> str:
+    """A dataset's name; of one that is not listed its own."""
+    return DATASETS.get(name, name)
+
+
+def network(name: str) -> str:
+    """A network in words; of one that is not listed its own name."""
+    return NETWORKS.get(name, name)
