@@ -6,6 +6,7 @@ OUT ?= out/demo
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo federation figures notebooks lists test test-slow test-federation clean
+.PHONY: help setup demo figures notebooks lists docs test test-slow clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -34,6 +35,9 @@ lists: $(READY)  ## the README's lists, the table of faults and the papers' scor
 	$(BIN)/python -m fedlayers.lists
 	$(BIN)/python -m tests.faults.table
 	$(BIN)/python -m figures scorecard
+
+docs: $(READY)   ## the site: scorecard, figures, notebooks, interface; out/site/index.html, its links checked
+	$(BIN)/python -m docs
 
 test: $(READY)   ## style, types and tests
 	$(BIN)/ruff check .

@@ -74,7 +74,7 @@ class Algorithm:
     ``state`` in ``begin`` and ``reply``) and what they return. An algorithm object is copied to workers and built
     anew when a run goes on, so the engine freezes it; random draws come from :mod:`fl_core.seeds`.
 
-    Class attributes, literals all of them:
+    Class attributes:
         name: registry name.
         paper: the source.
         trains, travels, keeps: what is trained, what crosses, and what a client keeps to itself between rounds.

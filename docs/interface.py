@@ -1,0 +1,123 @@
+"""Makes the pages of the Python interface, from docstrings of what ``import fedlayers as fl`` gives, unimported."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sphinx.ext.napoleon import Config, GoogleDocstring
+
+DOORS = "fedlayers/__init__.py"
+STYLE: Any = Config(
+    napoleon_use_rtype=False,
+    napoleon_use_ivar=True,
+    napoleon_custom_sections=[("Class attributes", "Attributes")],
+)
+Defined = ast.FunctionDef | ast.ClassDef
+
+
+def pages(root: Path) -> dict[str, str]:
+    """The pages in reStructuredText by name: ``index``, and one for each name that is a function, class or module."""
+    made = {}
+    for name, module, attribute in sorted(doors(root), key=lambda door: door[0].lower()):
+        if text := _page(root, name, module, attribute):
+            made[name] = text
+    listed = "\n".join(f"   {name}" for name in made)
+    head = _title("The Python interface")
+    note = "What ``import fedlayers as fl`` gives. Every ``>>>`` is run by the tests as it stands here."
+    return {"index": f"{head}{note}\n\n.. toctree::\n   :maxdepth: 1\n\n{listed}\n", **made}
+
+
+def doors(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Every public name with the module and the attribute that it stands for."""
+    for node in ast.walk(ast.parse((root / DOORS).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module != "typing":
+            for each in node.names:
+                if each.asname and not each.asname.startswith("_"):
+                    yield each.asname, node.module, each.name
+
+
+def _file(root: Path, module: str) -> Path | None:
+    path = root / module.replace(".", "/")
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+
+
+def _page(root: Path, name: str, module: str, attribute: str) -> str:
+    """The page of a name; empty of a plain value, such as a registry."""
+    if whole := _file(root, f"{module}.{attribute}"):
+        return _module(name, whole)
+    node = _find(root, module, attribute)
+    if node is None:
+        return ""
+    return f"{_title(f'fl.{name}')}{_described(node, f'fl.{name}')}\n"
+
+
+def _find(root: Path, module: str, attribute: str) -> Defined | None:
+    """The definition of a name, also where its module has it from another one."""
+    path = _file(root, module)
+    if path is None:
+        return None
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, Defined) and node.name == attribute:
+            return node
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for each in node.names:
+                if (each.asname or each.name) == attribute:
+                    return _find(root, node.module, each.name)
+    return None
+
+
+def _module(name: str, path: Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    parts = [_title(f"fl.{name}"), _text(ast.get_docstring(tree) or "", f"fl.{name}", "module")]
+    public = [node for node in tree.body if isinstance(node, Defined) and not node.name.startswith("_")]
+    parts += [_described(node, f"fl.{name}.{node.name}") for node in public if ast.get_docstring(node)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _described(node: Defined, name: str) -> str:
+    """A directive with signature and docstring, of a class with its public methods."""
+    lines = _text(ast.get_docstring(node) or "", name, "class" if isinstance(node, ast.ClassDef) else "function")
+    if isinstance(node, ast.ClassDef):
+        init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
+        head = f".. py:class:: {name}{_signature(init, skip=1) if init else ''}"
+        parts = [lines]
+        for each in node.body:
+            if isinstance(each, ast.FunctionDef) and not each.name.startswith("_") and ast.get_docstring(each):
+                parts.append(_method(each))
+        lines = "\n\n".join(parts)
+    else:
+        head = f".. py:function:: {name}{_signature(node)}"
+    return f"{head}\n\n{_indented(lines)}"
+
+
+def _method(node: ast.FunctionDef) -> str:
+    marks = {ast.unparse(each) for each in node.decorator_list}
+    text = _indented(_text(ast.get_docstring(node) or "", node.name, "method"))
+    if marks & {"property", "cached_property"}:
+        return f".. py:property:: {node.name}\n\n{text}"
+    kind = next((f"\n   :{mark}:" for mark in ("staticmethod", "classmethod") if mark in marks), "")
+    return f".. py:method:: {node.name}{_signature(node, skip='staticmethod' not in marks)}{kind}\n\n{text}"
+
+
+def _signature(node: ast.FunctionDef, skip: int = 0) -> str:
+    """Parameters with annotations and defaults, and what is returned."""
+    given = node.args
+    given.args = given.args[skip:]
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
+    return f"({ast.unparse(given)}){returned}"
+
+
+def _text(doc: str, name: str, what: Any) -> str:
+    return str(GoogleDocstring(inspect.cleandoc(doc), STYLE, what=what, name=name)).strip()
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"   {line}" if line else "" for line in text.splitlines())
+
+
+def _title(text: str) -> str:
+    return f"{text}\n{'=' * len(text)}\n\n"

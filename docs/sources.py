@@ -1,0 +1,248 @@
+"""Gathers the site's pages in a folder: the repository's own at their own places, and what is made from its lists.
+
+Nothing of the packages' heavy parts is imported: what is registered is read from the sources, what came out of the
+papers from the pages that ``figures`` wrote.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from docs import interface
+from fedlayers import catalogue
+from fl_core.sources import Entry
+
+ROOT = Path(__file__).parents[1]
+PAGES = (
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/glossary.md", "examples/README.md",
+    "benchmarks/README.md", "figures/README.md", "figures/gallery.md", "figures/player_fl_what_figures_rest_on.md",
+    "figures/decision/PREREGISTERED.md",
+)  # fmt: skip
+"""Pages that stand in the site as in the repository; figures' pages and the notebooks come to them."""
+PAPERS = {
+    "player_fl": "PLayer-FL",
+    "scheduling": "Layer scheduling",
+    "fedpft": "FedPFT",
+    "pfedla": "pFedLA",
+    "fedra": "FedRA",
+}
+LINK = re.compile(r"(?P<image>!?)\[(?P<label>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
+IMAGE = re.compile(r'<img src="([^"]+)"[^>]*? alt="([^"]*)">')
+FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+FACTS = (("trains", "trained"), ("travels", "travels"), ("keeps", "kept"), ("cost", "cost"), ("paper", "from"))
+
+
+def write(out: Path) -> int:
+    """Write all pages of the site below ``out``; returns their number."""
+    own = [ROOT / name for name in PAGES]
+    figures = sorted((ROOT / "figures" / "pictures").glob("*.md"))
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    wanted = {path.relative_to(ROOT).as_posix() for path in (*own, *figures, *notebooks)}
+    sources: set[str] = set()
+    for path in (*own, *figures):
+        text = path.read_text(encoding="utf-8")
+        text = relinked(text, path, wanted, sources, out)
+        _put(out, path.relative_to(ROOT).as_posix(), text + _files(path) if path in figures else text)
+    for path in (each.with_suffix(".csv") for each in figures):
+        if path.is_file():
+            _copy(path, out / path.relative_to(ROOT))
+    for path in notebooks:
+        _copy(path, out / path.relative_to(ROOT))
+    for name in sorted(sources):
+        _put(out, f"{name}.md", _source(name))
+    pages = interface.pages(ROOT)
+    made = {
+        "scorecard.md": scorecard(),
+        "catalogue.md": figures_by_paper(wanted),
+        "algorithms.md": algorithms(),
+        "metrics.md": members("metric", "Metrics", ("description", "direction", "how")),
+        "rules.md": members("rule", "Rules", ("summary",)),
+        **{f"api/{name}.rst": text for name, text in pages.items()},
+    }
+    for name, text in made.items():
+        _put(out, name, text)
+    _put(out, "index.md", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    _copy(ROOT / "docs" / "conf.py", out / "conf.py")
+    shutil.copytree(ROOT / "docs" / "static", out / "_static")
+    return len([*out.rglob("*.md"), *out.rglob("*.rst"), *out.rglob("*.ipynb")])
+
+
+def _put(out: Path, name: str, text: str) -> None:
+    path = out / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _copy(path: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, to)
+
+
+# --- the repository's own pages ----------------------------------------------------------------------------------
+
+
+def relinked(text: str, path: Path, wanted: Iterable[str], sources: set[str], out: Path) -> str:
+    """A page's text whose links lead to pages of the site; pictures are copied, links to folders become plain text.
+
+    Args:
+        wanted: pages of the site, by their place in the repository.
+        sources: gets the files that are linked and become pages of their own.
+    """
+    wanted = set(wanted)
+    text = IMAGE.sub(r"![\2](\1)", text).replace("<p>\n![", "![").replace(")\n</p>", ")")
+
+    def link(found: re.Match[str]) -> str:
+        target = found["target"].partition("#")[0]
+        if not target or re.match(r"[a-z]+:", target):
+            return found[0]
+        file = Path(os.path.normpath(path.parent / target))
+        if not file.is_relative_to(ROOT) or not file.is_file():
+            return found["label"]
+        name = file.relative_to(ROOT).as_posix()
+        if found["image"]:
+            _copy(file, out / name)
+        elif name not in wanted:
+            sources.add(name)
+            return f"[{found['label']}]({target}.md)"
+        return found[0]
+
+    parts, end = [], 0
+    for fence in FENCE.finditer(text):  # what stands in a block of code is no link
+        parts += [LINK.sub(link, text[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*parts, LINK.sub(link, text[end:])])
+
+
+def _source(name: str) -> str:
+    """A page that shows a file."""
+    path = ROOT / name
+    if path.suffix == ".md":
+        return f"---\norphan: true\n---\n\n{LINK.sub(lambda found: found['label'], path.read_text(encoding='utf-8'))}"
+    language = {".py": "python", ".cff": "yaml"}.get(path.suffix, "text")
+    text = path.read_text(encoding="utf-8").rstrip()
+    return f"---\norphan: true\n---\n\n# {name}\n\n````{language}\n{text}\n````\n"
+
+
+def _files(page: Path) -> str:
+    """The end of a figure's page: its numbers as a file, and its command."""
+    item = page.stem.partition("@")[0]
+    scale = " --scale paper" if page.stem.endswith("@paper") else ""
+    numbers = f"Its numbers: {{download}}`{page.stem}.csv`.\n\n" if page.with_suffix(".csv").is_file() else ""
+    return f"\n## How it is made\n\n{numbers}```sh\npython -m figures {item}{scale}\n```\n"
+
+
+# --- what came out of the papers ---------------------------------------------------------------------------------
+
+
+def scorecard() -> str:
+    """The scorecard of ``figures/README.md`` as one table that can be filtered by paper and by verdict."""
+    text = (ROOT / "figures" / "README.md").read_text(encoding="utf-8")
+    text = text.partition("<!-- scorecard -->")[2].partition("<!-- end of the scorecard -->")[0]
+    rows, papers, verdicts, paper = [], dict[str, None](), dict[str, None](), ""
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"\*\*(.+)\*\*", line):
+            paper = heading[1]
+            papers[paper] = None
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 6 and cells[0] != "the paper claims" and not cells[0].startswith("---"):
+            verdict = cells[1].strip("*")
+            verdicts[verdict] = None
+            named = zip(("claim", "verdict", "our number", "data", "scale", "page"), cells, strict=True)
+            shown = "".join(
+                f'<td class="{name}" data-name="{name}">{_html(cell)}</td>' if name in ("claim", "verdict")
+                else f'<td data-name="{name}">{_html(cell)}</td>'
+                for name, cell in named
+            )  # fmt: skip
+            rows.append(f'<tr data-paper="{html.escape(paper)}" data-verdict="{verdict}"><td>{paper}</td>{shown}</tr>')
+    heads = "".join(
+        f"<th>{name}</th>" for name in ("paper", "it claims", "here", "our number", "data", "scale", "page")
+    )
+    return (
+        "---\nhide-toc: true\n---\n\n# The scorecard\n\n"
+        "What each paper claims, whether it came out here, and our number with its interval (± is half a 95 % "
+        "interval). A claim is *reproduced* or *contradicted* where our measurements decide it, *undecided* where they "
+        "do not, and *not comparable* where they are too far from the paper's setting.\n\n"
+        f'```{{raw}} html\n<div class="filters">{_choice("paper", papers)}{_choice("verdict", verdicts)}'
+        f'<output aria-live="polite"></output></div>\n<div class="scorecard"><table><thead><tr>{heads}</tr></thead>'
+        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>\n```\n"
+    )
+
+
+def _choice(name: str, values: Iterable[str]) -> str:
+    options = "".join(f"<option>{html.escape(value)}</option>" for value in values)
+    return f'<label>{name} <select name="{name}"><option value="">all</option>{options}</select></label>'
+
+
+def _html(cell: str) -> str:
+    """A cell of a Markdown table as HTML."""
+    text = html.escape(cell.replace("\\|", "|"))
+    text = re.sub(r"\[\w+\.([^\]]+)\]\((pictures/[^)]+)\.md\)", r'<a href="figures/\2.html">\1</a>', text)
+    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
+
+
+def figures_by_paper(wanted: Iterable[str]) -> str:
+    """A table for each paper of its figures and tables: the page, or why there is none; then all other studies."""
+    wanted = set(wanted)
+    with (ROOT / "figures" / "catalogue.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    listed, parts, links = {line["name"] for line in lines}, [], []
+    for paper, title in PAPERS.items():
+        rows = []
+        for line in (line for line in lines if line["name"].startswith(f"{paper}.")):
+            page = f"figures/pictures/{line['name']}.md"
+            reason = f"cannot: {line['note']}" if line["note"] else "planned"
+            state = f"[its page]({page})" if page in wanted else reason
+            rows.append(f"| `{line['name'].partition('.')[2]}` | {line['title']} | {state} | {line['lacks']} |")
+        head = "| name | what it shows | here | data that cannot be had |\n| --- | --- | --- | --- |"
+        parts.append(f"## {title}\n\n{head}\n" + "\n".join(rows))
+    names = sorted(Path(name).stem for name in wanted if name.startswith("figures/pictures/"))
+    others = [name for name in names if name not in listed]
+    parts.append("## Studies of this project's own\n\n" + "\n".join(
+        f"- [{name}](figures/pictures/{name}.md)" for name in others
+    ))  # fmt: skip
+    links = "\n".join(f"figures/pictures/{name}.md" for name in names)
+    tree = f"```{{toctree}}\n:hidden:\n\n{links}\n```"
+    return f"---\nhide-toc: true\n---\n\n# Every figure and table\n\n{tree}\n\n" + "\n\n".join(parts) + "\n"
+
+
+# --- what is registered ------------------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    return str(value).replace("``", "`")
+
+
+def algorithms() -> str:
+    """The algorithms family by family: what is trained, what travels, what is kept, and the cost."""
+    parts = ["# Algorithms\n\nCost: scalars that a client receives and sends a round; P is all of the model's.\n"]
+    for family, entries in catalogue.families(list(catalogue.own_entries("algorithm").values())).items():
+        parts.append(f"## {_text(family).rstrip('.:')}\n")
+        for entry in sorted(entries, key=lambda each: each.name):
+            facts = [f"- {word}: {_text(entry.facts[fact])}" for fact, word in FACTS if entry.facts.get(fact)]
+            facts += ["- obeys a plan"] if entry.facts.get("splits") else []
+            parts.append(f"### `{entry.name}`\n\n{_text(entry.summary)}\n\n" + "\n".join(facts) + _options(entry))
+    return "\n".join(parts) + "\n"
+
+
+def _options(entry: Entry) -> str:
+    config = entry.facts.get("Config")
+    if not isinstance(config, dict) or not config:
+        return "\n"
+    shown = ", ".join(f"`{name}={value}`" for name, value in config.items())
+    return f"\n- options (`--set`): {shown}\n"
+
+
+def members(kind: str, title: str, facts: Iterable[str]) -> str:
+    """The members of a registry with what they say of themselves."""
+    parts = [f"# {title}\n"]
+    for name, entry in sorted(catalogue.own_entries(kind).items()):
+        said = [f"- {fact}: {_text(entry.facts[fact])}" for fact in facts if entry.facts.get(fact)]
+        parts.append(f"## `{name}`\n\n{_text(entry.summary)}\n\n" + "\n".join(said) + "\n")
+    return "\n".join(parts)

@@ -1,0 +1,104 @@
+"""The site's pages are made from what there is; their links lead somewhere, and the check finds those that do not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from docs import interface, links, sources
+from fedlayers import catalogue
+from figures import scorecard
+
+LINK = re.compile(r"\]\(([^)\s#]*)(#[^)\s]+)?\)")
+CODE = re.compile(r"^(`{3,}).*?^\1|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+TREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    assert sources.write(out) > 100
+    return out
+
+
+def places(text: str) -> set[str]:
+    """The anchors of a page's headings, as they are made of their words."""
+    headings = re.findall(
+        r"^#{1,4} (.+)$", CODE.sub(lambda found: found[0] if "\n" not in found[0] else "", text), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_of_every_page_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
+    texts = {path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.md")}
+    for path in site.rglob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts[path.resolve()] = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    checked = 0
+    for path, text in texts.items():
+        for target, place in LINK.findall(CODE.sub("", text)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            there = (path.parent / target).resolve() if target else path
+            assert there.is_file(), f"{path.relative_to(site.resolve())} links to {target}"
+            assert not place or place[1:] in places(texts[there]), f"{path.name} links to {target}{place}"
+            checked += 1
+    assert checked > 150
+
+
+def test_every_page_is_in_the_table_of_contents(site: Path) -> None:
+    listed = {
+        line
+        for page in ("index.md", "catalogue.md")
+        for tree in TREE.findall((site / page).read_text(encoding="utf-8"))
+        for line in tree.splitlines()
+        if line and not line.startswith(":")
+    }
+    pages = {path.relative_to(site).as_posix() for kind in ("md", "ipynb") for path in site.rglob(f"*.{kind}")}
+    own = {name for name in pages if not (site / name).read_text(encoding="utf-8").startswith("---\norphan: true")}
+    assert listed - {"api/index.rst"} == own - {"index.md"}
+
+
+def test_the_scorecard_has_every_claim_and_can_be_filtered(site: Path) -> None:
+    text = (site / "scorecard.md").read_text(encoding="utf-8")
+    rows = re.findall(r'<tr data-paper="([^"]+)" data-verdict="([^"]+)">', text)
+    claims = scorecard.claims()
+    assert [paper for paper, _ in rows] == [scorecard.TITLES[claim.paper] for claim in claims]
+    assert {f"<option>{verdict}</option>" in text for _, verdict in rows} == {True}
+    linked = set(re.findall(r'href="(figures/pictures/[^"]+)\.html"', text))
+    assert linked
+    assert all((site / f"{name}.md").is_file() for name in linked)
+    assert '<select name="paper">' in text
+    assert '<select name="verdict">' in text
+
+
+@pytest.mark.parametrize("kind", ["algorithm", "metric", "rule"])
+def test_every_member_of_a_registry_has_its_place(site: Path, kind: str) -> None:
+    text = (site / f"{kind}s.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^##+ `(\w+)`$", text, re.M)) == set(catalogue.own_entries(kind))
+
+
+def test_the_interface_has_signatures_and_examples() -> None:
+    pages = interface.pages(sources.ROOT)
+    doors = {name for name, *_ in interface.doors(sources.ROOT)}
+    assert {"run", "diagnose", "select", "LayerPlan", "Algorithm"} <= set(pages) <= doors | {"index"}
+    assert ".. py:function:: fl.run(" in pages["run"]
+    assert ">>> " in pages["run"]
+    assert ".. py:method:: " in pages["Algorithm"]
+
+
+def test_the_check_of_links_finds_what_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(
+        '<a href="other.html#there">fine</a><a href="other.html#gone">a</a><a href="lost.html">b</a>'
+        '<a href="https://example.org">elsewhere, if somebody clicks</a><img src="data:image/png;base64,xx">'
+        '<script src="https://example.org/x.js"></script>'
+    )
+    (tmp_path / "other.html").write_text('<p id="there"><a href="#there">here</a></p>')
+    assert list(links.broken(tmp_path)) == [
+        "index.html: other.html#gone: that page has no such place",
+        "index.html: lost.html leads nowhere",
+        "index.html: <script> fetches https://example.org/x.js",
+    ]
