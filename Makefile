@@ -5,8 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo federation figures notebooks lists test test-slow test-federation clean
-.PHONY: help setup demo figures notebooks lists docs test test-slow clean
+.PHONY: help setup demo federation figures notebooks lists docs test test-slow test-federation clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17

@@ -119,7 +119,7 @@ def of_task(
     tables = []
     for name in nulls:
         shuffles = NULLS[name].shuffle is not None
-        measured = _of_first_training if shuffles else _of_start
+        measured = _of_first_training if shuffles else of_start
         for draw in range(1, (null_draws if shuffles else 1) + 1):
             task_of_null = replace(task, data=null_data(task.data, name, task.config.seed, draw))
             again = measured(task_of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients)
@@ -127,18 +127,25 @@ def of_task(
     return replace(report, nulls=pd.concat(tables, ignore_index=True)) if tables else report
 
 
-def _of_start(
+def of_start(
     task: Task,
-    metrics: Sequence[str],
-    command: str,
-    measure_batch: int,
-    options: dict[str, Any],
-    clients: Sequence[str] | None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    command: str = "",
+    measure_batch: int = MEASURE_BATCH,
+    options: Mapping[str, Any] | None = None,
+    clients: Sequence[str] | None = None,
 ) -> Report:
-    """Measure the common start at every client, before any training."""
+    """Measure the common start at every client, before any training.
+
+    Args:
+        options, clients: as of :func:`of_task`.
+
+    Raises:
+        UsageError: as :func:`diagnostics.diagnose`.
+    """
     models = {client.name: task.model for client in task.data.clients if clients is None or client.name in clients}
     context = {"seed": task.config.seed, "round": 0, "model": "global"}
-    return _diagnosed(task, models, metrics, context, command, measure_batch, options)
+    return _diagnosed(task, models, metrics, context, command, measure_batch, dict(options or {}))
 
 
 def _of_first_training(

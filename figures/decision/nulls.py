@@ -1,0 +1,434 @@
+"""What each measurement knows: how much of each metric's curve over layers is left when something is taken away.
+
+Written before it was run. Eight federations at hand (:data:`SETS`), small. Seeds 0, 1, ... of all in turn, two at most,
+as time allows; how many is not decided by results. In each run every metric is measured after the clients' first local
+epoch, and again on three *nulls* (:mod:`diagnostics.null`): **labels** permuted over all clients (3 draws), samples
+dealt to **clients** at random (3 draws), both trained anew from the same start, and the **start** itself, untrained.
+Two other starts, of other initial weights, are measured beside it.
+
+A *curve* is a metric's values over the layers, averaged over clients by training samples (of pairs: over pairs), in
+logarithms where the metric is drawn on a logarithmic axis and all values are above 0, minus its mean over the layers:
+decisions read its shape, not its level. It is of the variant that decides where all compared curves have it.
+
+For each run (a federation with a seed), metric and null:
+
+- *Left*: the share of the curve's variance over layers that the null does not have. With D(a, b) the sum over layers of
+  (a - b)^2, r the real curve, n_k the draws and m_k the mean of the draws other than k:
+  left = (mean_k D(r, m_k) - mean_k D(n_k, m_k)) / D(r, 0), between 0 and 1; the second term is what the draws differ by
+  among themselves. Of the start, which is one curve s: left = D(r, s) / D(r, 0), at most 1.
+- *Odd one out* (labels, clients): of these four curves, r and three draws, r is the one that lies furthest from the
+  mean of the other three. Were the labels (the owners) of no account, this would be so in one run of four.
+- *Moved* (start): r is further from its own start than that start is from either of the two others.
+- *Same decision*: the share of draws from which the metric's own voting rule makes the same plan.
+
+A metric **knows labels** (or **clients**) if the 95 % interval (Wilson's) of its share of runs that are odd ones out
+lies above a quarter; it **knows training** if that of the share that moved lies above a half; runs of one federation
+hang together, so the intervals are, if anything, too narrow. It **cannot know** what changes none of its curves by more
+than 1e-6 of their size. What is none of these is *not shown*. Digits are dealt at random from the beginning: dealing
+them anew takes nothing away, so they are the check of ``clients`` and count for labels and training only.
+
+``hessian_spectrum`` is measured on two federations, with one eigenvalue: it takes as long as all others together.
+Batch normalisation is in one network only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from fedlayers.diagnostics import Report, measure
+from fedlayers.diagnostics.decide import select
+from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS, known
+from fedlayers.diagnostics.pictures.drawing import style
+from figures import items
+from figures.items import Drawing, Finding
+from figures.page import markdown, missing_runs, seeds_in_words
+from figures.recipe import Recipe, labels
+from fl_core import models, rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import RunError, UsageError
+from fl_core.statistics import Interval, share_interval
+
+NAME = "decision.nulls"
+DRAWS = 3
+NULLS = ("labels", "clients", "fresh")
+TITLES = {"labels": "labels", "clients": "who holds what", "fresh": "training"}
+CHANCE = {"labels": 1 / (DRAWS + 1), "clients": 1 / (DRAWS + 1), "fresh": 0.5}
+SAME_DECISION = "same decision"
+IDENTICAL = 1e-6
+CONTROL = "digits"
+"""Dealt at random from the beginning."""
+NARROW: dict[str, Any] = {"model_options": {"width": 0.25}, "batch": 8}
+SETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fashion_mnist": ("Fashion-MNIST", {"dataset": "fashion_mnist", "clients": 3, "samples": 240, **NARROW}),
+    "mnist": ("MNIST", {"dataset": "mnist", "clients": 3, "samples": 240, **NARROW}),
+    "cifar10": ("CIFAR-10", {"dataset": "cifar10", "model": "pfedla_cnn", "clients": 3, "samples": 240, "batch": 8}),
+    "fed_isic": ("Fed-ISIC", {"dataset": "fed_isic", "model": "fmnist_cnn", "samples": 160, **NARROW}),
+    "heart": ("Fed-Heart", {"dataset": "heart"}),
+    "airline_tweets": (
+        "airline tweets",
+        {"dataset": "airline_tweets", "samples": 300, "batch": 8, "model_options": {"width": 32}},
+    ),
+    "pacs": ("PACS", {"dataset": "pacs", "model": "fmnist_cnn", "samples": 160, **NARROW}),
+    CONTROL: ("digits, IID", {"dataset": "digits", "samples": 400}),
+}
+SPECTRUM = "hessian_spectrum"
+WITH_SPECTRUM = ("heart", "digits")
+OTHER_STARTS = 2
+OTHER = "other start"
+OPTIONS: dict[str, dict[str, Any]] = {SPECTRUM: {"k": 1, "tol": 0.1}, "cca": {"positions": "mean"}}
+
+
+def configurations() -> dict[str, RunConfig]:
+    """The federations, by name; no round is trained but the first, on each client."""
+    return {name: RunConfig(algorithm="fedper", rounds=1, **settings) for name, (_, settings) in SETS.items()}
+
+
+# --- measuring -------------------------------------------------------------------------------------------------
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Every metric's curve, real and of each null, and how often its rule decides the same on a null."""
+    metrics = [name for name in METRICS.members() if name != SPECTRUM or run in WITH_SPECTRUM]
+    options = {name: given for name, given in OPTIONS.items() if name in metrics}
+    report = measure.of_task(task, metrics, null=NULLS, null_draws=DRAWS, options=options, progress=False)
+    lines = []
+    measured = [("", report.frame), *report.nulls.groupby("model", sort=False)]
+    for k in range(1, OTHER_STARTS + 1):
+        config = task.config
+        model = models.build(
+            str(config.model),
+            task.data.shape,
+            task.data.n_classes,
+            seed=1000 * k + config.seed,
+            options=config.model_options,
+        )
+        start = measure.of_start(replace(task, model=model), metrics, options={"options": options, "progress": False})
+        measured.append((f"{OTHER} {k}", start.frame))
+    for mark, table in measured:
+        for metric in metrics:
+            for variant in measure.shown_variants(replace(report, frame=table), metric):
+                for layer, (value, status) in combined(table, metric, variant).items():
+                    about = {"model": str(mark), "layer": layer, "variant": variant, "status": status}
+                    lines.append(rows.row(metric, value, **about, **labels(task)))
+    return rows.frame([*lines, *_decisions(report, metrics, labels(task))])
+
+
+def combined(table: pd.DataFrame, metric: str, variant: str) -> dict[str, tuple[float | None, str]]:
+    """Each layer's value over clients (by training samples) or over pairs, and its status; of six digits."""
+    part = table[(table["metric"] == metric) & (table["variant"] == variant) & (table["layer"] != "")]
+    single = part[(part["client"] != "") & (part["client"] != part["client_b"])]
+    part = part if single.empty else single
+    found: dict[str, tuple[float | None, str]] = {}
+    for layer, of_layer in part.groupby("layer", sort=False):
+        lacking = of_layer[of_layer["status"] != "ok"]
+        if len(lacking):
+            found[str(layer)] = None, str(lacking["status"].iloc[0])
+            continue
+        weights = None if (of_layer["client_b"] != "").any() else of_layer["n_train"].fillna(1).to_numpy(float)
+        found[str(layer)] = float(f"{np.average(of_layer['value'].to_numpy(float), weights=weights):.6g}"), "ok"
+    return found
+
+
+def _decisions(report: Report, metrics: Sequence[str], named: Mapping[str, Any]) -> list[rows.Row]:
+    """Of each metric whose rule decides: the share of a null's draws that give the same plan."""
+    lines = []
+    for metric in metrics:
+        try:
+            detail = select.select(report, known(metric).rule, metric=metric).why.detail["null"]
+        except (RunError, UsageError) as error:
+            lines.append(rows.row(SAME_DECISION, None, variant=metric, status=str(error), **named))
+            continue
+        lines += [
+            rows.row(SAME_DECISION, each["same_draws"] / each["draws"], variant=metric, model=null, **named)
+            for null, each in detail.items()
+        ]
+    return lines
+
+
+# --- comparing -------------------------------------------------------------------------------------------------
+
+
+def shapes(values: pd.DataFrame, log: bool) -> NDArray[np.float64]:
+    """Curves [K, L] without their means, over the layers at which all have a value.
+
+    Args:
+        values: one line a layer, one column a curve.
+        log: whether to take logarithms, where all values are above 0.
+    """
+    table = values.dropna().to_numpy(float).T
+    table = np.log10(table) if log and (table > 0).all() else table
+    centred: NDArray[np.float64] = table - table.mean(axis=1, keepdims=True) if table.size else table
+    return centred
+
+
+def left(curves: NDArray[np.float64]) -> float:
+    """The share of the variance of the first curve, of [1 + K, L], that the others do not have; NaN if it is flat."""
+    real, draws = curves[0], curves[1:]
+    size = float(real @ real)
+    if curves.shape[1] < 2 or size == 0:
+        return float("nan")
+    if len(draws) == 1:
+        return min(1.0, float(((real - draws[0]) ** 2).sum()) / size)
+    others = [np.delete(draws, k, axis=0).mean(axis=0) for k in range(len(draws))]
+    away = np.mean([((real - other) ** 2).sum() for other in others])
+    apart = np.mean([((draw - other) ** 2).sum() for draw, other in zip(draws, others, strict=True)])
+    return float(np.clip((away - apart) / size, 0.0, 1.0))
+
+
+def _apart(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    return float(((a - b) ** 2).sum())
+
+
+def odd_one_out(curves: NDArray[np.float64]) -> bool:
+    """Whether the first curve is further from the mean of the others than any other is from the mean of its others."""
+    away = [((curve - np.delete(curves, k, axis=0).mean(axis=0)) ** 2).sum() for k, curve in enumerate(curves)]
+    return bool(away[0] > max(away[1:]))
+
+
+@dataclass(frozen=True)
+class Held:
+    """One metric of one run held against one null.
+
+    Attributes:
+        left: see the module's docstring; NaN where there is nothing to compare.
+        told: odd one out, or moved.
+        changed: whether any curve differs from the real one at all.
+    """
+
+    left: float
+    told: bool
+    changed: bool
+
+
+def held_against(frame: pd.DataFrame, metric: str, null: str) -> dict[tuple[str, int], Held]:
+    """Every run's metric against a null, by (federation, seed); runs without a value at two layers are missing."""
+    part = frame[frame["metric"] == metric]
+    marks = part["model"].astype(str)
+    wanted = (marks == "") | marks.str.startswith(f"null {null} ")
+    wanted |= marks.str.startswith(OTHER) & (null == "fresh")
+    found = {}
+    for (run, seed), own in part[wanted].groupby(["run", "seed"]):
+        variant = _common_variant(own, metric)
+        look = known(metric).look.of(variant)
+        columns = own[own["variant"] == variant].pivot(index="layer", columns="model", values="value")
+        curves = shapes(columns[sorted(columns.columns)], look.log)
+        if curves.shape[1] < 2:
+            continue
+        real, others = curves[0], curves[1:]
+        if null == "fresh":
+            start, further = others[0], others[1:]
+            told = bool(all(_apart(real, start) > _apart(start, other) for other in further))
+            others = others[:1]
+        else:
+            told = odd_one_out(curves)
+        size = float(np.abs(curves).max())
+        changed = bool(size > 0 and np.abs(others - real).max() > IDENTICAL * size)
+        found[str(run), int(str(seed))] = Held(left(np.vstack([real, others])), changed and told, changed)
+    return found
+
+
+def _common_variant(part: pd.DataFrame, metric: str) -> str:
+    """The variant that decides, where every curve has it; else the metric's first."""
+    of_model = [set(each["variant"]) for _, each in part.groupby("model")]
+    common = set.intersection(*of_model)
+    return next(name for name in (*known(metric).preferred, *sorted(common)) if name in common)
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """One line a metric and null: runs, the share told apart with its interval, what is left, the same decision.
+
+    ``verdict`` is True (knows), False (cannot know) or None (not shown); ``left`` is the median over federations of
+    the mean over seeds, with the least and the greatest.
+    """
+    same = frame[frame["metric"] == SAME_DECISION]
+    lines = []
+    for metric in (name for name in METRICS.members() if (frame["metric"] == name).any()):
+        for null in NULLS:
+            held = held_against(frame, metric, null)
+            counted = {key: each for key, each in held.items() if null != "clients" or key[0] != CONTROL}
+            share = share_interval(sum(h.told for h in counted.values()), len(counted)) if counted else None
+            by_set = pd.Series({key: h.left for key, h in counted.items()}, dtype=float).groupby(level=0).mean()
+            decided = same[(same["variant"] == metric) & (same["model"] == null)]
+            decided = decided[(decided["run"] != CONTROL) | (null != "clients")]["value"].dropna()
+            told = share or Interval(float("nan"), float("nan"), float("nan"))
+            known_of = None if share is None else True if share.low > CHANCE[null] else None
+            if counted and not any(each.changed for each in counted.values()):
+                known_of = False
+            lines.append(
+                {
+                    "metric": metric, "null": null, "runs": len(counted), "federations": by_set.size,
+                    "told_apart": told.value, "told_low": told.low, "told_high": told.high, "chance": CHANCE[null],
+                    "left": by_set.median(), "left_least": by_set.min(), "left_greatest": by_set.max(),
+                    "same_decision": decided.mean(), "decisions": len(decided), "verdict": known_of,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------
+
+WORDS = {"labels": "the labels", "clients": "how clients differ", "fresh": "training"}
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    table = summary(frame)
+    sets = [name for name in SETS if (frame["run"] == name).any()]
+    metrics = list(dict.fromkeys(table["metric"]))
+    with style():
+        figure = plt.figure(figsize=(8.6, 0.23 * len(metrics) + 2.4), layout="constrained")
+        axes = figure.subplots(1, len(NULLS), sharey=True)
+        for ax, null in zip(axes, NULLS, strict=True):
+            colours = _panel(ax, frame, table, null, metrics, sets)
+        axes[0].set_yticks(range(len(metrics)), metrics, fontsize=7)
+        bar = figure.colorbar(colours, ax=axes, shrink=0.6, pad=0.01)
+        bar.set_label("share of the curve's shape\nthat the null does not have", fontsize=7)
+        bar.ax.tick_params(labelsize=6.5)
+    seeds = header["seeds"]
+    caption = (
+        f"{len(sets)} federations, {seeds_in_words(seeds)} each, after one local epoch. Shade: the share of a metric's "
+        "shape over layers that is gone when labels are permuted, samples are dealt to clients at random (mean of "
+        f"{DRAWS} draws each, less what draws differ by), or nothing was trained; mean over seeds. Cross: no value at "
+        f"two layers. Dot: in every seed the real curve lies further off than all {DRAWS} draws do from one another "
+        f"(by chance in {CHANCE['labels'] ** seeds:.0%} of cells), or is further from its own start than that is from "
+        "two others. A panel's title counts the metrics that know it, by the interval of their share of runs."
+    )
+    return Drawing(figure, table, caption, _findings(table), _page(table, frame) + missing_runs(header))
+
+
+def _panel(ax: Axes, frame: pd.DataFrame, table: pd.DataFrame, null: str, metrics: list[str], sets: list[str]) -> Any:
+    shade = np.full((len(metrics), len(sets)), np.nan)
+    for y, metric in enumerate(metrics):
+        held = held_against(frame, metric, null)
+        for x, name in enumerate(sets):
+            own = [each for (run, _), each in held.items() if run == name]
+            if not own:
+                ax.plot(x, y, marker="x", color="0.6", markersize=4, linestyle="none")
+                continue
+            shade[y, x] = 0.0 if not any(each.changed for each in own) else np.mean([each.left for each in own])
+            if all(each.told for each in own):
+                ax.plot(
+                    x, y, marker="o", color="white" if shade[y, x] > 0.55 else "0.1", markersize=3, linestyle="none"
+                )
+    colours = ax.imshow(shade, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    ax.set_xticks(range(len(sets)), [SETS[name][0] for name in sets], rotation=90, fontsize=7)
+    ax.set_xticks(np.arange(len(sets) + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(len(metrics) + 1) - 0.5, minor=True)
+    ax.grid(False)
+    ax.grid(which="minor", color="0.85", linewidth=0.6)
+    ax.tick_params(which="both", length=0)
+    knows = table[(table["null"] == null) & table["verdict"].eq(True)]["metric"]
+    ax.set_title(f"{TITLES[null]}:\nknown to {len(knows)} of {len(metrics)}", fontsize=8)
+    return colours
+
+
+def _verdicts(table: pd.DataFrame, metric: str) -> dict[str, bool | None]:
+    part = table[table["metric"] == metric].set_index("null")["verdict"]
+    return {null: part[null] for null in NULLS}
+
+
+def in_words(verdicts: Mapping[str, bool | None]) -> str:
+    """What a metric knows, from its verdicts by null.
+
+    >>> in_words({"labels": True, "clients": None, "fresh": True})
+    'knows the labels and training'
+    >>> in_words({"labels": False, "clients": False, "fresh": False})
+    'describes the network alone'
+    >>> in_words({"labels": False, "clients": None, "fresh": None})
+    'not shown to know anything of the data'
+    """
+    knows = [WORDS[null] for null, verdict in verdicts.items() if verdict is True]
+    if knows:
+        return "knows " + " and ".join([", ".join(knows[:-1]), knows[-1]] if len(knows) > 1 else knows)
+    if all(verdict is False for verdict in verdicts.values()):
+        return "describes the network alone"
+    return "not shown to know anything of the data"
+
+
+def _percent(value: float) -> str:
+    return "–" if pd.isna(value) else f"{100 * value:.0f} %"
+
+
+def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
+    metrics = list(dict.fromkeys(table["metric"]))
+    columns: dict[str, list[str]] = {"metric": metrics}
+    columns["in words"] = [in_words(_verdicts(table, metric)) for metric in metrics]
+    for null in NULLS:
+        part = table[table["null"] == null].set_index("metric").loc[metrics]
+        columns[f"{TITLES[null]}: told apart"] = [
+            "–"
+            if not line.runs
+            else f"{_percent(line.told_apart)} [{100 * line.told_low:.0f}, {100 * line.told_high:.0f}]"
+            for line in part.itertuples()
+        ]
+        columns[f"{TITLES[null]}: left"] = [
+            "–" if pd.isna(line.left)
+            else f"{_percent(line.left)} ({100 * line.left_least:.0f} to {100 * line.left_greatest:.0f})"
+            for line in part.itertuples()
+        ]  # fmt: skip
+    decisions = {
+        "metric": metrics,
+        "its rule": [known(metric).rule for metric in metrics],
+        **{
+            f"same without {TITLES[null]}": [
+                f"{_percent(line.same_decision)}" + (f" of {line.decisions} runs" if line.decisions else "")
+                for line in table[table["null"] == null].set_index("metric").loc[metrics].itertuples()
+            ]
+            for null in NULLS
+        },
+    }
+    lacking = frame[frame["status"].ne("ok") & frame["model"].eq("") & frame["metric"].ne(SAME_DECISION)]
+    reasons = lacking.drop_duplicates("metric")
+    return "\n\n".join(
+        [
+            "*Told apart*: the share of runs in which the real curve is the odd one out among itself and "
+            f"{DRAWS} draws (by chance 25 %), or, for training, is further from its own start than that is from two "
+            "others; with Wilson's 95 % interval. *Left*: the share of the shape over layers that the null does "
+            "not have, median over federations (least to greatest). What is computed was written down before it was "
+            "run, at the top of `figures/decision/nulls.py`.",
+            markdown(columns),
+            "How often each metric's own voting rule makes the same plan without the information, over draws and runs:",
+            markdown(decisions),
+            *[f"{line.metric} has no value in places, such as: {line.status}." for line in reasons.itertuples()],
+        ]
+    )
+
+
+def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
+    lines = {(line.metric, line.null): line for line in table.itertuples()}
+    found = []
+    for metric in DEFAULT:
+        for null in NULLS:
+            line = lines.get((metric, null))
+            if line is not None and line.runs:
+                found.append(
+                    Finding(
+                        f"{metric} knows {WORDS[null]}",
+                        f"told apart in {_percent(line.told_apart)} of {line.runs} runs "
+                        f"[{100 * line.told_low:.0f}, {100 * line.told_high:.0f}], chance {_percent(line.chance)}; "
+                        f"{_percent(line.left)} of its shape is left; the same plan in {_percent(line.same_decision)}",
+                        line.verdict,
+                    )
+                )
+    return tuple(found)
+
+
+ITEM = items.register(
+    Recipe(
+        NAME,
+        "What each measurement knows",
+        configurations(),
+        seeds=2,
+        budget="about 12 minutes of one core",
+        measure=_measure,
+        draw=_draw,
+    )
+)
