@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -29,6 +31,7 @@ from .checking import check_arrays, check_inputs, check_modules
 from .decide.budget import layer_bytes
 from .gradients import passes
 from .metrics.base import DEFAULT, METRICS, Metric
+from .null import Retrain, check_nulls, on_null, rows_of_nulls
 from .report import Report
 from .resampling import check_resamples, parted
 from .subject import Measurement, Subject, Tick, placed
@@ -55,6 +58,10 @@ def diagnose(
     progress: bool = True,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     context: Mapping[str, Any] | None = None,
+    null: str | Sequence[str] = (),
+    null_draws: int = 1,
+    retrain: Retrain | None = None,
+    start: nn.Module | None = None,
 ) -> Report:
     """Measure ``metrics`` on clients' models; the models and torch's random state are left as they were.
 
@@ -66,6 +73,8 @@ def diagnose(
     Report(grad_norm, cka; 2 layers, 2 clients, 0 rows without a value)
     >>> report.values("grad_norm").shape  # layers x clients
     (2, 2)
+    >>> diagnose(models, data, "grad_norm", null="labels", progress=False).nulls["model"].unique().tolist()
+    ['null labels 1, models kept']
 
     Args:
         models: one model, a list, or {client: model}; all with the same tensors. Clients without names are called
@@ -91,11 +100,19 @@ def diagnose(
         progress: show a bar.
         options: of single metrics, {metric: {option: value}}.
         context: columns for all rows: run, algorithm, seed, round, model, split.
+        null: names of :data:`diagnostics.null.NULLS`: the same is measured again on each, for the report's ``nulls``,
+            with which :func:`~diagnostics.decide.select.select` compares. Data given for a metric's option ``test`` are
+            shuffled too, a probe is not.
+        null_draws: random draws of each null that shuffles.
+        retrain: trains on a null's data: {client: data} -> models, as ``models`` are given. Without it the same models
+            are measured on the shuffled data; they still know the real ones, which the rows and decisions then say.
+        start: for the null ``fresh``, the untrained model; default: a copy whose modules draw their weights anew.
 
     Raises:
         UsageError: an unknown name or option, an option out of range, numbers or names of models and data that do not
-            agree, models that differ in their tensors, or data that do not fit.
+            agree, models that differ in their tensors, data that do not fit, or a null that cannot be made of them.
     """
+    nulls = check_nulls(null, null_draws)
     request = DiagnosisRequest.of(metrics, options, probe, layers, batch, mode)
     for name in context or {}:
         check_known("column of the context", name, CONTEXT)
@@ -160,7 +177,21 @@ def diagnose(
         "pairs": {m.name: "distance" if m.distance else "similarity" for m in request.metrics if m.pairs},
     }
     frame, redrawn = parted(rows.frame({**r, **columns} for r in measured))
-    return Report(frame.reset_index(drop=True), json.loads(rows.dumps(header)), redrawn.reset_index(drop=True))
+    report = Report(frame.reset_index(drop=True), json.loads(rows.dumps(header)), redrawn.reset_index(drop=True))
+    if not nulls:
+        return report
+    again = partial(
+        diagnose, metrics=metrics, loss=criterion, layers=layers, by=by, layering=every, batch=batch,
+        seed=seed, mode=mode, n_train={s.client: s.n_train for s in subjects}, progress=progress, context=context,
+    )  # fmt: skip
+    whose = subjects[0].model if n_models == 1 else {s.client: s.model for s in subjects}
+    own = {s.client: s.data for s in subjects}
+
+    def measured(name: str, draw: int) -> pd.DataFrame:
+        on = on_null(whose, own, request.options, name, draw, seed=seed, retrain=retrain, start=start)
+        return again(on[0], on[1], options=on[2]).frame
+
+    return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured, kept=retrain is None))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from .diagnosis import DiagnosisRequest, chosen_metrics, diagnose
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
 from .metrics.base import DEFAULT, known
-from .null import NULLS, check_nulls, marked, null_data
+from .null import NULLS, check_nulls, null_data, rows_of_nulls
 from .report import Report
 from .representation.probe import PROBE, probe_set
 from .resampling import check_resamples, parted
@@ -51,6 +51,8 @@ def of_run(
     model: nn.Module | None = None,
     model_code: str | Collection[str] | None = None,
     command: str = "",
+    null: str | Sequence[str] = (),
+    null_draws: int = 1,
     **options: Any,
 ) -> Report:
     """Diagnose the models of a run's checkpoint, each on its own client's training data.
@@ -65,6 +67,9 @@ def of_run(
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. Clients that have no
             such model, because they were not sampled in that round, are named in the header under ``absent``.
         measure_batch: samples at a time while measuring, whatever the run trained with.
+        null: names of :data:`diagnostics.null.NULLS`: the same models are measured again on each, for the report's
+            ``nulls``; nothing is trained, so that they still know the real data, which the rows say. ``fresh`` measures
+            the weights that the run started from.
         data, model, model_code: your own, where the run was given them; see :func:`fl_core.runner.resume`.
         options: further arguments of :func:`diagnostics.diagnose`.
 
@@ -73,6 +78,7 @@ def of_run(
     """
     check_known("model of a run", which, runner.MODELS)
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
+    nulls = check_nulls(null, null_draws)
     models, task = runner.load_models(path, round, which, data=data, model=model, model_code=model_code)
     checkpoint = runner.store.Run(path).rounds[-1] if round == "last" else int(round)
     context = {
@@ -82,7 +88,16 @@ def of_run(
         "round": checkpoint,
         "model": which,
     }
-    return _diagnosed(task, models, metrics, context, command or f"diagnose {path}", measure_batch, options)
+    report = _diagnosed(task, models, metrics, context, command or f"diagnose {path}", measure_batch, dict(options))
+    if not nulls:
+        return report
+
+    def measured(null: str, draw: int) -> pd.DataFrame:
+        of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
+        whose = models if NULLS[null].shuffle is not None else dict.fromkeys(models, task.model)
+        return _diagnosed(of_null, whose, metrics, context, "", measure_batch, {**options, "resamples": 0}).frame
+
+    return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured, kept=True))
 
 
 def of_task(
@@ -116,15 +131,15 @@ def of_task(
     nulls = check_nulls(null, null_draws)
     _check(task, metrics, measure_batch, options)
     report = _of_first_training(task, metrics, command or "diagnose", measure_batch, dict(options), clients)
-    tables = []
-    for name in nulls:
-        shuffles = NULLS[name].shuffle is not None
-        measured = _of_first_training if shuffles else of_start
-        for draw in range(1, (null_draws if shuffles else 1) + 1):
-            task_of_null = replace(task, data=null_data(task.data, name, task.config.seed, draw))
-            again = measured(task_of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients)
-            tables.append(marked(again.frame, name, draw))
-    return replace(report, nulls=pd.concat(tables, ignore_index=True)) if tables else report
+    if not nulls:
+        return report
+
+    def measured(null: str, draw: int) -> pd.DataFrame:
+        of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
+        how = _of_first_training if NULLS[null].shuffle is not None else of_start
+        return how(of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients).frame
+
+    return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured))
 
 
 def of_start(

@@ -6,21 +6,28 @@ labels say, how clients differ, the training), measures the same again, and show
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, check_known
-from fl_core.seeds import numpy_generator
+from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
-Shuffled = tuple[dict[str, Split], dict[str, np.ndarray]]
-"""Of one split: each client's samples, and their positions in the source."""
+from .capture import Data, batches, whole
+
+Shuffled = tuple[np.ndarray, np.ndarray]
+"""Which of all clients' samples, one after another, give the inputs at each place, and which the labels."""
+Retrain = Callable[[Mapping[str, Data]], Any]
+"""Trains on a null's data, {client: data}, and returns models as :func:`diagnostics.diagnose` takes them."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +37,14 @@ class Null:
     Attributes:
         title: what is measured, as in "the same plan comes from ...".
         same: what follows where a decision stays the same on it.
-        shuffle: (data, split, seed, draw) -> that split's samples by client; None = the data stay, untrained models are
-            measured.
+        shuffle: ({client: samples of a split}, split, seed, draw) -> who gets what; None = the data stay, untrained
+            models are measured.
         together: whether it takes the samples or labels of all clients together.
     """
 
     title: str
     same: str
-    shuffle: Callable[[FederatedData, str, int, int], Shuffled] | None = None
+    shuffle: Callable[[Mapping[str, int], str, int, int], Shuffled] | None = None
     together: bool = False
 
 
@@ -62,12 +69,135 @@ def null_data(data: FederatedData, null: str, seed: int, draw: int = 1) -> Feder
     shuffle = NULLS[check_known("null", null, NULLS)].shuffle
     if shuffle is None:
         return data
-    shuffled = {split: shuffle(data, split, seed, draw) for split in SPLITS}
-    names = [client.name for client in data.clients]
-    clients = tuple(ClientData(name, **{split: shuffled[split][0][name] for split in SPLITS}) for name in names)
-    indices = {name: {split: shuffled[split][1][name] for split in SPLITS} for name in names}
+    held: dict[str, dict[str, Split]] = {client.name: {} for client in data.clients}
+    indices: dict[str, dict[str, np.ndarray]] = {client.name: {} for client in data.clients}
+    for split in SPLITS:
+        samples = {client.name: client.split(split) for client in data.clients}
+        x, y = (torch.cat([getattr(part, name) for part in samples.values()]) for name in "xy")
+        positions = np.concatenate([data.partition.indices[name][split] for name in samples])
+        orders = shuffle({name: len(part) for name, part in samples.items()}, split, seed, draw)
+        for name, inputs, of_labels in zip(samples, *(_parts(order, samples) for order in orders), strict=True):
+            ascending = np.argsort(positions[inputs], kind="stable")  # as a partition's positions do
+            inputs, of_labels = inputs[ascending], of_labels[ascending]
+            held[name][split] = Split(_taken(x, inputs), _taken(y, of_labels))
+            indices[name][split] = positions[inputs]
+    clients = tuple(ClientData(name, **held[name]) for name in held)
     digest = hashlib.sha256(f"{data.digest}|null {null}|{seed}|{draw}".encode()).hexdigest()
     return replace(data, clients=clients, partition=replace(data.partition, indices=indices), digest=digest)
+
+
+def null_samples(
+    data: Mapping[str, Data], null: str, seed: int, draw: int = 1, split: str = "train"
+) -> dict[str, Data]:
+    """The same of samples that lie in no federation: pairs (x, y), or loaders, which become lists of as large batches.
+
+    >>> import torch
+    >>> data = {"a": (torch.zeros(3, 1), torch.tensor([0, 0, 0])), "b": (torch.ones(3, 1), torch.tensor([1, 1, 1]))}
+    >>> sorted(torch.cat([y for _, y in null_samples(data, "labels", seed=0).values()]).tolist())
+    [0, 0, 0, 1, 1, 1]
+
+    Args:
+        data: by client.
+        split: what the samples are of; another split is drawn otherwise.
+
+    Raises:
+        UsageError: an unknown null, samples that cannot be dealt because there is one client or their shapes differ.
+    """
+    shuffle = NULLS[check_known("null", null, NULLS)].shuffle
+    if shuffle is None:
+        return dict(data)
+    if null == "clients" and len(data) < 2:
+        raise UsageError("null 'clients' deals samples among clients, and there is one set of data")
+    read = {name: _read(own, seed) for name, own in data.items()}
+    sizes = {name: len(y) for name, (_, y, _) in read.items()}
+    shapes = {tuple(x.shape[1:]) for x, _, _ in read.values()}
+    if len(shapes) > 1:
+        raise UsageError(f"samples of different shapes cannot be shuffled: {', '.join(map(str, sorted(shapes)))}")
+    x, y = (torch.cat([each[k] for each in read.values()]) for k in (0, 1))
+    inputs, of_labels = shuffle(sizes, split, seed, draw)
+    shuffled: dict[str, Data] = {}
+    for name, rows, classes in zip(sizes, _parts(inputs, read), _parts(of_labels, read), strict=True):
+        order = np.argsort(rows, kind="stable")
+        pair = _taken(x, rows[order]), _taken(y, classes[order])
+        lengths = read[name][2]
+        shuffled[name] = pair if lengths is None else list(zip(*(part.split(lengths) for part in pair), strict=True))
+    return shuffled
+
+
+def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
+    """All of a client's samples, and the lengths of its loader's batches; None for a pair."""
+    pair = whole(data)
+    if pair is not None:
+        return *pair, None
+    with torch_seeded(seed_of(seed, "null", "read")):
+        parts = list(batches(data, None))
+    shapes = {tuple(x.shape[1:]) for x, _ in parts}
+    if len(shapes) > 1:
+        raise UsageError(f"samples of different shapes cannot be shuffled: {', '.join(map(str, sorted(shapes)))}")
+    x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+    return x, y, [len(part[1]) for part in parts]
+
+
+def _parts(order: np.ndarray, clients: Mapping[str, Any]) -> list[np.ndarray]:
+    """The places of each client, whose numbers of samples are those of its data."""
+    sizes = [len(each[1]) if isinstance(each, tuple) else len(each) for each in clients.values()]
+    return np.split(order, np.cumsum(sizes)[:-1])
+
+
+def _taken(values: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    return values[torch.from_numpy(rows).to(values.device)]
+
+
+def on_null(
+    models: nn.Module | Mapping[str, nn.Module],
+    data: Mapping[str, Data],
+    options: Mapping[str, Mapping[str, Any]],
+    null: str,
+    draw: int,
+    *,
+    seed: int,
+    retrain: Retrain | None,
+    start: nn.Module | None,
+) -> tuple[Any, dict[str, Data], dict[str, dict[str, Any]]]:
+    """Models, data and metrics' options for measuring again on a null; arguments as :func:`diagnostics.diagnose`'s.
+
+    Raises:
+        UsageError: as :func:`null_samples` and :func:`untrained`.
+    """
+    settings = {metric: dict(given) for metric, given in options.items()}
+    if NULLS[null].shuffle is None:
+        first = models if isinstance(models, nn.Module) else next(iter(models.values()))
+        fresh = untrained(first, seed) if start is None else start
+        return fresh if isinstance(models, nn.Module) else dict.fromkeys(models, fresh), dict(data), settings
+    one = len(data) > 1 and len({id(own) for own in data.values()}) == 1  # several models on one set of data
+    shuffled = null_samples(dict([*data.items()][:1]) if one else data, null, seed, draw)
+    shuffled = dict.fromkeys(data, *shuffled.values()) if one else shuffled
+    for given in settings.values():
+        if given.get("test") is not None:
+            given["test"] = null_samples(given["test"], null, seed, draw, split="validation")
+    return models if retrain is None else retrain(shuffled), shuffled, settings
+
+
+def untrained(model: nn.Module, seed: int) -> nn.Module:
+    """A copy of a model whose trainable modules have drawn their initial weights anew; frozen ones are as they were.
+
+    Raises:
+        UsageError: a module has parameters of its own and no ``reset_parameters``; names it.
+    """
+    fresh = copy.deepcopy(model)
+    with torch_seeded(seed_of(seed, "null", "fresh")):
+        for name, module in fresh.named_modules():
+            own = list(module.parameters(recurse=False))
+            if not any(parameter.requires_grad for parameter in own):
+                continue
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if reset is None:
+                where = f"module {name!r}, a {type(module).__name__}," if name else type(module).__name__
+                raise UsageError(
+                    f"null 'fresh': {where} cannot draw its weights anew; give the untrained model as start="
+                )
+            reset()
+    return fresh
 
 
 def check_nulls(nulls: str | Sequence[str], draws: int) -> tuple[str, ...]:
@@ -85,41 +215,26 @@ def check_nulls(nulls: str | Sequence[str], draws: int) -> tuple[str, ...]:
 # --- how the data are shuffled ---------------------------------------------------------------------------------
 
 
-def _labels(data: FederatedData, split: str, seed: int, draw: int) -> Shuffled:
+def _labels(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
     """The labels of all clients together, permuted."""
-    labels = torch.cat([client.split(split).y for client in data.clients])
-    order = numpy_generator(seed, "null labels", split, draw).permutation(len(labels))
-    permuted = labels[torch.from_numpy(order).to(labels.device)].split([len(c.split(split)) for c in data.clients])
-    samples = {c.name: Split(c.split(split).x, y.clone()) for c, y in zip(data.clients, permuted, strict=True)}
-    return samples, _positions(data, split)
+    count = sum(sizes.values())
+    return np.arange(count), numpy_generator(seed, "null labels", split, draw).permutation(count)
 
 
-def _labels_within(data: FederatedData, split: str, seed: int, draw: int) -> Shuffled:
+def _labels_within(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
     """Each client's labels, permuted."""
-    samples = {}
-    for client in data.clients:
-        x, y = client.split(split).x, client.split(split).y
-        order = numpy_generator(seed, "null labels_within", split, draw, client.name).permutation(len(y))
-        samples[client.name] = Split(x, y[torch.from_numpy(order).to(y.device)])
-    return samples, _positions(data, split)
+    places = np.split(np.arange(sum(sizes.values())), np.cumsum(list(sizes.values()))[:-1])
+    permuted = [
+        own[numpy_generator(seed, "null labels_within", split, draw, name).permutation(len(own))]
+        for name, own in zip(sizes, places, strict=True)
+    ]
+    return np.concatenate(places), np.concatenate(permuted)
 
 
-def _clients(data: FederatedData, split: str, seed: int, draw: int) -> Shuffled:
+def _clients(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
     """All clients' samples, dealt to them at random."""
-    x, y = (torch.cat([getattr(client.split(split), name) for client in data.clients]) for name in "xy")
-    positions = np.concatenate(list(_positions(data, split).values()))
-    order = numpy_generator(seed, "null clients", split, draw).permutation(len(y))
-    ends = np.cumsum([len(client.split(split)) for client in data.clients])[:-1]
-    samples, indices = {}, {}
-    for client, taken in zip(data.clients, np.split(order, ends), strict=True):
-        taken = taken[np.argsort(positions[taken], kind="stable")]  # a partition's positions ascend
-        rows = torch.from_numpy(taken).to(y.device)
-        samples[client.name], indices[client.name] = Split(x[rows], y[rows]), positions[taken]
-    return samples, indices
-
-
-def _positions(data: FederatedData, split: str) -> dict[str, np.ndarray]:
-    return {client.name: data.partition.indices[client.name][split] for client in data.clients}
+    order = numpy_generator(seed, "null clients", split, draw).permutation(sum(sizes.values()))
+    return order, order
 
 
 NULLS: dict[str, Null] = {
@@ -139,12 +254,34 @@ NULLS: dict[str, Null] = {
 
 # --- their rows ------------------------------------------------------------------------------------------------
 
-_MARK = rf"null ({'|'.join(NULLS)}) (\d+)"
+_KEPT = ", models kept"
+_MARK = rf"null ({'|'.join(NULLS)}) (\d+)({_KEPT})?"
 
 
-def marked(table: pd.DataFrame, null: str, draw: int) -> pd.DataFrame:
-    """The rows as those of a null's draw, which their column ``model`` says: ``null labels 1``."""
-    return table.assign(model=f"null {null} {draw}")
+def marked(table: pd.DataFrame, null: str, draw: int, kept: bool = False) -> pd.DataFrame:
+    """The rows as those of a null's draw, which their column ``model`` says: ``null labels 1``.
+
+    Args:
+        kept: whether the models were trained on the real data and only measured on the null's, which the mark adds.
+    """
+    return table.assign(model=f"null {null} {draw}{_KEPT if kept else ''}")
+
+
+def rows_of_nulls(
+    nulls: Sequence[str], draws: int, measured: Callable[[str, int], pd.DataFrame], kept: bool = False
+) -> pd.DataFrame:
+    """The marked rows of all draws of some nulls, at least one; one draw of untrained models.
+
+    Args:
+        measured: (null, draw) -> its rows.
+        kept: as of :func:`marked`, of the nulls that shuffle.
+    """
+    tables = []
+    for null in nulls:
+        shuffles = NULLS[null].shuffle is not None
+        for draw in range(1, (draws if shuffles else 1) + 1):
+            tables.append(marked(measured(null, draw), null, draw, kept and shuffles))
+    return pd.concat(tables, ignore_index=True)
 
 
 def of_null(table: pd.DataFrame) -> pd.Series:
@@ -160,3 +297,9 @@ def nulls_in(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
     for model, part in rows.groupby("model", sort=False):
         nulls.setdefault(str(model).split()[1], []).append(part.assign(model="").reset_index(drop=True))
     return nulls
+
+
+def kept_in(table: pd.DataFrame) -> frozenset[str]:
+    """The nulls in a frame whose models were trained on the real data (see :func:`marked`)."""
+    marks = table.loc[of_null(table), "model"].astype(str).unique()
+    return frozenset(mark.split()[1] for mark in marks if mark.endswith(_KEPT))

@@ -11,25 +11,27 @@ import pandas as pd
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 
-from ..null import NULLS, nulls_in
+from ..null import NULLS, kept_in, nulls_in
 
 
 def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) -> LayerPlan:
     """The plan, with what ``decide`` makes of each null's rows in its evidence; as it is where there are no such rows.
 
     The evidence's ``detail["null"]`` has for each null: ``same``, whether every draw gives the same plan, and
-    ``same_draws`` of ``draws`` that do; of the first draw with a plan ``shared``, the layers it would share,
-    ``values``, the curve in the plan's order (empty where the rule reads several), its ``variant``, ``decided``,
-    whether there is a plan, and ``status``: the plan's, or why there is none.
+    ``same_draws`` of ``draws`` that do; ``kept``, whether models of the real data were measured on it; of the first
+    draw with a plan ``shared``, the layers it would share, ``values``, the curve in the plan's order (empty where the
+    rule reads several), its ``variant``, ``decided``, whether there is a plan, and ``status``: the plan's, or why there
+    is none.
     """
     nulls = {null: [_decided(rows, decide) for rows in draws] for null, draws in nulls_in(table).items()}
     if not nulls:
         return plan
-    detail = {}
+    detail, kept = {}, kept_in(table)
     for null, draws in nulls.items():
         same = sum(each["decided"] and each["shared"] == list(plan.shared) for each in draws)
         first = next((each for each in draws if each["decided"]), draws[0])
-        detail[null] = {"same": same == len(draws), "same_draws": same, "draws": len(draws), **first}
+        about = {"same": same == len(draws), "same_draws": same, "draws": len(draws), "kept": null in kept}
+        detail[null] = {**about, **first}
     return replace(plan, why=replace(plan.why, detail={**plan.why.detail, "null": detail}))
 
 
@@ -51,13 +53,22 @@ def in_words(nulls: Mapping[str, Mapping[str, Any]], variant: str = "", full: bo
         variant: of the metric that the plan was decided on; a null that was measured by another one is said to be.
     """
     if full:
-        lines = [f"  {_line(NULLS[null].title, NULLS[null].same, each, variant)}" for null, each in nulls.items()]
+        lines = [f"  {_line(_title(null, each), _follows(null, each), each, variant)}" for null, each in nulls.items()]
         return "\n".join(["Held against nulls, measured in the same way:", *lines])
-    same = [NULLS[null].title for null, each in nulls.items() if each["same"]]
-    other = [NULLS[null].title for null, each in nulls.items() if not each["same"]]
+    same = [_title(null, each) for null, each in nulls.items() if each["same"]]
+    other = [_title(null, each) for null, each in nulls.items() if not each["same"]]
     parts = [f"the same plan comes from {listing(same)}"] * bool(same)
     parts += [f"{'not' if same else 'the same plan does not come'} from {listing(other)}"] * bool(other)
     return f"Null: {'; '.join(parts)}"
+
+
+def _title(null: str, each: Mapping[str, Any]) -> str:
+    return NULLS[null].title + " (models trained on the real data)" * bool(each.get("kept"))
+
+
+def _follows(null: str, each: Mapping[str, Any]) -> str:
+    kept = "measuring on other samples changes nothing; what training made of yours may"
+    return kept if each.get("kept") else NULLS[null].same
 
 
 def _line(title: str, follows: str, each: Mapping[str, Any], variant: str) -> str:

@@ -14,25 +14,28 @@ from .drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
 
 
 def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1", ax: Axes | None = None) -> Axes:
-    """Draw the validation score over the number of shared layers, with each rule's choices marked, one mark per seed.
+    """Draw the score of every number of shared layers, with each rule's choices marked, one mark per seed.
+
+    The score is on held-out samples, by which regret is counted, or where there are none on validation samples.
 
     The axis ends where the score does: a few seeds' interval may reach beyond, and would flatten all else.
     A thin line is a seed, the dark one their mean with its 95 % interval; the star is the cut with the best mean. A
     rule's marks stand on the seed's own line, the rules beside one another.
 
     Args:
-        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``validation``, as in
-            :class:`fedlayers.studies.regret.Regret`.
+        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``held_out`` or ``validation``, as
+            in :class:`fedlayers.studies.regret.Regret`.
         decisions: columns ``rule``, ``seed`` and ``cut``; a rule without a cut has no mark, and a note says so.
 
     Raises:
         UsageError: a column is missing, a seed without all cuts, or a choice that is no cut.
     """
-    for table, names in ((scores, ("seed", "cut", "last", "validation")), (decisions, ("rule", "seed", "cut"))):
+    split = "held_out" if "held_out" in scores else "validation"
+    for table, names in ((scores, ("seed", "cut", "last", split)), (decisions, ("rule", "seed", "cut"))):
         for name in names:
             check_known("column of the table", name, table.columns)
     check_known("score", score, SCORES)
-    values = scores.pivot(index="cut", columns="seed", values="validation").sort_index()
+    values = scores.pivot(index="cut", columns="seed", values=split).sort_index()
     if values.isna().to_numpy().any() or values.empty:
         raise UsageError("every seed needs a score of every cut")
     decided = decisions.dropna(subset=["cut"])
@@ -80,7 +83,7 @@ def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1
         better = "higher" if SCORES[score] else "lower"
         axes.set(
             xlabel=with_notes("layers federated, and the last of them", notes),
-            ylabel=f"validation {label_of(score)} ({better} is better)",
+            ylabel=f"{split.replace('_', '-')} {label_of(score)} ({better} is better)",
         )
         legend(axes)
     return axes

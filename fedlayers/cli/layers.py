@@ -64,7 +64,7 @@ class Diagnose(Command):
     null: Annotated[
         tuple[str, ...],
         option(
-            "Of a dataset: measure the same on labels or clients drawn at random, or untrained; select compares.",
+            "Measure the same on shuffled labels or clients, or untrained; select compares. Of a run: its models stay.",
             "NULL [NULL ...]",
         ),
     ] = ()
@@ -119,6 +119,7 @@ class Diagnose(Command):
         if self.dir is not None:
             round = self.round if self.round == "last" else int(self.round)
             which, code = self.model or "local", self.model_code
+            how |= {"null": nulls, "null_draws": self.null_draws}
             report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, **how)
         else:
             task = runner.assemble(config)
@@ -146,8 +147,6 @@ class Diagnose(Command):
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round takes a number or last, not {self.round!r}")
-        if self.null:
-            raise UsageError("--null goes with --dataset: a null is trained anew, and a run's models saw the real data")
         changed = [f.name for f in dataclasses.fields(RunConfig) if getattr(self.config, f.name) != f.default]
         changed = [name for name in changed if name not in ("options", "model_options")]
         changed += [name for name in ("set_model", "set_loss") if getattr(self, name)]

@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from fedlayers.cli import main as cli
-from fedlayers.diagnostics import Report, measure
+from fedlayers.diagnostics import Report, diagnose, measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.null import NULLS, marked, null_data, nulls_in, of_null
+from fedlayers.diagnostics.null import NULLS, kept_in, marked, null_data, null_samples, nulls_in, of_null, untrained
 from fedlayers.diagnostics.pictures.album import album
 from fedlayers.diagnostics.resampling import parted
 from fl_core import rows, runner
@@ -264,7 +265,7 @@ def test_the_command_measures_nulls_and_select_reads_them(tmp_path, monkeypatch,
     [
         (["--dataset", "heart", "--null", "label"], "unknown null 'label': did you mean 'labels'"),
         (["--dataset", "heart", "--null", "labels", "--null-draws", "0"], "null_draws=0"),
-        (["runs/one", "--null", "labels"], "--null goes with --dataset"),
+        (["runs/one", "--null", "label"], "unknown null 'label': did you mean 'labels'"),
     ],
 )
 def test_a_null_that_cannot_be_measured_is_refused_before_any_work(words, said, tmp_path, monkeypatch, capsys):
@@ -273,3 +274,145 @@ def test_a_null_that_cannot_be_measured_is_refused_before_any_work(words, said, 
         cli.main(["diagnose", *words])
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+# --- models that were trained elsewhere ------------------------------------------------------------------------
+
+
+def silos():
+    """Two clients of unlike labels and sizes: models and samples."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(1)
+    models = {name: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)) for name in ("north", "south")}
+    sizes = {"north": 20, "south": 30}
+    data = {name: (torch.randn(n, 4, generator=generator), torch.arange(n) % 3) for name, n in sizes.items()}
+    return models, data
+
+
+METRICS = ["grad_norm", "cka", "linear_probe"]
+
+
+def measured(models, data, **how):
+    return diagnose(models, data, METRICS, progress=False, seed=3, **how)
+
+
+def same_values(one, two):
+    pd.testing.assert_frame_equal(one.drop(columns="model"), two.drop(columns="model"))
+
+
+def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_that_they_stayed():
+    models, data = silos()
+    report = measured(models, data, null=list(NULLS), null_draws=2)
+    pd.testing.assert_frame_equal(report.frame, measured(models, data).frame)
+    drawn = nulls_in(report.nulls)
+    assert {name: len(draws) for name, draws in drawn.items()} == {**dict.fromkeys(SHUFFLED, 2), "fresh": 1}
+    assert kept_in(report.nulls) == set(SHUFFLED)
+    for null in SHUFFLED:
+        again = measured(models, null_samples(data, null, 3, 2), n_train={"north": 20, "south": 30})
+        same_values(drawn[null][1], again.frame)
+        assert not np.allclose(drawn[null][1]["value"], report.frame["value"])
+    plan = select.select(report, "largest_jump", metric="grad_norm")
+    assert {null: each["kept"] for null, each in plan.why.detail["null"].items()} == {
+        **dict.fromkeys(SHUFFLED, True),
+        "fresh": False,
+    }
+    assert "permuted labels (models trained on the real data)" in select.explain(plan, full=True)
+
+
+def test_models_that_are_trained_anew_are_those_that_are_measured():
+    models, data = silos()
+    other, seen = {name: untrained(model, seed=7) for name, model in models.items()}, []
+
+    def retrain(shuffled):
+        seen.append({name: y.tolist() for name, (_, y) in shuffled.items()})
+        return other
+
+    report = measured(models, data, null="labels", retrain=retrain)
+    shuffled = null_samples(data, "labels", 3)
+    assert seen == [{name: y.tolist() for name, (_, y) in shuffled.items()}]
+    assert not kept_in(report.nulls)
+    same_values(nulls_in(report.nulls)["labels"][0], measured(other, shuffled).frame)
+
+
+def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
+    models, data = silos()
+    start = untrained(models["north"], seed=5)
+    for given in ({"start": start}, {}):
+        report = measured(models, data, null="fresh", **given)
+        fresh = given.get("start") or untrained(models["north"], seed=3)
+        same_values(nulls_in(report.nulls)["fresh"][0], measured(dict.fromkeys(models, fresh), data).frame)
+    model = models["north"]
+    model[0].requires_grad_(False)
+    before = [parameter.clone() for parameter in model.parameters()]
+    fresh = untrained(model, seed=3)
+    assert [torch.equal(a, b) for a, b in zip(fresh.parameters(), before, strict=True)] == [True, True, False, False]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return x * self.scale
+
+    with pytest.raises(UsageError, match="module '0', a Scaled, cannot draw its weights anew"):
+        untrained(nn.Sequential(Scaled(), nn.Linear(4, 3)), seed=0)
+
+
+def test_loaders_keep_their_batches_and_what_cannot_be_dealt_is_refused():
+    models, data = silos()
+    loaders = {name: [(x[:7], y[:7]), (x[7:], y[7:])] for name, (x, y) in data.items()}
+    whole = null_samples(data, "clients", 3)
+    for name, parts in null_samples(loaders, "clients", 3).items():
+        assert [len(y) for _, y in parts] == [7, len(data[name][1]) - 7]
+        assert torch.equal(torch.cat([x for x, _ in parts]), whole[name][0])
+    with pytest.raises(UsageError, match="there is one set of data"):
+        measured(models["north"], data["north"], null="clients")
+    with pytest.raises(UsageError, match="different shapes"):
+        null_samples({"a": data["north"], "b": (torch.randn(3, 5), torch.zeros(3).long())}, "labels", 0)
+    with pytest.raises(UsageError, match="did you mean 'labels'"):
+        measured(models, data, null="label")
+
+
+def test_what_a_probe_is_tested_on_is_shuffled_too_and_one_set_of_data_serves_many_models():
+    models, data = silos()
+    tests = {name: (x + 0.1, y) for name, (x, y) in data.items()}
+    report = measured(models, data, null="labels", options={"linear_probe": {"test": tests}})
+    again = measured(
+        models,
+        null_samples(data, "labels", 3),
+        options={"linear_probe": {"test": null_samples(tests, "labels", 3, split="validation")}},
+    )
+    same_values(nulls_in(report.nulls)["labels"][0], again.frame)
+    one = measured(models, data["north"], null="labels")
+    permuted = null_samples({"": data["north"]}, "labels", 3)[""]
+    same_values(nulls_in(one.nulls)["labels"][0], measured(models, permuted).frame)
+
+
+def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
+    runner.run(RunConfig(dataset="heart", algorithm="fedper", rounds=1), tmp_path / "run", progress=False)
+    how = {"which": "personal", "progress": False}
+    report = measure.of_run(tmp_path / "run", [SENSITIVITY], null=("labels", "fresh"), **how)
+    pd.testing.assert_frame_equal(report.frame, measure.of_run(tmp_path / "run", [SENSITIVITY], **how).frame)
+    models, task = runner.load_models(tmp_path / "run", which="personal")
+    data = null_data(task.data, "labels", 0)
+    samples = {client.name: (client.train.x, client.train.y) for client in data.clients}
+    drawn = nulls_in(report.nulls)
+    for null, whose, own in (
+        ("labels", models, samples),
+        ("fresh", dict.fromkeys(models, task.model), {c.name: (c.train.x, c.train.y) for c in task.data.clients}),
+    ):
+        again = diagnose(whose, own, [SENSITIVITY], loss=task.criterion, layering=task.layers, progress=False)
+        assert drawn[null][0]["value"].tolist() == again.frame["value"].tolist()
+    assert kept_in(report.nulls) == {"labels"}
+    out = tmp_path / "rows.jsonl"
+    cli.main(["diagnose", str(tmp_path / "run"), "--metrics", SENSITIVITY, "--null", "labels", "--out", str(out)])
+    assert "permuted labels" in capsys.readouterr().out
+    pd.testing.assert_frame_equal(
+        Report.read(out).nulls.drop(columns=["value", "stderr"]),
+        measure.of_run(tmp_path / "run", [SENSITIVITY], null="labels", progress=False).nulls.drop(
+            columns=["value", "stderr"]
+        ),
+        check_dtype=False,
+    )
