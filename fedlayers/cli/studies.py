@@ -225,7 +225,8 @@ def _say(line: str) -> None:
 class Regret(OneAlgorithm):
     """Train every cut, and tell what each rule's choice loses.
 
-    Cuts are judged on the validation split; test scores stand beside. After a stop the same command goes on; with
+    Regret is counted on samples that no choice has seen: the test split, and what the federation left over of its
+    dataset. The reference is the cut with the best mean over the seeds. After a stop the same command goes on; with
     other rules it measures anew, after one round of local training, and trains no cut again.
 
     Examples:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from fedlayers.diagnostics import measure
@@ -16,6 +18,7 @@ from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.rules.base import RULES, deciding
 from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.studies.compare import check_folder, compare, headline
+from fedlayers.studies.held_out import held_out, score_of
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, resolved
@@ -24,17 +27,22 @@ from fl_core.layers import Layer
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.records.files import write_atomically
 from fl_core.scores import MAIN, SCORES, TABLE, check_score
+from fl_core.seeds import numpy_generator
+from fl_core.statistics import RANGE_BELOW, Interval
 from fl_core.training.losses import LOSSES
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
 RANDOM = "random cut"
-REFERENCES = ("share nothing", "all but the last layer", "share every layer", RANDOM)
+TRIED = "best in validation"
+REFERENCES = ("share nothing", "all but the last layer", "share every layer", RANDOM, TRIED)
+SPLITS = ("validation", "test", "held_out")
+DRAWS = 2000
 LEGEND = (
-    "regret: the best cut's validation score minus the rule's, 0 is best; over random: the rule's score minus the mean "
-    "over the cuts\nthat a rule can choose. Each is paired by seed; mean ± half the 95 % interval over seeds. Test "
-    "scores choose nothing: test\nregret is the test score of the cut that is best in validation minus the rule's, and "
-    "can be below 0. The best of several\nnoisy scores is too high on average, so that even the right cut has some "
-    "regret."
+    "regret: what the rule's cut loses on held-out samples against the cut with the best mean over the runs; below 0\n"
+    "where it did better. cross-fitted: against the cut that is best over the other runs. random: a random cut's\n"
+    "regret in the same runs, the mean over the cuts that a rule can choose. Held-out samples: the test split, and\n"
+    "what the federation left over of its dataset; no choice has seen them. best in validation: each run's best cut\n"
+    "by validation samples, after all have been trained."
 )
 
 
@@ -42,17 +50,21 @@ LEGEND = (
 class Regret:
     """The scores of all cuts, and how each rule's choice compares.
 
+    The reference is one cut for all seeds: that with the best mean held-out score.
+
     Attributes:
         score: the name of the scores.
         layers: names of the layers that train, L of them; a cut k shares the first k, and the frozen ones.
-        scores: one line a seed and cut (columns seed, cut, last, validation, test): the headline model after the last
-            round, combined over clients by training samples.
+        scores: one line a seed and cut (columns seed, cut, last, validation, test, held_out, and maybe
+            held_out_samples): the headline model after the last round, combined over clients by training samples.
         decisions: one line a rule and seed (rule, seed, cut, status); no cut where the rule could not decide.
-        choices: decisions and references with their scores: validation, test, and ``regret`` = best validation score
-            of the seed - validation, at least 0; ``over_random`` = validation - mean validation over the cuts
-            1 .. L-1; ``test_regret`` = test score of the seed's best cut by validation - test. For a score of which
-            lower is better the differences are turned round.
-        table: one line a rule: how many seeds it decided, its cuts, and means over them with 95 % intervals.
+        choices: decisions and references with their scores on each split, and in held-out scores ``regret`` = the
+            reference's - the choice's, below 0 where the choice did better in that seed; ``crossfitted`` = that of the
+            cut with the best mean over the other seeds - the choice's, NaN of a single seed; ``random`` = the
+            reference's - the mean over the cuts 1 .. L-1. For a score of which lower is better the differences are
+            turned round.
+        table: one line a rule: how many seeds it decided, its cuts, and means over them; ``regret_low`` and
+            ``regret_high`` are :meth:`interval`'s, and so those of ``random``.
     """
 
     score: str
@@ -65,67 +77,135 @@ class Regret:
     def __post_init__(self) -> None:
         if not set(self.scores["cut"]) >= set(range(len(self.layers) + 1)):
             raise UsageError(f"regret needs the scores of all cuts from 0 to {len(self.layers)}")
+        self.scores = self.scores.assign(held_out=self.scores["held_out"].astype(float))
+        lacking = self.scores[self.scores["held_out"].isna()]
+        if len(lacking):
+            cut, seed = lacking.iloc[0][["cut", "seed"]]
+            raise UsageError(f"no {self.score} on the held-out samples of cut {cut} with seed {seed}")
         lines = []
-        for seed, part in self.scores.groupby("seed", sort=False):
+        for seed in self.held_out.columns:
             of_seed = self.decisions[self.decisions["seed"] == seed]
-            lines += self._lines(seed, part.set_index("cut"), of_seed)
+            lines += self._lines(seed, self.scores[self.scores["seed"] == seed].set_index("cut"), of_seed)
         self.choices = pd.DataFrame(lines)
         order = [*self.decisions["rule"].unique(), *REFERENCES]
         self.table = pd.DataFrame([self._summary(rule, self.choices[self.choices["rule"] == rule]) for rule in order])
 
+    @property
+    def held_out(self) -> pd.DataFrame:
+        """Held-out scores, cuts x seeds."""
+        seeds = self.scores["seed"].unique()
+        return self.scores.pivot(index="cut", columns="seed", values="held_out").sort_index()[seeds]
+
+    @property
+    def best(self) -> int:
+        """The reference: the cut with the best mean held-out score; of equal ones the one that shares least."""
+        return int((self._sign * self.held_out.mean(axis=1)).idxmax())
+
+    @property
+    def _sign(self) -> int:
+        return 1 if SCORES[self.score] else -1
+
     def _lines(self, seed: Any, scores: pd.DataFrame, decisions: pd.DataFrame) -> list[dict[str, Any]]:
         """One seed's rules and references, each beside the best cut."""
-        sign, count = (1 if SCORES[self.score] else -1), len(self.layers)
+        sign, count, best = self._sign, len(self.layers), self.best
         inner = scores.loc[range(1, count)]
-        best = scores.loc[(sign * scores["validation"]).idxmax()]
+        others = sign * self.held_out.drop(columns=seed).mean(axis=1)
+        over_others = math.nan if others.isna().all() else scores.loc[int(others.idxmax()), "held_out"]
+        tried = int((sign * scores["validation"]).idxmax())
         decided = [(line.rule, line.cut, line.status) for line in decisions.itertuples()]
-        decided += [(name, cut, "ok") for name, cut in zip(REFERENCES, (0, count - 1, count, None), strict=True)]
+        decided += [(name, cut, "ok") for name, cut in zip(REFERENCES, (0, count - 1, count, None, tried), strict=True)]
         lines = []
         for rule, cut, status in decided:
-            scored = dict.fromkeys(("validation", "test"), math.nan)
+            scored = dict.fromkeys(SPLITS, math.nan)
             if rule == RANDOM:
-                scored = {split: float(inner[split].mean()) for split in scored}
+                scored = {split: float(inner[split].mean()) for split in SPLITS}
             elif not pd.isna(cut):
-                scored = {split: float(scores.loc[cut, split]) for split in scored}
+                scored = {split: float(scores.loc[cut, split]) for split in SPLITS}
+            at_best = scores.loc[best, "held_out"]
             differences = {
-                "regret": best["validation"] - scored["validation"],
-                "over_random": scored["validation"] - inner["validation"].mean(),
-                "test_regret": best["test"] - scored["test"],
+                "regret": at_best - scored["held_out"],
+                "crossfitted": over_others - scored["held_out"],
+                "random": at_best - (math.nan if math.isnan(scored["held_out"]) else inner["held_out"].mean()),
             }
             lost = {name: sign * float(value) + 0.0 for name, value in differences.items()}
             cut = None if pd.isna(cut) else int(cut)
-            lines.append({"rule": rule, "seed": seed, "cut": cut, "best": int(best.name), **scored, **lost})
-            lines[-1]["status"] = status
+            lines.append({"rule": rule, "seed": seed, "cut": cut, "best": best, **scored, **lost, "status": status})
         return lines
 
     def _summary(self, rule: str, part: pd.DataFrame) -> dict[str, Any]:
-        scored = part[part["validation"].notna()]
+        scored = part[part["held_out"].notna()]
         line: dict[str, Any] = {"rule": rule, "seeds": len(scored)}
         line["cuts"] = " ".join(f"{int(cut)}" for cut in scored["cut"].dropna())
-        for name in ("validation", "regret", "over_random", "test", "test_regret"):
-            interval = statistics.mean_interval(scored[name]) if len(scored) else (math.nan,) * 3
+        line |= {name: scored[name].mean() for name in (*SPLITS, "crossfitted")}
+        for name, own in (("regret", rule), ("random", RANDOM)):
+            among = self.choices[(self.choices["rule"] == own) & self.choices["seed"].isin(scored["seed"])]
+            interval = self.interval(among.set_index("seed")["held_out"])
             line |= dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
         return line
+
+    def interval(self, held_out: pd.Series) -> Interval:
+        """The mean regret of held-out scores by seed, and the ends of its 95 % percentile bootstrap interval over runs.
+
+        In every draw the reference is found anew among all cuts. Below :data:`~fl_core.statistics.RANGE_BELOW` runs the
+        ends are the least and the greatest regret of a run, a range and no 95 % interval; one run has neither (NaN).
+        """
+        cuts = self._sign * self.held_out.to_numpy(float)  # [C, S]
+        at = self.held_out.columns.get_indexer(held_out.index)
+        if not len(at):
+            return Interval(math.nan, math.nan, math.nan)
+        own = self._sign * held_out.to_numpy(float)
+        each = cuts[int(cuts.mean(axis=1).argmax()), at] - own
+        if len(at) < RANGE_BELOW:
+            ends = (float(each.min()), float(each.max())) if len(at) > 1 else (math.nan, math.nan)
+            return Interval(float(each.mean()), *ends)
+        n = cuts.shape[1]
+        times: NDArray[np.int64] = numpy_generator(0, "regret").multinomial(n, np.full(n, 1 / n), size=DRAWS)
+        best = (times @ cuts.T).argmax(axis=1)  # [draws]
+        lost = cuts[best][:, at] - own  # [draws, seeds with a decision]
+        weights = times[:, at].astype(float)
+        whole = weights.sum(axis=1) > 0
+        means = (weights * lost)[whole].sum(axis=1) / weights[whole].sum(axis=1)
+        low, high = np.quantile(means, (0.025, 0.975))
+        return Interval(float(each.mean()), float(low), float(high))
+
+    @property
+    def spread(self) -> str:
+        """The meaning of the brackets behind a regret, in words."""
+        runs = self.held_out.shape[1]
+        if runs < 2:
+            return "one run: no interval"
+        if runs < RANGE_BELOW:
+            return f"in brackets the least and the greatest of {runs} runs, which are too few for an interval"
+        few = f" (of fewer than {RANGE_BELOW} decisions their range)"
+        return f"in brackets 95 % intervals by a bootstrap over {runs} runs{few}"
 
     def text(self) -> str:
         """The table as text for a terminal, the best cuts, and the meaning of the columns."""
         scale, digits = (100, 1) if TABLE[self.score].share else (1, 3)
         unit = " %" if scale == 100 else ""
         shown = pd.DataFrame({"rule": self.table["rule"], "seeds": self.table["seeds"], "cuts": self.table["cuts"]})
-        for name in ("validation", "regret", "over_random", "test", "test_regret"):
-            shown[name.replace("_", " ") + unit] = [
-                "–"
-                if pd.isna(m)
-                else f"{scale * m:.{digits}f}" + ("" if pd.isna(high) else f" ± {scale * (high - m):.{digits}f}")
-                for m, high in zip(self.table[name], self.table[f"{name}_high"], strict=True)
+        for name in ("validation", "held_out"):
+            shown[name.replace("_", "-") + unit] = [_number(value, scale, digits) for value in self.table[name]]
+        for name in ("regret", "random"):
+            shown[name + unit] = [
+                _number(mean, scale, digits)
+                + ("" if pd.isna(low) else f" [{scale * low:.{digits}f}, {scale * high:.{digits}f}]")
+                for mean, low, high in self.table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
             ]
-        best = self.choices.drop_duplicates("seed")
-        cuts = ", ".join(f"{line.best} (seed {line.seed})" for line in best.itertuples())
+        shown.insert(6, "cross-fitted" + unit, [_number(v, scale, digits) for v in self.table["crossfitted"]])
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [f"{line.rule} does not decide with seed {line.seed}: {line.status}" for line in failed.itertuples()]
-        head = f"{self.score} of every cut; best in validation: {cuts}\nlayers: {layers}"
-        return "\n\n".join([head, shown.to_string(index=False), *notes, LEGEND])
+        head = f"{self.score} of every cut; best mean over runs on held-out samples: cut {self.best}\nlayers: {layers}"
+        if "held_out_samples" in self.scores:
+            sizes = self.scores["held_out_samples"]
+            least, most = int(sizes.min()), int(sizes.max())
+            head += f"\nheld-out samples a run: {least:,}" + (f" to {most:,}" if most > least else "")
+        return "\n\n".join([head, shown.to_string(index=False), *notes, f"{LEGEND}\n{self.spread}."])
+
+
+def _number(value: float, scale: int, digits: int) -> str:
+    return "–" if pd.isna(value) else f"{scale * value:.{digits}f}"
 
 
 def regret(
@@ -142,10 +222,11 @@ def regret(
 
     With L layers that train, each of the plans that share the first 0 .. L of them (and the frozen ones) is run under
     the configuration's algorithm (below ``out``/cuts), and every seed is measured after every client's first local
-    training (``out``/measured), which is what the rules read. Cuts are judged by their score on the validation split;
-    the test split is only reported. ``scores.csv`` has all cuts, ``regret.csv`` every rule and seed, ``table.csv`` the
-    means. Finished runs are read and interrupted ones resumed, so that the same call goes on after a stop; every call,
-    also one with other rules, measures anew, which trains each client for one round.
+    training (``out``/measured), which is what the rules read. Regret is counted on held-out samples
+    (:mod:`fedlayers.studies.held_out`), which neither training nor a rule saw. ``scores.csv`` has all cuts,
+    ``regret.csv`` every rule and seed, ``table.csv`` the means. Finished runs are read and interrupted ones resumed, so
+    that the same call goes on after a stop; every call, also one with other rules, measures anew, which trains each
+    client for one round, and scores held-out samples anew, which takes forward passes only.
 
     Args:
         config: what is trained, small enough that L + 1 runs a seed can be afforded; its ``threshold`` is the rules'.
@@ -180,8 +261,15 @@ def regret(
     for cut in tqdm(range(len(names) + 1), desc="cuts", unit="cut", disable=not progress):
         frames.append(_trained(config, seeds, nothing.with_first(cut), cut, out, score, command))
         frames[-1]["last"] = names[cut - 1] if cut else ""
-    result = Regret(score, names, pd.concat(frames, ignore_index=True), pd.DataFrame(decided))
-    for name, table in (("scores", result.scores), ("regret", result.choices), ("table", result.table)):
+    scores = pd.concat(frames, ignore_index=True)
+    judged = [
+        _on_held_out(replace(config, seed=seed), scores[scores["seed"] == seed], out, score)
+        for seed in tqdm(seeds, desc="held-out samples", unit="seed", disable=not progress)
+    ]
+    scores = scores.merge(pd.concat(judged, ignore_index=True), how="left")
+    write_atomically(out / "scores.csv", scores.to_csv(index=False).encode())
+    result = Regret(score, names, scores, pd.DataFrame(decided))
+    for name, table in (("regret", result.choices), ("table", result.table)):
         write_atomically(out / f"{name}.csv", table.to_csv(index=False).encode())
     return result
 
@@ -227,17 +315,36 @@ def _trained(
         config,
         [config.algorithm],
         seeds,
-        out / "cuts" / str(cut),
+        _folder(out, cut),
         options={config.algorithm: config.options},
         plan=plan,
         command=command,
         progress=False,
     )
-    columns = {}
+    columns: dict[str, Any] = {}
     for split in ("validation", "test"):
         final = headline(run.frame, split)
         final = final[final["metric"] == score]
         columns[split] = {
             seed: statistics.combine(part["value"], part["n_train"]) for seed, part in final.groupby("seed")
         }
-    return pd.DataFrame([{"seed": s, "cut": cut, **{split: columns[split][s] for split in columns}} for s in seeds])
+    columns["model"] = final.drop_duplicates("seed").set_index("seed")["model"]
+    return pd.DataFrame([{"seed": s, "cut": cut, **{name: columns[name][s] for name in columns}} for s in seeds])
+
+
+def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str) -> pd.DataFrame:
+    """Held-out scores of one seed's finished runs, by cut, and the number of samples; nothing is trained."""
+    samples = held_out(runner.assemble(config))
+    count = sum(len(part) for part in samples.values())
+    lines = []
+    for line in scores.itertuples():
+        path = _folder(out, int(str(line.cut))) / "runs" / f"{config.algorithm}-{config.seed}"
+        code = runner.code_of(config.to_json()).values()
+        models, task = runner.load_models(path, which=str(line.model), model_code=code)
+        value = score_of(models, samples, task, score)
+        lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})
+    return pd.DataFrame(lines)
+
+
+def _folder(out: Path, cut: int) -> Path:
+    return out / "cuts" / str(cut)

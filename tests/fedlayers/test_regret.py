@@ -11,14 +11,15 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib import pyplot as plt
-from scipy.stats import t
 
 from fedlayers.cli import main as cli
 from fedlayers.diagnostics import plots
 from fedlayers.diagnostics.decide import select
-from fedlayers.studies.regret import RANDOM, REFERENCES, Regret, regret
-from fl_core import rows
+from fedlayers.studies.held_out import held_out, score_of
+from fedlayers.studies.regret import RANDOM, REFERENCES, TRIED, Regret, regret
+from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
@@ -28,14 +29,23 @@ mpl.use("Agg")
 HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=2)
 VALIDATION = {0: [0.2, 0.5, 0.8, 0.6], 1: [0.3, 0.7, 0.5, 0.1]}
 TEST = {0: [0.9, 0.5, 0.3, 0.4], 1: [0.2, 0.6, 0.7, 0.1]}
-DECISIONS = [("near", 0, 1, "ok"), ("near", 1, 1, "ok"), ("far", 0, None, "a value is 0"), ("far", 1, 2, "ok")]
+HELD_OUT = {0: [0.1, 0.5, 0.6, 0.3], 1: [0.2, 0.8, 0.4, 0.1]}
+DECISIONS = [("near", 0, 2, "ok"), ("near", 1, 1, "ok"), ("far", 0, None, "a value is 0"), ("far", 1, 3, "ok")]
 
 
-def made(score="macro_f1", validation=None, decisions=DECISIONS):
+def made(score="macro_f1", held_out=None, decisions=DECISIONS, validation=None):
+    held_out, validation = held_out or HELD_OUT, validation or VALIDATION
     scores = pd.DataFrame(
         [
-            {"seed": s, "cut": k, "last": f"l{k}" if k else "", "validation": v, "test": TEST[s][k]}
-            for s, values in (validation or VALIDATION).items()
+            {
+                "seed": s,
+                "cut": k,
+                "last": f"l{k}" if k else "",
+                "validation": validation[s % 2][k],
+                "test": TEST[s % 2][k],
+                "held_out": v,
+            }
+            for s, values in held_out.items()
             for k, v in enumerate(values)
         ]
     )
@@ -49,55 +59,80 @@ def choice(result, rule, seed):
 
 
 def test_regret_by_hand():
+    """Cut 1 has the best mean, 0.65; cut 2 is best in seed 0 and loses nothing there, but 0.4 in seed 1."""
     result = made()
+    assert result.best == 1
     near = choice(result, "near", 0)
-    assert (near["cut"], near["best"], near["validation"], near["test"]) == (1, 2, 0.5, 0.5)
-    assert near["regret"] == pytest.approx(0.8 - 0.5)
-    assert near["over_random"] == pytest.approx(0.5 - (0.5 + 0.8) / 2)
-    assert near["test_regret"] == pytest.approx(0.3 - 0.5)
+    assert (near["cut"], near["best"], near["validation"], near["held_out"]) == (2, 1, 0.8, 0.6)
+    assert near["regret"] == pytest.approx(0.5 - 0.6)
+    assert near["crossfitted"] == pytest.approx(0.5 - 0.6)  # over seed 1 alone cut 1 is best
+    assert near["random"] == pytest.approx(0.5 - 0.55)
     assert choice(result, "near", 1)["regret"] == 0
-    assert choice(result, RANDOM, 0)["validation"] == pytest.approx(0.65)
-    assert choice(result, RANDOM, 0)["regret"] == pytest.approx(0.15)
-    assert choice(result, RANDOM, 1)["over_random"] == pytest.approx(0)
-    assert [choice(result, name, 1)["validation"] for name in REFERENCES[:3]] == [0.3, 0.5, 0.1]
+    assert choice(result, "near", 1)["crossfitted"] == pytest.approx(0.4 - 0.8)  # over seed 0 alone cut 2 is best
+    assert choice(result, RANDOM, 1)["held_out"] == pytest.approx(0.6)
+    assert choice(result, RANDOM, 1)["regret"] == choice(result, RANDOM, 1)["random"] == pytest.approx(0.2)
+    assert math.isnan(choice(result, "far", 0)["random"])
+    assert [choice(result, name, 1)["held_out"] for name in REFERENCES[:3]] == [0.2, 0.4, 0.1]
+    assert math.isnan(choice(made(held_out={0: HELD_OUT[0]}), "near", 0)["crossfitted"])
 
 
 def test_the_table_is_the_mean_over_the_seeds_that_decided():
     table = made().table.set_index("rule")
     assert list(table.index) == ["near", "far", *REFERENCES]
-    values = np.array([0.3, 0.0])
-    half = t.ppf(0.975, 1) * values.std(ddof=1) / math.sqrt(2)
     near = table.loc["near"]
-    assert (near["seeds"], near["cuts"]) == (2, "1 1")
-    assert near[["regret", "regret_low", "regret_high"]].tolist() == pytest.approx([0.15, 0.15 - half, 0.15 + half])
-    assert near["test"] == pytest.approx((0.5 + 0.6) / 2)
+    assert (near["seeds"], near["cuts"]) == (2, "2 1")
+    assert near[["regret", "regret_low", "regret_high"]].tolist() == pytest.approx([-0.05, -0.1, 0.0])  # two: a range
+    assert near[["random", "random_low", "random_high"]].tolist() == pytest.approx([0.075, -0.05, 0.2])
+    assert (near["held_out"], near["crossfitted"]) == pytest.approx((0.7, -0.25))
     far = table.loc["far"]
-    assert (far["seeds"], far["cuts"]) == (1, "2")
-    assert far["regret"] == pytest.approx(0.2)
+    assert (far["seeds"], far["cuts"]) == (1, "3")
+    assert (far["regret"], far["random"]) == pytest.approx((0.7, 0.2))
     assert math.isnan(far["regret_low"])
     nowhere = made(decisions=[("far", s, None, "a value is 0") for s in (0, 1)])
     assert math.isnan(nowhere.table.set_index("rule").loc["far", "regret"])
     assert "far does not decide with seed 1: a value is 0" in nowhere.text()
+    assert "too few for an interval" in nowhere.text()
+
+
+def test_with_six_runs_the_interval_is_a_bootstrap_that_finds_the_best_cut_anew():
+    """Cut 1 is best in four of six runs; where the other two are drawn often, it has a regret itself."""
+    held_out = {s: [0.1, 0.6, 0.2, 0.1] if s < 4 else [0.1, 0.2, 0.7, 0.1] for s in range(6)}
+    result = made(held_out=held_out, decisions=[("near", s, 1, "ok") for s in held_out])
+    near = result.table.set_index("rule").loc["near"]
+    assert result.best == 1
+    assert near["regret"] == near["regret_low"] == 0
+    assert 0.1 < near["regret_high"] < 0.5
+    assert "95 % intervals by a bootstrap over 6 runs" in result.text()
+    same = made(held_out=dict.fromkeys(range(6), HELD_OUT[0]), decisions=[("near", 0, 1, "ok")])
+    at_random = same.table.set_index("rule").loc[RANDOM]
+    assert at_random[["regret", "regret_low", "regret_high"]].tolist() == pytest.approx([0.05] * 3)
 
 
 def test_of_a_loss_the_lowest_is_best():
     result = made("loss")
-    assert choice(result, "near", 0)["best"] == 0
-    assert choice(result, "near", 0)["regret"] == pytest.approx(0.5 - 0.2)
-    assert choice(result, "near", 0)["over_random"] == pytest.approx(0.65 - 0.5)
-    assert choice(result, "near", 1)["regret"] == pytest.approx(0.7 - 0.1)
-    assert (result.choices["regret"].dropna() >= 0).all()
+    assert result.best == 0
+    assert choice(result, "near", 0)["regret"] == pytest.approx(0.6 - 0.1)
+    assert choice(result, "near", 1)["crossfitted"] == pytest.approx(0.8 - 0.2)  # over seed 0 alone cut 0 is best
+    assert choice(result, TRIED, 0)["cut"] == 0
+    assert result.table.set_index("rule").loc[RANDOM, "regret"] == pytest.approx(0.575 - 0.15)
 
 
-def test_the_test_split_chooses_nothing():
-    """The best cut is that of the validation split, wherever the test scores are highest."""
-    assert [choice(made(), "near", seed)["best"] for seed in (0, 1)] == [2, 1]
-    assert max(range(4), key=TEST[0].__getitem__) == 0
+def test_what_scores_a_choice_chooses_nothing():
+    """The best in validation is that of the validation split, wherever test and held-out scores are highest."""
+    result = made(validation={0: [0.9, 0.2, 0.2, 0.2], 1: [0.1, 0.1, 0.1, 0.9]})
+    assert [choice(result, TRIED, seed)["cut"] for seed in (0, 1)] == [0, 3]
+    assert result.best == 1
+    pd.testing.assert_series_equal(result.table["regret"][:6], made().table["regret"][:6])
+
+
+def test_a_score_that_is_missing_is_named():
+    with pytest.raises(UsageError, match="no macro_f1 on the held-out samples of cut 2 with seed 0"):
+        made(held_out={0: [0.1, 0.2, math.nan, 0.1]})
 
 
 def test_every_cut_is_needed():
     with pytest.raises(UsageError, match="all cuts from 0 to 3"):
-        made(validation={0: [0.1, 0.2, 0.3]})
+        made(held_out={0: [0.1, 0.2, 0.3]})
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +154,32 @@ def test_scores_are_those_of_the_runs(trained):
             own = own[own["model"] == "personal"]
             expected = sum(own["value"] * own["n_train"]) / own["n_train"].sum()
             assert getattr(line, split) == pytest.approx(expected, rel=1e-12)
+
+
+def test_all_of_a_dataset_is_dealt_and_the_test_split_is_what_is_held_out(trained):
+    """Hearts are all dealt: the models, loaded again, score on the test split what their runs recorded."""
+    _, result = trained
+    assert result.scores["held_out"].tolist() == pytest.approx(result.scores["test"].tolist(), rel=1e-12)
+    task = runner.assemble(HEART)
+    assert set(result.scores["held_out_samples"]) == {sum(len(client.test) for client in task.data.clients)}
+
+
+def test_left_over_samples_score_beside_the_test_split():
+    """Of digits, of which a part is dealt; no sample of a client's is among them, and a file of one's own has none."""
+    task = runner.assemble(RunConfig(dataset="digits", samples=300, partition="dirichlet", clients=3))
+    samples = held_out(task)
+    for client in task.data.clients:
+        found = samples[client.name]
+        assert len(found) == len(client.test) + 400
+        assert torch.equal(found.x[: len(client.test)], client.test.x)
+        own = {tuple(x.flatten().tolist()) for x in torch.cat([client.train.x, client.validation.x])}
+        assert not own & {tuple(x.flatten().tolist()) for x in found.x[len(client.test) :]}
+    models = {client.name: task.model for client in task.data.clients}
+    value = score_of(models, samples, task, "accuracy")
+    hits = {name: (task.model(part.x).argmax(1) == part.y).double().mean() for name, part in samples.items()}
+    shares = dict(zip(samples, task.data.weights, strict=True))
+    expected = sum(hits[name] * shares[name] for name in samples) / sum(shares.values())
+    assert value == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_every_cut_shares_its_prefix(trained):
@@ -167,7 +228,6 @@ def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
 @pytest.mark.slow
 def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
     from fedlayers.studies import compare
-    from fl_core import runner
 
     real, calls = runner.run, []
 
@@ -263,14 +323,17 @@ def test_picture_marks_each_choice_on_its_seeds_line():
     result = made()
     ax = plots.regret(result.scores, result.decisions)
     marked = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
-    assert marked["near"].get_ydata() == pytest.approx([0.5, 0.7])
-    assert np.round(marked["near"].get_xdata()).tolist() == [1, 1]
-    assert marked["far"].get_ydata() == pytest.approx([0.5])
+    assert marked["near"].get_ydata() == pytest.approx([0.6, 0.8])
+    assert np.round(marked["near"].get_xdata()).tolist() == [2, 1]
+    assert marked["far"].get_ydata() == pytest.approx([0.1])
     assert set(marked["near"].get_xdata()).isdisjoint(marked["far"].get_xdata())
-    assert (marked["best mean"].get_xdata()[0], marked["best mean"].get_ydata()[0]) == (2, pytest.approx(0.65))
-    assert marked["mean of 2 seeds"].get_ydata() == pytest.approx([0.25, 0.6, 0.65, 0.35])
+    assert (marked["best mean"].get_xdata()[0], marked["best mean"].get_ydata()[0]) == (1, pytest.approx(0.65))
+    assert marked["mean of 2 seeds"].get_ydata() == pytest.approx([0.15, 0.65, 0.5, 0.2])
     assert "1 of 4 decisions could not be made" in ax.get_xlabel()
+    assert ax.get_ylabel().startswith("held-out macro-F1")
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0\nnothing", "1\nl1", "2\nl2", "3\nl3"]
+    former = plots.regret(result.scores.drop(columns="held_out"), result.decisions)
+    assert former.get_ylabel().startswith("validation macro-F1")
     plt.close("all")
 
 
@@ -281,4 +344,4 @@ def test_picture_refuses_what_it_cannot_show():
     with pytest.raises(UsageError, match="near cuts at 9 with seed 0"):
         plots.regret(result.scores, result.decisions.assign(cut=9))
     with pytest.raises(UsageError, match="'validation'"):
-        plots.regret(result.scores.drop(columns="validation"), result.decisions)
+        plots.regret(result.scores.drop(columns=["validation", "held_out"]), result.decisions)

@@ -49,6 +49,18 @@ def made_up(best: dict[str, int], chosen: dict[str, int], seeds: int = 3) -> pd.
     return rows.frame(made)
 
 
+def test_what_a_part_gains_is_not_the_gain_of_a_maximum() -> None:
+    """Each of two inner cuts is best where it is not chosen: the better one over the other seed loses here."""
+    frame = made_up({"heart": 2}, {"heart": 2}, seeds=2)
+    lucky = {("1", 0): 0.9, ("3", 1): 0.9}
+    scored = frame["metric"] == study.CUT
+    frame.loc[scored, "value"] = [
+        lucky.get((v, s), 0.5) for v, s in zip(frame[scored]["variant"], frame[scored]["seed"], strict=True)
+    ]
+    assert study.part_against_whole(study.of_dataset(frame, "heart")) == 0
+    assert np.isnan(study.part_against_whole(study.of_dataset(frame[frame["seed"] == 0], "heart")))
+
+
 def header(datasets: dict[str, int], missing: tuple[str, ...] = ()) -> dict[str, object]:
     runs = {name: {"config": resolved(study.ITEM.runs[name]).to_json()} for name in datasets}
     return {"runs": runs, "missing": list(missing), "failed": {}}
@@ -65,6 +77,8 @@ def test_means_over_datasets() -> None:
         inner = [0.05 * abs(cut - best[name]) for cut in range(1, LAYERS[name])]
         assert mean.loc[RANDOM, name] == pytest.approx(np.mean(inner))
         assert mean.loc["share nothing", name] == pytest.approx(0.05 * best[name])
+        ends = max(0.8 - 0.05 * best[name], 0.8 - 0.05 * (LAYERS[name] - best[name]))
+        assert study.part_against_whole(found[name]) == pytest.approx(0.8 - ends)
     decided = found["heart"].table.set_index("rule")["seeds"]
     assert (decided["cka=largest_jump"], decided[study.RULE]) == (2, 3)
 
@@ -109,6 +123,7 @@ def test_a_real_dataset_is_trained_once_and_its_rows_hold_the_regret(
     assert found.layers == fresh.layers
     assert found.scores["validation"].tolist() == fresh.scores["validation"].tolist()
     assert found.scores["test"].tolist() == fresh.scores["test"].tolist()
+    assert found.scores["held_out"].tolist() == fresh.scores["held_out"].tolist()
     assert found.decisions["cut"].tolist() == fresh.decisions["cut"].tolist()
     assert found.table["regret"].tolist() == pytest.approx(fresh.table["regret"].tolist(), nan_ok=True)
     with Image.open(tmp_path / f"{study.NAME}.png") as picture:

@@ -1,0 +1,62 @@
+"""Samples that neither training nor a choice has seen: each client's test split, and what its dataset has left over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from fl_core import data as datasets
+from fl_core import statistics, tree
+from fl_core.data import Split
+from fl_core.scores import CLASSIFICATION
+from fl_core.task import Task
+from fl_core.training import evaluate
+
+
+def held_out(task: Task) -> dict[str, Split]:
+    """Each client's test samples, with up to :data:`fl_core.data.leftover.MOST` more of a named dataset.
+
+    The further ones are those of :func:`fl_core.data.unused`: distributed like the client's own. Files of your own and
+    regressions have the test split alone, and so has a dataset whose samples have all been dealt.
+
+    >>> import fedlayers as fl
+    >>> task = fl.assemble(fl.RunConfig(dataset="digits", samples=600))
+    >>> len(task.data.clients[0].test), len(held_out(task)["client_0"])
+    (24, 424)
+
+    Returns:
+        The samples by client's name; a client without any is missing.
+    """
+    further = _left_over(task)
+    found = {}
+    for client in task.data.clients:
+        parts = [part for part in (client.test, further.get(client.name)) if part is not None and len(part)]
+        if parts:
+            found[client.name] = Split(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    return found
+
+
+def _left_over(task: Task) -> dict[str, Split]:
+    config = task.config
+    named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
+    if not named or config.task != CLASSIFICATION:
+        return {}
+    whole = datasets.open_named(config.dataset, data_root=config.data_root, download=config.download)
+    return datasets.unused(whole.asked(config.scale, config.impute), task.data)
+
+
+def score_of(models: Mapping[str, nn.Module], samples: Mapping[str, Split], task: Task, score: str) -> float:
+    """The score of clients' models on their samples, combined by training samples; NaN where a client's has no value.
+
+    Args:
+        models: by client's name, at least of those with samples.
+        score: one of :data:`fl_core.scores.SCORES`.
+    """
+    weights = dict(zip((client.name for client in task.data.clients), task.data.weights, strict=True))
+    values = []
+    with tree.one_thread():
+        for name, part in samples.items():
+            values.append(evaluate.scores(evaluate.predict(models[name], part.x), part.y, task.criterion)[score])
+    return statistics.combine(values, [weights[name] for name in samples])
