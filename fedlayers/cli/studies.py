@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +11,16 @@ from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command
+from fedlayers.places.base import check_place
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 from fl_core.scores import MAIN
 
 Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
 Score = Annotated[str, option(f"What counts, such as auroc; default {', of numbers '.join(MAIN.values())}.")]
+On = Annotated[
+    str, option("Where whole runs are trained: local:N (processes), ray, or ray:HOST:PORT (a cluster).", "PLACE")
+]
 Arms = Annotated[
     tuple[str, ...],
     option(
@@ -29,6 +34,7 @@ class ManyRuns(Command):
     """Base of the commands that train many runs, which can be interrupted and started again."""
 
     seeds: int
+    on: str
     config: RunConfig
     set_model: tuple[str, ...]
     set_loss: tuple[str, ...]
@@ -40,6 +46,8 @@ class ManyRuns(Command):
         """The configuration and the seeds of the command line, with names and numbers checked."""
         if self.seeds < 1:
             raise UsageError("--seeds: there must be at least one seed")
+        if self.on:
+            check_place(self.on)
         config = configured(self.config, options, self.set_model, self.set_loss)
         return config, tuple(range(config.seed, config.seed + self.seeds))
 
@@ -92,6 +100,7 @@ class Compare(SeveralAlgorithms):
     score: Score = ""
     baselines: Annotated[bool, option("Add the majority class and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
+    on: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
     set_model: SetModel = ()
@@ -119,6 +128,7 @@ class Compare(SeveralAlgorithms):
             best=self.best_val,
             score=self.score,
             baselines=self.baselines,
+            on=self.on,
             command=line,
         )
         for name, figure in pictures.of_comparison(comparison).items():
@@ -152,6 +162,7 @@ class Tune(SeveralAlgorithms):
     seeds: Annotated[int, option("Number of seeds, from --seed + 1000, so that a comparison's are others.")] = 1
     score: Annotated[str, option("accuracy, macro_f1 or loss.")] = "macro_f1"
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
+    on: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
     set_model: SetModel = ()
@@ -164,7 +175,13 @@ class Tune(SeveralAlgorithms):
 
         from fedlayers.studies.tune import APART, tune
 
-        asked: dict[str, Any] = {"trials": self.trials, "score": self.score, "options": options, "tell": _say}
+        asked: dict[str, Any] = {
+            "trials": self.trials,
+            "score": self.score,
+            "options": options,
+            "on": self.on,
+            "tell": _say,
+        }
         result = tune(config, self.algorithms, over, self.out, seeds=[APART + seed for seed in seeds], **asked)
         print(f"\n{result.text()}\n\nto compare by it: fedlayers compare --tuned {self.out / 'tuned.json'}")
 
@@ -190,6 +207,7 @@ class Choose(OneAlgorithm):
     ] = False
     race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
+    on: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("What obeys the cuts.")] = "fedper"
     set: Set = ()
@@ -212,13 +230,16 @@ class Choose(OneAlgorithm):
             share=self.share,
             complete=not self.race_only,
             personalise=self.then_personalise,
+            on=self.on,
             tell=_say,
         )
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    bars = sys.modules.get("tqdm")
+    (print if bars is None else bars.tqdm.write)(line)  # on a line of its own, above a bar that goes on
+    sys.stdout.flush()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -240,6 +261,7 @@ class Regret(OneAlgorithm):
     seeds: Seeds = 3
     score: Score = ""
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
+    on: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
     set: Set = ()
@@ -255,7 +277,7 @@ class Regret(OneAlgorithm):
         from fedlayers.studies.regret import regret
 
         pictures.to_files()
-        result = regret(config, self.rules, seeds, self.out, score=self.score, command=line)
+        result = regret(config, self.rules, seeds, self.out, score=self.score, on=self.on, command=line)
         figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
         pictures.save(figure, self.out / "regret.png")
         print(result.text())
@@ -283,6 +305,7 @@ class Study(SeveralAlgorithms):
     arms: Arms = ("nothing", "half", "all_but_last")
     seeds: Seeds = 5
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
+    on: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     set: SetEach = ()
     set_model: SetModel = ()
@@ -305,6 +328,7 @@ class Study(SeveralAlgorithms):
             rule=self.rule,
             arms=self.arms,
             options=options,
+            on=self.on,
             command=line,
             say=_say,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedlayers.places.base import Place, side_by_side
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of, one_race
@@ -179,6 +180,7 @@ def choose(
     complete: bool = True,
     each_seed: bool = False,
     personalise: bool = False,
+    on: Place | str = "",
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates on the same data, start and batches, judge them on validation, continue the winner.
@@ -201,6 +203,8 @@ def choose(
             scored on that seed's test samples, which other seeds have validated on.
         personalise: also do the cheap alternative with the first seed, for comparison: one run of FedAvg, then a few
             epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
+        on: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.places.base`); default
+            this process, or so many as the configuration has ``workers``.
         tell: hears what it costs, and a line whenever an arm has reached the end of the race.
 
     Raises:
@@ -239,25 +243,26 @@ def choose(
         tasks.setdefault(entry.arm.name, its_task)
         guesses.setdefault(entry.config.seed, guessing(its_task.data))
     finished = (len(seeds) if each_seed else 1) * complete
-    cost = foreseen(tasks, entries, until, finished, config.workers)
-    tell(cost.text())
-    began = time.monotonic()
-    failed = run_entries(entries, until, config.workers, tell)
-    if len(failed) == len(entries):
-        raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
-    stands = standing(entries, until, failed, guesses)
-    sure = certainty(stands.judged)
-    winner = _winner(racing, stands, sure, tasks)
-    run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
-    of_seed = _of_seeds(entries, stands) if each_seed and complete else {}
-    if complete:
-        finishing = [run, *(entry for entry in of_seed.values() if entry != run)]
-        tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
-        reasons = run_entries(finishing, None, config.workers, tell)
-        if reasons:
-            raise RunError(next(iter(reasons.values())))
-    spent = measured(task, entries, until, finished, config.workers)
-    alternative = then_personalise(task, config, out / "personalised", tell) if personalise else None
+    with side_by_side(on, config.workers) as place:
+        cost = foreseen(tasks, entries, until, finished, place.side_by_side)
+        tell(cost.text())
+        began = time.monotonic()
+        failed = run_entries(entries, until, place, tell)
+        if len(failed) == len(entries):
+            raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
+        stands = standing(entries, until, failed, guesses)
+        sure = certainty(stands.judged)
+        winner = _winner(racing, stands, sure, tasks)
+        run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
+        of_seed = _of_seeds(entries, stands) if each_seed and complete else {}
+        if complete:
+            finishing = [run, *(entry for entry in of_seed.values() if entry != run)]
+            tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
+            reasons = run_entries(finishing, None, place, tell)
+            if reasons:
+                raise RunError(next(iter(reasons.values())))
+        spent = measured(task, entries, until, finished, place.side_by_side)
+        alternative = then_personalise(task, config, out / "personalised", place, tell) if personalise else None
     plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
-from fedlayers.runs import of_diagnostics
+from fedlayers.places.base import Place, opened
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.tuned import Tuned
+from fedlayers.studies.whole_run import WholeRun, train
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
-from fl_core.data import FederatedData, Partition
+from fl_core.data import Partition
 from fl_core.decision import Instruments
 from fl_core.errors import UsageError, check_distinct, check_known, listing
 from fl_core.plan import LayerPlan
@@ -203,15 +203,6 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     return at_best.assign(model=at_best["model"] + BEST)
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a comparison: its directory, its configuration, and the plan that it obeys."""
-
-    path: Path
-    config: RunConfig
-    plan: LayerPlan | None
-
-
 Plans = LayerPlan | Mapping[str, LayerPlan] | None
 
 
@@ -223,7 +214,7 @@ def jobs_of(
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
     settings: Mapping[str, dict[str, Any]] | None = None,
-) -> list[Job]:
+) -> list[WholeRun]:
     """The runs of a comparison, checked also against those already below ``out``; writes nothing.
 
     Without ``out`` the runs are checked for themselves.
@@ -245,7 +236,7 @@ def jobs_of(
     obey = {name for name in algorithms if find(name).splits}
     if (plan is not None or config.plan is not None) and not obey:
         raise UsageError(f"none of {listing(algorithms)} takes a plan")
-    jobs: list[Job] = []
+    jobs: list[WholeRun] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
         data = None  # the same for all algorithms of a seed
@@ -254,7 +245,7 @@ def jobs_of(
             run_config = replace(run_config, **(settings or {}).get(name, {}))
             its_plan = plans.get(name) if name in obey else None
             run_config = run_config if name in obey else replace(run_config, plan=None)
-            jobs.append(Job(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
+            jobs.append(WholeRun(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
             task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
             data = task.data
             dealt[seed] = data.digest, data.partition
@@ -279,6 +270,7 @@ def compare(
     score: str = "",
     baselines: bool = False,
     beside: pd.DataFrame | None = None,
+    on: Place | str = "",
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
@@ -302,12 +294,14 @@ def compare(
         score: by which algorithms are ranked; see :class:`Comparison`.
         baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
         beside: rows of other runs with these seeds, under a name of their own among the algorithms.
+        on: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.places.base`); default
+            this process.
 
     Raises:
         UsageError: anything unknown or not fitting, before the first run.
         RunError: a run failed; the same call goes on from there.
     """
-    out, instruments = Path(out), instruments or of_diagnostics()
+    out = Path(out)
     kind = LOSSES[str(resolved(config).loss)].task
     if score:
         check_score(score, kind)
@@ -318,25 +312,9 @@ def compare(
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.applied(config, algorithms, seeds, options)
     jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
-    data_of: dict[int, FederatedData] = {}  # the data of one seed at a time
-    frames = [] if beside is None else [beside]
-    for job in tqdm(jobs, desc="runs", unit="run", disable=not progress):
-        if not (job.path / "config.json").exists():
-            if job.config.seed not in data_of:
-                data_of = {job.config.seed: runner.assemble(job.config, plan=job.plan).data}
-            runner.run(
-                job.config,
-                job.path,
-                instruments=instruments,
-                loaded=data_of[job.config.seed],
-                plan=job.plan,
-                command=command,
-                progress=False,
-            )
-        elif store.Run(job.path).rounds[-1:] != [resolved(job.config).rounds]:
-            code = runner.code_of(job.config.to_json()).values()  # what this very call names
-            runner.resume(job.path, instruments=instruments, model_code=code, progress=False)
-        frames.append(store.Run(job.path).rows()[1])
+    with opened(on, config.workers) as place:
+        train([replace(job, instruments=instruments, command=command) for job in jobs], place, progress=progress)
+    frames = [*([] if beside is None else [beside]), *(store.Run(job.path).rows()[1] for job in jobs)]
     for job in jobs[:: len(algorithms)] if baselines else ():
         frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedlayers.places.base import Here, Place
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, foreseen, measured, round_seconds
@@ -65,7 +66,7 @@ def depths(layers: int) -> tuple[int, ...]:
     return tuple(round(k * (layers - 1) / (count - 1)) for k in range(count)) if count > 1 else (0,)
 
 
-def then_personalise(task: Task, config: RunConfig, out: Path, tell: Tell) -> Personalised:
+def then_personalise(task: Task, config: RunConfig, out: Path, place: Place, tell: Tell) -> Personalised:
     """Train FedAvg to the end, then each client's last layers alone at several depths; validation chooses the depth.
 
     The same call goes on after a stop.
@@ -73,6 +74,7 @@ def then_personalise(task: Task, config: RunConfig, out: Path, tell: Tell) -> Pe
     Args:
         task: what ``config`` names, for its layers and costs.
         out: folder of these runs.
+        place: where they are trained; the own epochs on this machine, where FedAvg's model is.
         tell: hears what it costs, and a line whenever a run is done.
 
     Raises:
@@ -87,17 +89,21 @@ def then_personalise(task: Task, config: RunConfig, out: Path, tell: Tell) -> Pe
     check_stored(start.path, runner.assemble(start.config, loaded=task.data))
     cost = _foreseen(runner.assemble(start.config, loaded=task.data), start, len(entries))
     tell(f"FedAvg, then {OWN_EPOCHS} own epochs at {len(entries)} depths: {cost.text()}")
-    reasons = run_entries([start], None, 0, tell)
+    reasons = run_entries([start], None, place, tell)
     if reasons:
         raise RunError(f"FedAvg failed: {next(iter(reasons.values()))}")
     for entry in entries:
         check_stored(entry.path, runner.assemble(entry.config, plan=entry.arm.plan, loaded=task.data))
-    failed = run_entries(entries, None, config.workers, tell)
+    near = place if place.here else Here()
+    failed = run_entries(entries, None, near, tell)
     done = [*(entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed), start]
     table = pd.DataFrame({"arm": entry.arm.name, **last_scores(entry.path)} for entry in done)
     table["score"] = standardised(table[main_score(table.columns)]) - standardised(table["loss"])
     best = done[int(table["score"].idxmax())]
-    spent = [measured(task, [start], int(task.config.rounds or 1), 0, 1), measured(task, entries, 1, 0, config.workers)]
+    spent = [
+        measured(task, [start], int(task.config.rounds or 1), 0, 1),
+        measured(task, entries, 1, 0, near.side_by_side),
+    ]
     n_bytes, seconds = (sum(getattr(each, name) for each in spent) for name in ("n_bytes", "seconds"))
     return Personalised(best.arm, best.path, table, cost, replace(cost, n_bytes=n_bytes, seconds=seconds))
 

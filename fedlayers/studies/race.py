@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedlayers.diagnostics.measure import instruments
+from fedlayers.places.base import Place, Result
 from fedlayers.studies import skill
 from fedlayers.studies.arms import Arm
-from fl_core import runner, statistics
+from fedlayers.studies.whole_run import WholeRun, train
+from fl_core import statistics
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
@@ -41,6 +39,10 @@ class Entry:
     arm: Arm
     config: RunConfig
     path: Path
+
+    def to(self, until: int | None) -> WholeRun:
+        """The run up to a round; what is to be noted of the data was noted before the race."""
+        return WholeRun(self.path, self.config, self.arm.plan, until, f"arm {self.arm.name}", quiet=True)
 
 
 class Standing(NamedTuple):
@@ -108,76 +110,34 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
     return min(rounds, every * max(evaluated, min(WINDOW, rounds // every)))
 
 
-def run_entry(entry: Entry, until: int | None) -> str:
-    """Train one run up to a round (None: to the end) from where it stopped; returns why it failed, or "".
+def run_entries(entries: Sequence[Entry], until: int | None, place: Place, tell: Tell) -> dict[tuple[str, int], str]:
+    """Train all runs up to a round (None: to the end) from where they stopped; returns why some failed.
 
-    A run whose training diverges has lost its race; any other failure is an error.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is to be noted of the data was noted before the race
-        try:
-            if not (entry.path / "config.json").exists():
-                runner.run(
-                    entry.config,
-                    entry.path,
-                    instruments=instruments(),
-                    plan=entry.arm.plan,
-                    command=f"arm {entry.arm.name}",
-                    progress=False,
-                    until=until,
-                )
-            elif _done(entry.path) < (until or int(resolved(entry.config).rounds or 1)):
-                code = runner.code_of(entry.config.to_json()).values()  # what this very race names
-                runner.resume(entry.path, instruments=instruments(), code=code, progress=False, until=until)
-        except DivergedError as error:
-            return str(error)
-    return ""
-
-
-def _done(path: Path) -> int:
-    rounds = store.Run(path).rounds
-    return rounds[-1] if rounds else 0
-
-
-def run_entries(entries: Sequence[Entry], until: int | None, workers: int, tell: Tell) -> dict[tuple[str, int], str]:
-    """Train all runs up to a round, several in parallel; returns the reasons of those that failed.
-
-    The results are the same bits with any number of workers.
+    A run whose training diverges has lost its race; any other failure is an error. The results are the same bits
+    wherever and however many at a time they are trained.
 
     Args:
         tell: hears a line whenever one is done.
+
+    Raises:
+        UsageError, RunError: as of :func:`fl_core.runner.run`.
     """
     failed: dict[tuple[str, int], str] = {}
+    of_run = {entry.path: entry for entry in entries}
 
-    def note(entry: Entry, reason: str, done: int) -> None:
-        if reason:
-            failed[entry.arm.name, entry.config.seed] = reason
+    def note(result: Result, count: int) -> None:
+        entry, reason = of_run[result.work.path], ""
+        if isinstance(result.error, DivergedError):
+            reason = failed[entry.arm.name, entry.config.seed] = str(result.error)
+        elif result.error is not None:
+            raise result.error
         tell(
-            f"{done} of {len(entries)}: {entry.arm.name}, seed {entry.config.seed}"
+            f"{count} of {len(entries)}: {entry.arm.name}, seed {entry.config.seed}"
             + f" failed: {reason}" * bool(reason)
         )
 
-    if min(workers, len(entries)) <= 1:
-        for done, entry in enumerate(entries, 1):
-            note(entry, run_entry(entry, until), done)
-        return failed
-    try:
-        pool = ProcessPoolExecutor(min(workers, len(entries)), mp_context=multiprocessing.get_context("spawn"))
-    except OSError as error:  # their locks are files in /dev/shm
-        warnings.warn(f"no worker processes ({error.strerror}, in /dev/shm): one run after the other", stacklevel=2)
-        return run_entries(entries, until, 0, tell)
-    with pool:
-        waiting: dict[Future[str], Entry] = {pool.submit(run_entry, entry, until): entry for entry in entries}
-        done = 0
-        try:
-            while waiting:
-                finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    done += 1
-                    note(waiting.pop(future), future.result(), done)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    runs = [entry.to(until) for entry in entries]
+    train(runs, place, note, progress=place.side_by_side > 1)
     return failed
 
 

@@ -17,8 +17,10 @@ from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.rules.base import RULES, deciding
 from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
-from fedlayers.studies.compare import check_folder, compare, headline
+from fedlayers.places.base import Place, opened
+from fedlayers.studies.compare import check_folder, compare, headline, jobs_of
 from fedlayers.studies.held_out import held_out, score_of
+from fedlayers.studies.whole_run import WholeRun, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, resolved
@@ -215,6 +217,7 @@ def regret(
     out: Path | str = Path("out/regret"),
     *,
     score: str = "",
+    on: Place | str = "",
     command: str = "",
     progress: bool = True,
 ) -> Regret:
@@ -232,6 +235,7 @@ def regret(
         config: what is trained, small enough that L + 1 runs a seed can be afforded; its ``threshold`` is the rules'.
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``; ``vote`` reads the default metrics.
         score: one of :data:`fl_core.scores.SCORES`; default macro-F1, of numbers R2.
+        on: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
 
     Raises:
         UsageError: anything unknown or not fitting; before the first run where it can be known then.
@@ -257,9 +261,13 @@ def regret(
         decided += decisions
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
+    plans = {cut: nothing.with_first(cut) for cut in range(len(names) + 1)}
+    with opened(on, config.workers) as place:
+        jobs = [job for cut, plan in plans.items() for job in _jobs(config, seeds, plan, _folder(out, cut), command)]
+        train(jobs, place, progress=progress)
     frames = []
-    for cut in tqdm(range(len(names) + 1), desc="cuts", unit="cut", disable=not progress):
-        frames.append(_trained(config, seeds, nothing.with_first(cut), cut, out, score, command))
+    for cut, plan in plans.items():
+        frames.append(_trained(config, seeds, plan, cut, out, score, command))
         frames[-1]["last"] = names[cut - 1] if cut else ""
     scores = pd.concat(frames, ignore_index=True)
     judged = [
@@ -305,6 +313,16 @@ def _decisions(
             line["status"] = str(error)
         decisions.append(line)
     return task.layers, decisions
+
+
+def _folder(out: Path, cut: int) -> Path:
+    return out / "cuts" / str(cut)
+
+
+def _jobs(config: RunConfig, seeds: Sequence[int], plan: LayerPlan, folder: Path, command: str) -> list[WholeRun]:
+    """The runs of one cut; those of all cuts are trained together."""
+    jobs = jobs_of(config, [config.algorithm], seeds, folder, {config.algorithm: config.options}, plan)
+    return [replace(job, command=command) for job in jobs]
 
 
 def _trained(

@@ -13,6 +13,7 @@ from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.against import in_words
 from fedlayers.diagnostics.report import Report
+from fedlayers.places.base import Place, opened
 from fedlayers.studies import arms as candidates
 from fedlayers.studies import outcome
 from fedlayers.studies.arms import Arm
@@ -65,6 +66,7 @@ def study(
     rule: str | None = None,
     arms: Sequence[str] = candidates.DEFAULT,
     options: Mapping[str, dict[str, Any]] | None = None,
+    on: Place | str = "",
     command: str = "",
     say: Say = lambda text: None,
     progress: bool = True,
@@ -86,6 +88,7 @@ def study(
         rule: decides in place of a race: one that decides by itself, with the configuration's threshold.
         arms: what races; see :func:`~fedlayers.studies.arms.arms_of`.
         options: each algorithm's own configuration, by name.
+        on: where runs are trained; see :func:`~fedlayers.studies.compare.compare`. The diagnosis is measured here.
         say: hears what is done and what comes of it.
 
     Raises:
@@ -108,30 +111,33 @@ def study(
 
     report = measure.of_task(task, command=command, null=NULLS, progress=progress)
     described = select.select(report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY)
-    choice = None
-    if rule is None:
-        say("")
-        choice = choose(racing, out / "race", arms=arms, seeds=seeds, each_seed=True, tell=say)
-        say("\n" + choice.text())
-    else:
-        say("\n" + select.explain(described))
-    plan = described if choice is None else choice.plan
-    out.mkdir(parents=True, exist_ok=True)
-    report.write(out / "rows.jsonl")
-    if plan is not None:
-        plan.save(out / "plan.json")
+    with opened(on, config.workers) as place:
+        on = place if on else on
+        choice = None
+        if rule is None:
+            say("")
+            choice = choose(racing, out / "race", arms=arms, seeds=seeds, each_seed=True, on=on, tell=say)
+            say("\n" + choice.text())
+        else:
+            say("\n" + select.explain(described))
+        plan = described if choice is None else choice.plan
+        out.mkdir(parents=True, exist_ok=True)
+        report.write(out / "rows.jsonl")
+        if plan is not None:
+            plan.save(out / "plan.json")
 
-    result = compare(
-        config,
-        algorithms,
-        seeds,
-        out / "comparison",
-        options=options,
-        baselines=True,
-        beside=None if choice is None else _rows_of(choice),
-        command=command,
-        progress=progress,
-    )
+        result = compare(
+            config,
+            algorithms,
+            seeds,
+            out / "comparison",
+            options=options,
+            baselines=True,
+            beside=None if choice is None else _rows_of(choice),
+            on=on,
+            command=command,
+            progress=progress,
+        )
     decisions = over_seeds(out / "comparison", seeds)
     if decisions:
         say(f"\nLast shared layer by seed, decided by {config.rule}: {_listed(decisions)}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedlayers.places.base import Place, side_by_side
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import foreseen
@@ -107,6 +108,7 @@ def tune(
     seeds: Sequence[int] = (APART,),
     score: str = SCORE,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    on: Place | str = "",
     tell: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
     """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
@@ -127,6 +129,7 @@ def tune(
         seeds: of the runs, apart from those of a later comparison.
         score: of :data:`fl_core.training.evaluate.SCORES`.
         options: keys of the algorithms that are set, by algorithm.
+        on: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
         tell: hears what it costs, and a line whenever a run is done.
 
     Raises:
@@ -157,12 +160,13 @@ def tune(
     entries = [entry for trial in tried for entry in trial.entries]
     rounds = int(tasks[algorithms[0]].config.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
-    tell(foreseen(by_arm, entries, rounds, 0, config.workers).text())
-    for name in algorithms:
-        count = sum(trial.algorithm == name for trial in tried)
-        if count < trials:
-            tell(f"{name} has {count} different settings, which are all tried")
-    failed = run_entries(entries, None, config.workers, tell)
+    with side_by_side(on, config.workers) as place:
+        tell(foreseen(by_arm, entries, rounds, 0, place.side_by_side).text())
+        for name in algorithms:
+            count = sum(trial.algorithm == name for trial in tried)
+            if count < trials:
+                tell(f"{name} has {count} different settings, which are all tried")
+        failed = run_entries(entries, None, place, tell)
     table = _table(tried, score, failed)
     write_atomically(out / "trials.csv", table.to_csv(index=False).encode())
     for name in algorithms:

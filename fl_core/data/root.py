@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +16,21 @@ from fl_core.data.files import read_npz
 from fl_core.data.registry import ROOT_VARIABLE, Location
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, check_known, listing
+
+_ELSEWHERE = ContextVar("elsewhere", default=False)
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Let this machine's ``FEDLAYERS_DATA_ROOT`` stand for data roots that it does not have.
+
+    That is for configurations of another machine, whose folders need not be here.
+    """
+    token = _ELSEWHERE.set(True)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(token)
 
 
 def find_root(name: str, data_root: Location | None, files: str) -> Path:
@@ -25,6 +43,8 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
         UsageError: no data root is named, or it is not there.
     """
     root = data_root or os.environ.get(ROOT_VARIABLE)
+    if root and _ELSEWHERE.get() and not Path(root).is_dir():
+        root = os.environ.get(ROOT_VARIABLE, root)
     if not root:
         raise UsageError(
             f"{name} needs a data root: pass data_root (--data-root) or set {ROOT_VARIABLE}; looked for there: {files}"

@@ -16,6 +16,7 @@ from fedlayers.cli import main as cli
 from fl_core import interrupts
 from fl_core.records import files
 from fl_core.records.store import Run
+from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
 FOLDER = "it's"
@@ -109,6 +110,23 @@ def test_while_workers_train(tmp_path):
     code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=until)
     assert (code, lines) == (130, [BEGUN])
     assert Run(tmp_path / FOLDER).verify()
+
+
+@pytest.mark.slow
+def test_while_runs_are_trained_side_by_side(tmp_path):
+    """No process of theirs is left."""
+    pids = []
+
+    def until(process):
+        while_workers_start(2.0)(process)
+        pids.extend(workers_of(process))
+
+    side_by_side = ("choose", "--rounds", "400", "--eval-every", "1", "--on", "local:2", "--out", FOLDER)
+    code, lines = interrupted(tmp_path, *side_by_side, until=until)
+    told = [line for line in lines if "run/s" not in line and "s/run" not in line]
+    assert (code, told) == (130, ["fedlayers: interrupted; the same command goes on"])
+    assert pids
+    assert not [pid for pid in pids if alive(pid)]
 
 
 def test_what_was_there_before_is_there_after():

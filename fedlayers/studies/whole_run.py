@@ -1,0 +1,134 @@
+"""A whole run as the work of a place: a study's runs are made of these, wherever they are trained."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from fedlayers.places.away import away
+from fedlayers.places.base import Place, Result, carry_out
+from fedlayers.runs import of_diagnostics
+from fl_core import data as datasets
+from fl_core import runner
+from fl_core.config import DEALING, READING, RunConfig, resolved
+from fl_core.data import FederatedData
+from fl_core.decision import Instruments
+from fl_core.plan import LayerPlan
+from fl_core.records import carrying, store
+from fl_core.records.files import Folder
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """One run: its directory, its configuration, the plan that it obeys, and how far it is to go.
+
+    Attributes:
+        until: the round after which it stops, with a checkpoint; None = its last.
+        name: for messages; by default that of its directory.
+        quiet: whether what the run would note of its data has been noted before.
+        away: whether it is on another machine than the one that asked for it.
+    """
+
+    path: Path
+    config: RunConfig
+    plan: LayerPlan | None = None
+    until: int | None = None
+    command: str = ""
+    instruments: Instruments | None = None
+    quiet: bool = False
+    away: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def gpus(self) -> int:
+        return int(self.config.device != "cpu")
+
+    @property
+    def last(self) -> int:
+        """The round after which it is done."""
+        return self.until or int(resolved(self.config).rounds or 1)
+
+    def carry_out(self) -> None:
+        """Begin the run, or go on from where it stopped; nothing is done where that is its end.
+
+        Raises:
+            UsageError, RunError: as of :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
+        """
+        with warnings.catch_warnings() if self.quiet else nullcontext(), away(self.away):
+            if self.quiet:
+                warnings.simplefilter("ignore")
+            self._train()
+
+    def _train(self) -> None:
+        instruments = self.instruments or of_diagnostics()
+        if not (self.path / "config.json").exists():
+            runner.run(
+                self.config,
+                self.path,
+                instruments=instruments,
+                loaded=_data(json.dumps({key: getattr(self.config, key) for key in _OF_DATA})),
+                plan=self.plan,
+                command=self.command,
+                progress=False,
+                until=self.until,
+            )
+        elif store.Run(self.path).rounds[-1:] < [self.last]:
+            code = runner.code_of(self.config.to_json()).values()  # what the very command names
+            runner.resume(self.path, instruments=instruments, code=code, progress=False, until=self.until)
+
+    def sent_to(self, path: Path | None) -> WholeRun:
+        if path is not None:
+            return replace(self, path=path)
+        return replace(self, config=resolved(self.config), away=True)  # its paths do not depend on the folder one is in
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with Folder(self.path).locked():
+            yield
+
+    def outgoing(self, sent: carrying.Sent) -> Iterator[carrying.Parcel]:
+        return carrying.to_go_on(self.path, sent)
+
+    def incoming(self, sent: carrying.Sent, over: bool) -> Iterator[carrying.Parcel]:
+        return carrying.news(self.path, sent, over)
+
+    def accept(self, parcel: carrying.Parcel) -> None:
+        carrying.put(self.path, parcel)
+
+
+_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed")
+
+
+@lru_cache(maxsize=1)
+def _data(keys: str) -> FederatedData:
+    """The data that the keys of a configuration name; the last ones are kept, for runs that have them in common."""
+    named = json.loads(keys)
+    return datasets.load(named.pop("dataset"), **named)
+
+
+def train(
+    runs: Sequence[WholeRun], place: Place, done: Callable[[Result, int], None] | None = None, *, progress: bool = True
+) -> None:
+    """Have runs trained.
+
+    Args:
+        done: hears each result; by default an error in one ends the others and is raised.
+    """
+
+    def strict(result: Result, count: int) -> None:
+        if result.error is not None:
+            raise result.error
+
+    try:
+        carry_out(runs, place, done or strict, total=len(runs), progress=progress)
+    finally:
+        _data.cache_clear()

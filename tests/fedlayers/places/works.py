@@ -1,0 +1,41 @@
+"""A work that needs no training, and what a folder of runs holds; for processes that import little."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_core.errors import RunError, UsageError
+
+UNCOVERED = {"lock", "timing.jsonl"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder but those in which no two runs agree."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in UNCOVERED)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A work that needs no training: it ends its process so many times, then warns, fails or returns."""
+
+    path: Path
+    dies: int = 0
+    fails: str = ""
+
+    name = "toy"
+    gpus = 0
+
+    def carry_out(self) -> tuple[int, str | None]:
+        tries = len(list(self.path.iterdir()))
+        (self.path / str(tries)).touch()
+        if tries < self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fails:
+            raise {"usage": UsageError, "run": RunError, "other": KeyError}[self.fails]("what is wrong")
+        warnings.warn("of note", stacklevel=1)
+        return os.getpid(), os.environ.get("OMP_NUM_THREADS")
