@@ -13,6 +13,7 @@ import matplotlib as mpl
 import tyro
 from tyro.conf import Positional, arg
 
+from fedlayers.places.base import check_place
 from figures import (  # noqa: F401  (most of them register items)
     catalogue,
     decision,
@@ -29,6 +30,7 @@ from figures import (  # noqa: F401  (most of them register items)
     scheduling,
     scorecard,
 )
+from fl_core import interrupts
 from fl_core.errors import RunError, UsageError
 
 
@@ -61,6 +63,9 @@ class Figures:
     budget: Annotated[
         float | None, arg(help="With --train, of an item that is kept run by run: minutes after which no run begins.")
     ] = None
+    on: Annotated[
+        str, arg(help="With --train: where runs are trained: local:N (processes), ray, or ray:HOST:PORT (a cluster).")
+    ] = ""
     data_root: Annotated[str | None, arg(help="With --train: folder with the data; default FEDLAYERS_DATA_ROOT.")] = (
         None
     )
@@ -86,12 +91,16 @@ class Figures:
             raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
         if (self.only or self.budget is not None) and not (self.train and isinstance(study, recipe.Recipe)):
             raise UsageError("--only and --budget go with --train, of an item that is kept run by run")
+        if self.on and not self.train:
+            raise UsageError("--on goes with --train: stored rows are drawn here")
+        if self.on:
+            check_place(self.on)
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         path = item.path(self.out if self.train else None)
         if self.train:
             print(f"{command}\ntrains {study.name}: {study.budget}")
-            how: dict[str, Any] = {"seeds": self.seeds, "data_root": self.data_root, "command": command}
+            how: dict[str, Any] = {"seeds": self.seeds, "data_root": self.data_root, "on": self.on, "command": command}
             if isinstance(study, recipe.Recipe):
                 seconds = recipe.train(study, path, only=self.only, budget=self.budget, **how)
             else:
@@ -112,8 +121,8 @@ class Figures:
             print(lacking)
 
     def _all(self) -> None:
-        if self.train or self.seeds is not None or self.only or self.budget is not None:
-            raise UsageError("all only draws what has rows, at each scale: no --train, --seeds, --only, --budget")
+        if self.train or self.seeds is not None or self.only or self.budget is not None or self.on:
+            raise UsageError("all only draws what has rows, at each scale: no --train, --seeds, --only, --budget, --on")
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         print(f"drawn: {everything.redraw(self.out)}")
@@ -121,8 +130,8 @@ class Figures:
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
             raise UsageError("the gallery has its own seeds")
-        if self.only or self.budget is not None:
-            raise UsageError("the gallery is made as a whole: no --only, no --budget")
+        if self.only or self.budget is not None or self.on:
+            raise UsageError("the gallery is made as a whole: no --only, no --budget, no --on")
         if self.scale != items.QUICK:
             raise UsageError("the gallery has one scale")
         if self.out is not None:
@@ -138,12 +147,13 @@ class Figures:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 2 for a usage error, 1 for a failure, with one line that says why."""
+    """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
     try:
-        wanted.main(_command(wanted))
+        with interrupts.ending(lambda: "the same command goes on" if wanted.train else "nothing was trained"):
+            wanted.main(_command(wanted))
     except (UsageError, RunError) as error:
         print(f"figures: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)

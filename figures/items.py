@@ -22,8 +22,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image, ImageChops
-from tqdm.auto import tqdm
 
+from fedlayers.places.base import Place, Result, carry_out, opened
+from figures.making import Making
 from figures.papers import published as published
 from figures.papers import published_table as published_table
 from fl_core import __version__, rows, runner
@@ -177,6 +178,11 @@ class Item:
             paper={},
         )
 
+    def make(self, run: str, seed: int, folder: Path, data_root: str | None) -> Any:
+        """The rows of one run and seed, and its description (:func:`about`) with the digest of its data."""
+        task = runner.assemble(replace(self.runs[run], seed=seed, data_root=data_root))
+        return self.measure(task, run).assign(run=run), described(task)
+
     def path(self, folder: Path | None = None) -> Path:
         """The path of its stored rows."""
         return rows_path(self.name, folder)
@@ -288,6 +294,7 @@ def train(
     *,
     seeds: int | None = None,
     data_root: str | None = None,
+    on: Place | str = "",
     command: str = "",
     progress: bool = True,
 ) -> float:
@@ -295,6 +302,7 @@ def train(
 
     Args:
         seeds: number of seeds in place of the item's own.
+        on: where runs are trained (:mod:`fedlayers.places.base`); default this process.
 
     Raises:
         UsageError: data that are not there, or no seed at all; RunError: a run failed.
@@ -305,14 +313,24 @@ def train(
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}")
     began = time.perf_counter()
+    wanted = [
+        Making(item, name, seed, path.parent / item.name, data_root) for name in item.runs for seed in range(count)
+    ]
+    made: dict[tuple[str, int], tuple[pd.DataFrame, dict[str, Any]]] = {}
+
+    def keep(result: Result, _: int) -> None:
+        if result.error is not None:
+            raise result.error
+        made[result.work.run, result.work.seed] = result.value
+
+    with opened(on) as place:
+        carry_out(wanted, place, keep, total=len(wanted), what=item.name, progress=progress)
     parts: list[pd.DataFrame] = []
     runs: dict[str, dict[str, Any]] = {}
-    wanted = [(name, config, seed) for name, config in item.runs.items() for seed in range(count)]
-    for name, config, seed in tqdm(wanted, desc=item.name, unit="run", disable=not progress):
-        task = runner.assemble(replace(config, seed=seed, data_root=data_root))
-        parts.append(item.measure(task, name).assign(run=name))
-        described = runs.setdefault(name, about(task))
-        described["data"][str(seed)] = task.data.digest
+    for each in wanted:  # in this order, whichever came first
+        frame, of_run = made[each.run, each.seed]
+        parts.append(frame)
+        runs.setdefault(each.run, of_run)["data"] |= of_run["data"]
     seconds = time.perf_counter() - began
     header = {
         "item": item.name,
@@ -331,6 +349,11 @@ def about(task: runner.Task) -> dict[str, Any]:
     config = {k: v for k, v in task.config.to_json().items() if k not in (*ELSEWHERE, "seed")}
     config["init"] = config["init"] and Path(config["init"]).name
     return {"config": config, "layers": [asdict(layer) for layer in task.layers], "data": {}}
+
+
+def described(task: runner.Task) -> dict[str, Any]:
+    """:func:`about`, with the digest of its data by its seed."""
+    return {**about(task), "data": {str(task.config.seed): task.data.digest}}
 
 
 def records(frame: pd.DataFrame) -> Iterator[rows.Row]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tqdm.auto import tqdm
 
 from fedlayers.diagnostics import measure
+from fedlayers.places.base import Place, Result, carry_out, opened
 from figures import items
+from figures.making import Making
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
@@ -121,6 +122,16 @@ class Recipe(items.Item):
         names = sorted(self.newcomers)
         return f"no rows yet: {listing(names)}; train with: {self.command} --only {' '.join(names)}"
 
+    def make(self, run: str, seed: int, folder: Path, data_root: str | None) -> Any:
+        """The rows of one run and seed, its description, and its seconds; what diverged has a row that says so."""
+        began = time.perf_counter()
+        task = runner.assemble(self.prepare(replace(self.runs[run], seed=seed, data_root=data_root), run, folder))
+        try:
+            frame = self.measure(task, run, folder).assign(run=run)
+        except NonFiniteError as error:
+            frame = rows.frame([rows.row(FAILED, None, status=str(error), run=run, **labels(task))])
+        return frame, items.described(task), round(time.perf_counter() - began, 1)
+
     def path(self, folder: Path | None = None) -> Path:
         return (items.ROWS if folder is None else folder) / self.name
 
@@ -189,6 +200,7 @@ def train(
     seeds: int | None = None,
     budget: float | None = None,
     data_root: str | None = None,
+    on: Place | str = "",
     command: str = "",
     progress: bool = True,
 ) -> float:
@@ -199,6 +211,7 @@ def train(
         seeds: number of seeds in place of the item's own.
         budget: minutes after which no run is begun. One that took longer with another seed than is left is not
             begun either.
+        on: where they are trained (:mod:`fedlayers.places.base`); default this process.
 
     Raises:
         UsageError: an unknown run, no seed at all, data that are not there, or a stored run of another configuration;
@@ -220,40 +233,36 @@ def train(
     folder.mkdir(exist_ok=True)
     began = time.perf_counter()
     left = [(run, seed) for run, seed in planned if not rows_file(folder, run, seed).is_file()]
-    with tqdm(total=len(left), desc=item.name, unit="run", disable=not progress) as bar:
+
+    def affordable() -> Iterator[Making]:
         for run, seed in left:
             spent = time.perf_counter() - began
             if budget is not None and (spent >= 60 * budget or spent + took.get(run, 0.0) > 60 * budget):
                 continue
-            bar.set_postfix_str(f"{run}, seed {seed}")
             if not rows_file(folder, run, seed).is_file():  # another process may have made it meanwhile
-                took[run] = _make(item, folder, run, seed, data_root, command)
-            bar.update()
+                yield Making(item, run, seed, folder, data_root)
+
+    def store(result: Result, _: int) -> None:
+        if result.error is not None:
+            raise result.error
+        frame, described, seconds = result.value
+        run, seed = result.work.run, result.work.seed
+        took[run] = seconds
+        header = {
+            "item": item.name,
+            "version": __version__,
+            "command": command,
+            "run": run,
+            "seed": seed,
+            "seconds": seconds,
+            "asked": _asked(item, run),
+            "about": described,
+        }
+        rows.write(rows_file(folder, run, seed), header, items.records(frame))
+
+    with opened(on) as place:
+        carry_out(affordable(), place, store, total=len(left), what=item.name, progress=progress)
     return time.perf_counter() - began
-
-
-def _make(item: Recipe, folder: Path, run: str, seed: int, data_root: str | None, command: str) -> float:
-    began = time.perf_counter()
-    task = runner.assemble(item.prepare(replace(item.runs[run], seed=seed, data_root=data_root), run, folder))
-    try:
-        frame = item.measure(task, run, folder).assign(run=run)
-    except NonFiniteError as error:
-        frame = rows.frame([rows.row(FAILED, None, status=str(error), run=run, **labels(task))])
-    seconds = round(time.perf_counter() - began, 1)
-    about = items.about(task)
-    about["data"][str(seed)] = task.data.digest
-    header = {
-        "item": item.name,
-        "version": __version__,
-        "command": command,
-        "run": run,
-        "seed": seed,
-        "seconds": seconds,
-        "asked": _asked(item, run),
-        "about": about,
-    }
-    rows.write(rows_file(folder, run, seed), header, items.records(frame))
-    return seconds
 
 
 def _asked(item: Recipe, run: str) -> dict[str, Any]:
