@@ -106,7 +106,7 @@ def _ended(process: Process) -> int | None:
     process.process.join(timeout=0.1)  # whose end was met at the pipe has a code of its own
     process.process.kill()
     process.process.join()
-    return process.process.exitcode  # type: ignore[no-any-return]
+    return process.process.exitcode
 
 
 def _serve(link: Connection) -> None:

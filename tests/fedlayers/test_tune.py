@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import fedlayers as fl
-from fedlayers.studies import race, spaces
+from fedlayers.studies import spaces
 from fedlayers.studies.compare import jobs_of
 from fedlayers.studies.spaces import points, searched
 from fedlayers.studies.tuned import Tuned
+from fedlayers.studies.whole_run import WholeRun
 from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -132,21 +134,21 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
 
 def test_a_search_that_was_stopped_goes_on_to_the_same_choice(done, tmp_path: Path, monkeypatch) -> None:
     _, result, _ = done
-    entry_of, count = race.run_entry, 0
+    whole, count = WholeRun.carry_out, 0
 
-    def stopped(entry, until):
+    def stopped(run: WholeRun) -> None:
         nonlocal count
         count += 1
         if count == 3:
-            entry_of(entry, 2)  # as if it had been stopped after its second round
+            whole(replace(run, until=2))  # as if it had been stopped after its second round
             raise KeyboardInterrupt
-        return entry_of(entry, until)
+        whole(run)
 
     asked = {"trials": 2, "seeds": [1000, 1001]}
-    monkeypatch.setattr(race, "run_entry", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
-    monkeypatch.setattr(race, "run_entry", entry_of)
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeRun, "carry_out", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
     again = fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
     undisturbed = result.table[result.table["algorithm"] == "fedprox"].reset_index(drop=True)
     pd.testing.assert_frame_equal(again.table, undisturbed)
