@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib as mpl
@@ -148,7 +149,7 @@ def test_missing_value_leaves_a_gap_with_its_reason() -> None:
     assert "× fc3: a variance needs at least two weights (VA)" in note
 
 
-def test_one_missing_pair_is_a_gap_for_both_clients() -> None:
+def test_one_missing_pair_is_a_gap_for_both_clients_and_in_the_matrix() -> None:
     frame = diagnosis()
     gone = (frame["client"] == "Cleveland") & (frame["client_b"] == "VA") & (frame["layer"] == "fc2")
     frame.loc[gone, ["value", "status"]] = [np.nan, "constant features"]
@@ -157,6 +158,9 @@ def test_one_missing_pair_is_a_gap_for_both_clients() -> None:
     assert np.isnan(lines(ax)["VA"][1])
     assert not np.isnan(lines(ax)["Hungarian"]).any()
     assert "Cleveland–VA" in ax.get_xlabel()
+    axes: list[Any] = plots.cka_matrices(frame)
+    assert np.ma.getmaskarray(axes[1].collections[0].get_array()).sum() == 2
+    assert "constant features" in axes[0].figure.get_supxlabel()
 
 
 def test_negative_traces_are_drawn_on_symlog() -> None:
@@ -174,20 +178,6 @@ def test_many_clients_share_one_legend_entry() -> None:
     ax: Any = plots.metric(diagnosis(clients), "grad_variance")
     assert len(ax.lines) == len(clients) + 1
     assert entries(ax) == [f"each of {len(clients)} clients", "mean of clients"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"metric": "grad_varianse"}, "did you mean 'grad_variance'"),
-        ({"metric": "cka", "variant": "flaten"}, "did you mean 'flatten'"),
-        ({"metric": "cka", "scale": "logg"}, "did you mean 'log'"),
-        ({"metric": "grad_variance", "normalise": "frist"}, "did you mean 'first'"),
-    ],
-)
-def test_metric_refuses_unknown_names(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        plots.metric(diagnosis(), **options)
 
 
 def test_metric_refuses_several_rounds_and_names_them() -> None:
@@ -213,15 +203,6 @@ def test_matrices_are_symmetric_with_ones_and_one_colour_bar() -> None:
     assert [tick.get_text() for tick in axes[0].get_yticklabels()] == list(HOSPITALS)
 
 
-def test_matrix_leaves_out_a_missing_pair_and_says_why() -> None:
-    frame = diagnosis()
-    gone = (frame["client"] == "Cleveland") & (frame["client_b"] == "VA") & (frame["layer"] == "fc2")
-    frame.loc[gone, ["value", "status"]] = [np.nan, "constant features"]
-    axes: list[Any] = plots.cka_matrices(frame)
-    assert np.ma.getmaskarray(axes[1].collections[0].get_array()).sum() == 2
-    assert "constant features" in axes[0].figure.get_supxlabel()
-
-
 def test_matrices_on_given_figure_and_axes() -> None:
     figure = plt.figure()
     assert all(ax.figure is figure for ax in plots.cka_matrices(diagnosis(), figure))
@@ -229,12 +210,6 @@ def test_matrices_on_given_figure_and_axes() -> None:
     assert plots.cka_matrices(diagnosis(), list(given)) == list(given)
     with pytest.raises(UsageError, match="2 axes for 4 panels"):
         plots.cka_matrices(diagnosis(), list(given[:2]))
-
-
-def test_matrices_without_pairs_are_refused() -> None:
-    row = schema.row("cka", None, status="needs at least two models", layer="fc1", client="VA")
-    with pytest.raises(UsageError, match="needs at least two models"):
-        plots.cka_matrices(schema.frame([row]))
 
 
 def decision(names: list[str], cut: int, **why: Any) -> LayerPlan:
@@ -276,13 +251,6 @@ def test_plan_marks_ratios_that_do_not_exist(values: Any) -> None:
     ax: Any = plots.plan(decision(LAYERS, 1, values=values, metric="hessian_trace"))
     ratios = [text.get_text() for text in ax.texts if text.get_position()[0] in (1, 2, 3)]
     assert ratios == (["–", "2", "–"] if values[0] is None else ["–", "–", "–"])
-
-
-def test_plan_refuses_evidence_of_other_layers() -> None:
-    with pytest.raises(UsageError, match="3 values for 4 layers"):
-        plots.plan(decision(LAYERS, 1, values=(1.0, 2.0, 3.0)))
-    with pytest.raises(UsageError, match="did you mean 'fc2'"):
-        plots.plan(decision(LAYERS, 1, votes={"VA": "fc22"}))
 
 
 def counted(n_clients: int, n_classes: int) -> pd.DataFrame:
@@ -404,12 +372,6 @@ def test_scores_refuse_unknown_names(draw: Any, options: dict[str, Any], words: 
         draw(results(), **options)
 
 
-def test_scores_refuse_two_runs_of_one_algorithm_and_seed() -> None:
-    twice = pd.concat([results(), results().assign(run="again")], ignore_index=True)
-    with pytest.raises(UsageError, match=r"run \(local-0, again\)"):
-        plots.learning(twice)
-
-
 def test_clients_shows_everyone_after_the_last_round() -> None:
     ax: Any = plots.clients(results())
     assert entries(ax) == [*HOSPITALS, "mean"]
@@ -442,11 +404,28 @@ def test_comparison_says_where_there_is_no_value_or_interval() -> None:
     assert "lower is better" in ax.get_xlabel()
 
 
-def test_comparison_refuses_other_tables() -> None:
-    with pytest.raises(UsageError, match="unknown column of the table 'low'"):
-        plots.comparison(table().drop(columns="low"), "macro_f1")
-    with pytest.raises(UsageError, match="interval of local"):
-        plots.comparison(table(low=[0.45, 0.65]), "macro_f1")
+def refusals() -> dict[str, Callable[[], Any]]:
+    """What cannot be drawn, by words of the refusal."""
+    one = schema.frame([schema.row("cka", None, status="needs at least two models", layer="fc1", client="VA")])
+    twice = pd.concat([results(), results().assign(run="again")], ignore_index=True)
+    return {
+        "did you mean 'grad_variance'": lambda: plots.metric(diagnosis(), "grad_varianse"),
+        "did you mean 'flatten'": lambda: plots.metric(diagnosis(), "cka", variant="flaten"),
+        "did you mean 'log'": lambda: plots.metric(diagnosis(), "cka", scale="logg"),
+        "did you mean 'first'": lambda: plots.metric(diagnosis(), "grad_variance", normalise="frist"),
+        "needs at least two models": lambda: plots.cka_matrices(one),
+        "3 values for 4 layers": lambda: plots.plan(decision(LAYERS, 1, values=(1.0, 2.0, 3.0))),
+        "did you mean 'fc2'": lambda: plots.plan(decision(LAYERS, 1, votes={"VA": "fc22"})),
+        r"run \(local-0, again\)": lambda: plots.learning(twice),
+        "unknown column of the table 'low'": lambda: plots.comparison(table().drop(columns="low"), "macro_f1"),
+        "interval of local": lambda: plots.comparison(table(low=[0.45, 0.65]), "macro_f1"),
+    }
+
+
+@pytest.mark.parametrize("words", refusals())
+def test_what_cannot_be_drawn_is_refused(words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        refusals()[words]()
 
 
 EVERY = {
@@ -460,16 +439,12 @@ EVERY = {
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_draws_on_the_given_axes_and_leaves_the_settings(name: str) -> None:
+def test_draws_on_the_given_axes_within_the_figure_and_leaves_the_settings(name: str) -> None:
     _, ax = plt.subplots()
     before = dict(mpl.rcParams)
     assert EVERY[name](ax) is ax
     assert EVERY[name](None) is not ax
     assert dict(mpl.rcParams) == before
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_nothing_sticks_out_of_the_figure(name: str) -> None:
     ax: Any = EVERY[name](None)
     ax.figure.canvas.draw()
     box = ax.get_tightbbox()
