@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,32 +11,25 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedlayers.diagnostics.capture import activations, batches, set_mode, untouched
 from fl_core.errors import UsageError
+from tests.networks import Wired
 
 
-class Net(nn.Module):
+def wired() -> Wired:
     """Batch norm, dropout, an in-place ReLU after a convolution, an LSTM, a layer used twice and one never used."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(2, 3, 3, padding=1)
-        self.norm = nn.BatchNorm1d(3)
-        self.relu = nn.ReLU(inplace=True)
-        self.drop = nn.Dropout(0.5)
-        self.lstm = nn.LSTM(3, 4, batch_first=True)
-        self.twice = nn.Linear(4, 4)
-        self.unused = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 3)
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = m.drop(m.relu(m.norm(m.conv(x))))
+        return m.head(m.twice(m.twice(m.lstm(x.transpose(1, 2))[0][:, -1])))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.drop(self.relu(self.norm(self.conv(x))))
-        sequence, _ = self.lstm(x.transpose(1, 2))
-        return self.head(self.twice(self.twice(sequence[:, -1])))
+    parts = {"conv": nn.Conv1d(2, 3, 3, padding=1), "norm": nn.BatchNorm1d(3), "relu": nn.ReLU(inplace=True)}
+    parts |= {"drop": nn.Dropout(0.5), "lstm": nn.LSTM(3, 4, batch_first=True), "twice": nn.Linear(4, 4)}
+    return Wired(run, **parts, unused=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
 @pytest.fixture
-def net() -> Net:
+def net() -> Wired:
     torch.manual_seed(0)
-    return Net()
+    return wired()
 
 
 X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
@@ -52,7 +47,7 @@ def snapshot(model: nn.Module) -> list[object]:
     ]
 
 
-def disturb(model: Net) -> None:
+def disturb(model: Wired) -> None:
     model.eval()
     model.drop.train()
     model.norm.train()
@@ -66,7 +61,7 @@ def disturb(model: Net) -> None:
 
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("with_grads", [False, True])
-def test_untouched_restores_everything(net: Net, raises: bool, with_grads: bool) -> None:
+def test_untouched_restores_everything(net: Wired, raises: bool, with_grads: bool) -> None:
     net.conv.eval()
     net.head.bias.requires_grad_(False)
     kept = net.relu.register_forward_hook(lambda m, i, o: None)
@@ -87,7 +82,7 @@ def test_untouched_restores_everything(net: Net, raises: bool, with_grads: bool)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_set_mode(net: Net, mode: str) -> None:
+def test_set_mode(net: Wired, mode: str) -> None:
     net.train(mode == "eval")
     net.drop.eval()
     before = snapshot(net)
@@ -99,7 +94,7 @@ def test_set_mode(net: Net, mode: str) -> None:
         pass
 
 
-def test_activations_are_those_before_an_in_place_operation(net: Net) -> None:
+def test_activations_are_those_before_an_in_place_operation(net: Wired) -> None:
     net.eval()
     with activations(net, ["norm", "relu", "lstm", "head", ""]) as recorded:
         logits = net(X)
@@ -113,7 +108,7 @@ def test_activations_are_those_before_an_in_place_operation(net: Net) -> None:
     assert not any(tensor.requires_grad for tensor in recorded.values())
 
 
-def test_every_forward_pass_starts_anew(net: Net) -> None:
+def test_every_forward_pass_starts_anew(net: Wired) -> None:
     net.eval()
     with activations(net, ["head", "unused"]) as recorded:
         net(X)
@@ -122,7 +117,7 @@ def test_every_forward_pass_starts_anew(net: Net) -> None:
     assert "unused" not in recorded
 
 
-def test_repeated_calls(net: Net) -> None:
+def test_repeated_calls(net: Wired) -> None:
     net.eval()
     before = snapshot(net)
     with pytest.raises(UsageError, match="'twice' is called more than once"), activations(net, ["twice"]):
@@ -133,7 +128,7 @@ def test_repeated_calls(net: Net) -> None:
     assert torch.equal(net.head(recorded["twice"]), recorded["head"])
 
 
-def test_hooks_are_removed_after_errors(net: Net) -> None:
+def test_hooks_are_removed_after_errors(net: Wired) -> None:
     before = snapshot(net)
     with pytest.raises(UsageError, match="did you mean 'head'"), activations(net, ["conv", "haed"]):
         pass
@@ -145,11 +140,7 @@ def test_hooks_are_removed_after_errors(net: Net) -> None:
 
 
 def test_an_output_without_a_tensor() -> None:
-    class Silent(nn.Module):
-        def forward(self, x: Tensor) -> str:
-            return "nothing"
-
-    model = Silent()
+    model = Wired(lambda m, x: "nothing")
     with pytest.raises(UsageError, match="no tensor but str"), activations(model, [""]):
         model(X)
 

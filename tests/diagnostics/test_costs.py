@@ -25,6 +25,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from tests.conftest import CONFIG, TOY, network
 from tests.diagnostics.calls import layer_cost
+from tests.networks import Wired
 
 N = 3
 
@@ -69,28 +70,24 @@ def test_counts_by_hand() -> None:
     assert {name: own["activation_bytes"] for name, own in found.items()} == {"0": 4 * (36 + 64 + 64), "4": 20, "6": 0}
 
 
-class Residual(nn.Module):
+def residual() -> Wired:
     """Work outside every layer's module, a bypass, a fused recurrent layer, a tied weight and a module never called."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 6, batch_first=True)
-        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-        self.mix, self.head, self.spare = nn.Linear(6, 6), nn.Linear(6, N), nn.Linear(9, 9)
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.lstm(x)[0]
+        h = h + m.attention(h, h, h, need_weights=False)[0]
+        h = m.mix(h) + h @ m.mix.weight
+        return m.head((h @ h.mT @ h).mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.lstm(x)[0]
-        h = h + self.attention(h, h, h, need_weights=False)[0]
-        h = self.mix(h) + h @ self.mix.weight
-        h = h @ h.mT @ h
-        return self.head(h.mean(1))
+    parts = {"lstm": nn.LSTM(4, 6, batch_first=True), "attention": nn.MultiheadAttention(6, 2, batch_first=True)}
+    return Wired(run, **parts, mix=nn.Linear(6, 6), head=nn.Linear(6, N), spare=nn.Linear(9, 9))
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("by", ["block", "module"])
 @pytest.mark.parametrize("kind", ["plain", "residual"])
 def test_the_layers_sum_to_the_whole(kind: str, by: str, mode: str) -> None:
-    model, x = (net(), X) if kind == "plain" else (Residual(), torch.randn(4, 5, 4))
+    model, x = (net(), X) if kind == "plain" else (residual(), torch.randn(4, 5, 4))
     layers = layers_of(model, x[:2], by=by)
     model.train(mode == "train")
     work = step_work(model, x[:2], layers, mode=mode)
@@ -105,7 +102,7 @@ def test_the_layers_sum_to_the_whole(kind: str, by: str, mode: str) -> None:
 
 
 def test_work_belongs_to_the_layer_that_runs_or_ran_last() -> None:
-    found = table(Residual(), torch.randn(4, 5, 4))
+    found = table(residual(), torch.randn(4, 5, 4))
     gates = 2 * 4 * 6 * (4 + 6) * 5
     assert found["lstm"]["forward_flops"] == gates
     assert found["mix"]["forward_flops"] == 2 * (2 * 5 * 6 * 6) + 2 * (2 * 5 * 5 * 6)
@@ -117,19 +114,13 @@ def test_work_belongs_to_the_layer_that_runs_or_ran_last() -> None:
     }
 
 
-class Outer(nn.Module):
+def outer() -> Wired:
     """A module that works with a tensor of its own after a module inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.own = nn.Linear(4, 6), nn.Parameter(torch.ones(6, N))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) @ self.own
+    return Wired(lambda m, x: m.inner(x) @ m.own, inner=nn.Linear(4, 6), own=nn.Parameter(torch.ones(6, N)))
 
 
 def test_a_layer_goes_on_after_a_module_inside_it() -> None:
-    model = nn.Sequential(Outer())
+    model = nn.Sequential(outer())
     layers = (Layer("inner", ("0.inner.weight", "0.inner.bias")), Layer("outer", ("0.own",)))
     work = step_work(model, torch.randn(2, 4), layers)
     assert work.forward_flops == {"inner": 2 * 2 * 4 * 6, "outer": 2 * 2 * 6 * N}

@@ -27,6 +27,7 @@ from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from tests.diagnostics.calls import separability
+from tests.networks import Wired
 
 
 def cnn(seed: int = 0) -> nn.Sequential:
@@ -78,16 +79,14 @@ def test_a_shuffling_loader_keeps_features_and_labels_together_and_a_subset_is_o
     assert collect(model, ["4"], (x, y), samples=9, seed=4).sample.tolist() != some.sample.tolist()
 
 
-class Odd(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.total, self.head, self.spare = nn.Linear(4, 1), nn.Linear(4, 3), nn.Linear(1, 1)
-        self.none, self.nan = nn.Identity(), nn.Identity()
+def odd() -> Wired:
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        m.none(None)
+        m.nan(x / 0)
+        return m.head(x) + m.total(x.sum(0))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.none(None)
-        self.nan(x / 0)
-        return self.head(x) + self.total(x.sum(0))
+    parts = {"total": nn.Linear(4, 1), "head": nn.Linear(4, 3), "spare": nn.Linear(1, 1)}
+    return Wired(run, **parts, none=nn.Identity(), nan=nn.Identity())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ class Odd(nn.Module):
     [("total", "must come first"), ("spare", "not computed"), ("none", "not computed"), ("nan", "not finite")],
 )
 def test_what_has_no_features_says_why(path: str, words: str) -> None:
-    found = collect(Odd(), [path, "head"], (torch.randn(5, 4), torch.zeros(5, dtype=torch.long)))
+    found = collect(odd(), [path, "head"], (torch.randn(5, 4), torch.zeros(5, dtype=torch.long)))
     assert found.of("head").shape == (5, 3)
     with pytest.raises(NoValue, match=words):
         found.of(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedlayers.cli import main as cli
 from fedlayers.diagnostics import diagnose
@@ -23,6 +23,7 @@ from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from tests.conftest import CONFIG, TOY, network
+from tests.networks import Wired
 
 
 def frozen(*names: str, kind: str = "plain") -> nn.Module:
@@ -126,22 +127,17 @@ def test_what_a_run_decides_is_what_the_diagnosis_decides() -> None:
     assert "fc1" in plan.shared
 
 
-class Biased(nn.Module):
+def biased() -> Wired:
     """The second layer's weights are frozen, its bias trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc2, self.fc3 = nn.Linear(36, 8), nn.Linear(8, 6), nn.Linear(6, 3)
-        self.fc2.weight.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc3(self.fc2(self.fc1(x.flatten(1)).relu()).relu())
+    parts = {"fc1": nn.Linear(36, 8), "fc2": nn.Linear(8, 6), "fc3": nn.Linear(6, 3)}
+    parts["fc2"].weight.requires_grad_(False)
+    return Wired(lambda m, x: m.fc3(m.fc2(m.fc1(x.flatten(1)).relu()).relu()), **parts)
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Biased(), "layer 'fc2' has no weights that train"),
+        (biased(), "layer 'fc2' has no weights that train"),
         (frozen("fc1", "fc2"), "playerfl needs 2 layers to choose between; the model has 1"),
     ],
 )

@@ -16,6 +16,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_variance
+from tests.networks import Wired
 
 CE = losses.build("cross_entropy")
 N, C = 23, 3
@@ -128,24 +129,15 @@ def test_a_frozen_layer_is_measured_and_stays_frozen() -> None:
     assert [p.requires_grad for p in frozen.parameters()] == [False] * 2 + [True] * 6
 
 
-class Odd(nn.Module):
+def odd() -> Wired:
     """A layer of one weight, one that is cut off, one with a bias alone, and one that is never called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cut, self.single, self.head, self.unused = (
-            nn.Linear(2, 2),
-            nn.Linear(1, 1),
-            nn.Linear(2, C),
-            nn.Linear(2, 2),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.cut(x).detach() + self.single(x[:, :1]))
+    sizes = {"cut": (2, 2), "single": (1, 1), "head": (2, C), "unused": (2, 2)}
+    parts = {name: nn.Linear(*size) for name, size in sizes.items()}
+    return Wired(lambda m, x: m.head(m.cut(x).detach() + m.single(x[:, :1])), **parts)
 
 
 def test_every_layer_without_a_value_says_why() -> None:
-    model = Odd()
+    model = odd()
     data = (torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1]))
     layers = (*layers_of(model, data[0]), Layer("biases", ("head.bias",)))
     rows = by_layer(grad_variance([subject(model, data)], layers, loss=CE))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from fedlayers.diagnostics.curvature.norms import grams_of_patches, norms_of, pa
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import Loss, build
+from tests.networks import Wired
 
 CE = build("cross_entropy")
 LOSSES = [CE, build("focal"), build("player_focal"), build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0])]
@@ -35,15 +37,6 @@ def _double() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def conv_net(activation: type[nn.Module] = nn.ReLU, **options: object) -> nn.Sequential:
@@ -89,82 +82,57 @@ class Residual(nn.Module):
         return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
-class Attention(nn.Module):
-    def __init__(self, fused: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(6, 4)
-        self.q, self.k, self.v, self.o = (nn.Linear(4, 4) for _ in range(4))
-        self.unused = nn.LayerNorm(4)
-        self.head = nn.Linear(4, 3)
-        self.fused = fused
+def attention(fused: bool = False) -> Wired:
+    def run(m: Any, tokens: Tensor) -> Tensor:
+        x = m.embed(tokens)
+        q, k, v = m.q(x), m.k(x), m.v(x)
+        mixed = F.scaled_dot_product_attention(q, k, v) if fused else (q @ k.mT / 2).softmax(-1) @ v
+        return m.head(F.relu(m.o(mixed)).mean(1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        mixed = F.scaled_dot_product_attention(q, k, v) if self.fused else (q @ k.mT / 2).softmax(-1) @ v
-        return self.head(F.relu(self.o(mixed)).mean(1))
+    linear = {name: nn.Linear(4, 4) for name in "qkvo"}
+    return Wired(run, **{"embed": nn.Embedding(6, 4), **linear, "unused": nn.LayerNorm(4), "head": nn.Linear(4, 3)})
 
 
-class Tied(nn.Module):
-    def __init__(self, by: str) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        if by != "module":
-            self.middle = nn.Linear(4, 4)
-        self.last = nn.Linear(4, 3)
-        if by == "weight":
-            self.middle.weight = self.first.weight
-        self.by = by
+def tied(by: str) -> Wired:
+    parts = {"first": nn.Linear(4, 4)} | ({} if by == "module" else {"middle": nn.Linear(4, 4)})
+    if by == "weight":
+        parts["middle"].weight = parts["first"].weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        again = self.first if self.by == "module" else self.middle
-        if self.by == "parallel":
-            return self.last(self.first(x).relu() + self.first(x.flip(1)).relu() + self.middle(x))
-        return self.last(again(self.first(x).relu()).relu())
+    def run(m: Any, x: Tensor) -> Tensor:
+        if by == "parallel":
+            return m.last(m.first(x).relu() + m.first(x.flip(1)).relu() + m.middle(x))
+        return m.last((m.first if by == "module" else m.middle)(m.first(x).relu()).relu())
+
+    return Wired(run, **parts, last=nn.Linear(4, 3))
 
 
-class Gated(nn.Module):
+def gated() -> Wired:
     """A product of two branches: linear in each layer alone, quadratic in the layer before both."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.a, self.b, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = m.before(x).relu()
+        return m.head(m.a(x) * m.b(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.before(x).relu()
-        return self.head(self.a(x) * self.b(x))
+    return Wired(run, **{name: nn.Linear(4, 4) for name in ("before", "a", "b")}, head=nn.Linear(4, 3))
 
 
-class Mixing(nn.Module):
+def mixing() -> Wired:
     """Centres its features over the batch: linear, but one sample's logits depend on the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.body(x)
-        return self.head((x - x.mean(0)).relu())
+    centred = Wired(lambda m, x: x - x.mean(0))
+    return Wired(
+        lambda m, x: m.head(m.centred(m.body(x)).relu()), centred=centred, body=nn.Linear(4, 4), head=nn.Linear(4, 3)
+    )
 
 
-class TimeFirst(nn.Module):
+def time_first() -> Wired:
     """Works on [time, sample, feature]: the samples are not along the layer's first dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x.transpose(0, 1)).relu().mean(0))
+    run = lambda m, x: m.head(m.body(x.transpose(0, 1)).relu().mean(0))  # noqa: E731
+    return Wired(run, body=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
+def recurrent() -> Wired:
+    lstm = nn.LSTM(4, 3, batch_first=True)
+    return Wired(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(3, 3))
 
 
 def loose(model: nn.Module) -> tuple[Layer, ...]:
@@ -247,11 +215,11 @@ EXACT: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]] = {
     "residual, batch norm": (lambda: Residual(norm=True), inputs(7, 2, 4, 4)),
     "single layer": (lambda: nn.Sequential(nn.Linear(4, 3)), inputs(7, 4)),
     "embedding": (
-        lambda: nn.Sequential(nn.Embedding(5, 4, padding_idx=0), Lambda(lambda x: x.mean(1)), mlp(nn.ReLU())),
+        lambda: nn.Sequential(nn.Embedding(5, 4, padding_idx=0), Wired(lambda m, x: x.mean(1)), mlp(nn.ReLU())),
         inputs(7, 6, tokens=5),
     ),
     "prelu around": (
-        lambda: nn.Sequential(nn.Linear(4, 3), Lambda(lambda x: F.prelu(x, torch.tensor([0.2])))),
+        lambda: nn.Sequential(nn.Linear(4, 3), Wired(lambda m, x: F.prelu(x, torch.tensor([0.2])))),
         inputs(7, 4),
     ),
     "tokens, short": (
@@ -380,15 +348,15 @@ VERDICTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], set[st
         inputs(*IMAGES),
         {"1", "4"},
     ),
-    "attention": (Attention, inputs(7, 5, tokens=6), {"v", "o", "head"}),
-    "fused attention": (lambda: Attention(fused=True), inputs(7, 5, tokens=6), {"v", "o", "head"}),
-    "module used twice": (lambda: Tied("module"), inputs(7, 4), {"last"}),
-    "weight used twice": (lambda: Tied("weight"), inputs(7, 4), {"middle", "last"}),
-    "used twice in parallel": (lambda: Tied("parallel"), inputs(7, 4), {"middle", "last"}),
-    "product of branches": (Gated, inputs(7, 4), {"a", "b", "head"}),
-    "time first": (TimeFirst, inputs(7, 5, 4), {"head"}),
-    "as many steps as samples": (TimeFirst, inputs(4, 4, 4), {"head"}),
-    "recurrent": (Recurrent, inputs(7, 4, 4), {"head"}),
+    "attention": (attention, inputs(7, 5, tokens=6), {"v", "o", "head"}),
+    "fused attention": (lambda: attention(fused=True), inputs(7, 5, tokens=6), {"v", "o", "head"}),
+    "module used twice": (lambda: tied("module"), inputs(7, 4), {"last"}),
+    "weight used twice": (lambda: tied("weight"), inputs(7, 4), {"middle", "last"}),
+    "used twice in parallel": (lambda: tied("parallel"), inputs(7, 4), {"middle", "last"}),
+    "product of branches": (gated, inputs(7, 4), {"a", "b", "head"}),
+    "time first": (time_first, inputs(7, 5, 4), {"head"}),
+    "as many steps as samples": (time_first, inputs(4, 4, 4), {"head"}),
+    "recurrent": (recurrent, inputs(7, 4, 4), {"head"}),
     "weight normalisation": (
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 3)),
         inputs(7, 4),
@@ -430,7 +398,7 @@ def test_only_these_layers_are_exact(name: str) -> None:
 
 
 def test_a_layer_that_mixes_the_samples_of_a_batch() -> None:
-    model, data = Mixing(), inputs(7, 4)
+    model, data = mixing(), inputs(7, 4)
     check_exact(model, data, {"head"}, batch=7, probes=64)
 
 
@@ -476,7 +444,7 @@ def test_the_graph_alone_refuses_what_is_not_linear(name: str) -> None:
         for layer in loose(model)
         if layer.parameters[0] in verdicts and not any(verdicts[name] for name in layer.parameters)
     }
-    assert linear == exact | ({"body"} if isinstance(model, TimeFirst) else set())  # linear, but without a formula
+    assert linear == exact | ({"body"} if build_model is time_first else set())  # linear, but without a formula
 
 
 def test_layers_of_blocks_and_batches_do_not_matter() -> None:
@@ -550,7 +518,7 @@ def test_dropout_in_train_mode_is_seeded() -> None:
 
 
 def test_unused_layers_have_no_value() -> None:
-    model = Attention()
+    model = attention()
     result = measure(model, inputs(4, 5, tokens=6))["unused"]
     assert result.status == "unused in the forward pass"
     assert math.isnan(result.trace)
@@ -599,7 +567,7 @@ class Once(torch.autograd.Function):
 
 
 def test_no_second_derivative_is_a_status() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Lambda(Once.apply), nn.Linear(4, 3))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Wired(lambda m, x: Once.apply(x)), nn.Linear(4, 3))
     results = measure(model, inputs(7, 4))
     assert results["0"].status.startswith("no second derivative: ")
     assert math.isnan(results["0"].trace)
@@ -683,17 +651,8 @@ def test_no_tensor_outlives_the_call(activation: type[nn.Module]) -> None:
 
 
 def test_a_part_that_runs_without_gradients() -> None:
-    class Frozen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                x = self.body(x)
-            return self.head(x)
-
-    results = measure(Frozen(), inputs(7, 4))
+    model = Wired(lambda m, x: m.head(torch.no_grad()(m.body)(x)), body=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    results = measure(model, inputs(7, 4))
     assert results["body"].status == "unused in the forward pass"
     assert results["head"].estimator == "exact"
 
