@@ -165,6 +165,8 @@ def test_a_stored_partition_is_used_again():
     again = data.load("digits", indices=stored, partition="dirichlet", alpha=1.0, clients=3, seed=99)
     assert again.digest == first.digest
     assert all(torch.equal(a.test.x, b.test.x) for a, b in zip(first.clients, again.clients, strict=True))
+    with pytest.raises(UsageError, match="740 samples; digits has 1797"):
+        data.load("digits", indices=data.load("heart").partition)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +183,6 @@ def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
     stored = data.load("digits", partition="dirichlet", alpha=1.0, clients=3).partition
     with pytest.raises(UsageError, match=message):
         data.load("digits", indices=stored, **options)
-
-
-def test_a_partition_of_another_dataset_is_refused():
-    with pytest.raises(UsageError, match="740 samples; digits has 1797"):
-        data.load("digits", indices=data.load("heart").partition)
 
 
 @pytest.mark.parametrize(
@@ -329,11 +326,9 @@ def test_an_official_test_side_is_kept(tmp_path):
     assert data.load(flagged, clients=2, partition="iid").digest == federated.digest
 
 
+ONE_NAN = np.where(np.arange(90).reshape(30, 3) == 31, np.nan, 1.0)
 BAD = {
-    "nan in x": (
-        {"x": np.where(np.arange(90).reshape(30, 3) == 31, np.nan, 1.0)},
-        r"'x', row 10 .*position \[1\]: nan",
-    ),
+    "nan in x": ({"x": ONE_NAN}, r"'x', row 10 .*position \[1\]: nan"),
     "inf in float32": ({"x": np.full((30, 3), 1e39)}, r"'x', row 0 .*1e\+39 is not a finite float32"),
     "text in x": ({"x": np.full((30, 3), "a")}, "not numeric"),
     "flat x": ({"x": np.zeros(30)}, "holds no features"),
@@ -605,14 +600,8 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
     recipe, federated = data.recipe(path), data.load(path)
     assert recipe.partition == federated.partition.kind
     assert recipe == data.recipes.general(federated.shape, federated.partition.kind == "natural")
-    assert recipe.model == {
-        "images": "cifar_cnn",
-        "gray": "fmnist_cnn",
-        "split": "cifar_cnn",
-        "folder": "cifar_cnn",
-        "mixed folder": "cifar_cnn",
-        "gray folder": "fmnist_cnn",
-    }.get(kind, "mlp")
+    of_images = "fmnist_cnn" if kind in ("gray", "gray folder") else "cifar_cnn"
+    assert recipe.model == ("mlp" if kind in ("table", "csv", "bare csv") else of_images)
 
 
 def test_recipes_of_bad_paths_are_refused(tmp_path):
@@ -671,15 +660,8 @@ def test_a_packed_file_replaces_torchvision_s(tmp_path):
 def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
     names = np.array(["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"])
     y = np.arange(320) % 8
-    save(
-        tmp_path / "fed_isic.npz",
-        x=images(320, 8, 8),
-        y=y,
-        center=np.arange(320) // 80,
-        is_train=np.arange(320) // 8 % 5 > 0,
-        center_names=np.array(["a", "b", "c", "d"]),
-        classes=names,
-    )
+    given = {"x": images(320, 8, 8), "y": y, "is_train": np.arange(320) // 8 % 5 > 0, "classes": names}
+    save(tmp_path / "fed_isic.npz", **given, center=np.arange(320) // 80, center_names=np.array([*"abcd"]))
     federated = data.load("fed_isic", data_root=tmp_path)
     assert federated.classes == ("BCC", "BKL", "MEL", "NV")
     assert federated.class_counts("test").to_numpy().tolist() == [[2, 2, 2, 2]] * 4
@@ -689,9 +671,8 @@ def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
 
 def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
-    with pytest.raises(
-        UsageError, match=r"pass data_root \(--data-root\) or set FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"
-    ):
+    ways = r"pass data_root \(--data-root\) or set FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"
+    with pytest.raises(UsageError, match=ways):
         data.load("mnist")
     with pytest.raises(UsageError, match=r"looked for there: airline_tweets\.jsonl"):
         data.load("airline_tweets")
@@ -714,7 +695,7 @@ def test_damaged_torchvision_files_are_refused(tmp_path):
         data.load("mnist", data_root=tmp_path)
 
 
-def test_a_failed_download_says_so(tmp_path, monkeypatch):
+def test_a_failed_download_says_so_and_nothing_is_downloaded_unless_asked(tmp_path, monkeypatch):
     import torchvision
 
     def refuse(self):
@@ -723,15 +704,6 @@ def test_a_failed_download_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets.MNIST, "download", refuse)
     with pytest.raises(RunError, match=r"mnist could not be downloaded to .*no route to host"):
         data.load("mnist", data_root=tmp_path, download=True)
-
-
-def test_nothing_is_downloaded_unless_asked(tmp_path, monkeypatch):
-    import torchvision
-
-    def refuse(self):
-        raise AssertionError("a download was tried")
-
-    monkeypatch.setattr(torchvision.datasets.MNIST, "download", refuse)
     write_mnist(tmp_path / "MNIST/raw")
     assert len(data.load("mnist", data_root=tmp_path, partition="iid").clients) == 5
 
@@ -859,12 +831,8 @@ def test_real_files_below_the_data_root(name):
     if samples:
         assert sum(len(client.split(split)) for client in federated.clients for split in SPLITS) == samples
     if name == "fed_isic":
-        assert [client.name for client in federated.clients] == [
-            "HAM_vidir_molemax",
-            "HAM_vidir_modern",
-            "HAM_rosendahl",
-            "HAM_vienna_dias",
-        ]
+        sites = "HAM_vidir_molemax HAM_vidir_modern HAM_rosendahl HAM_vienna_dias"
+        assert " ".join(client.name for client in federated.clients) == sites
     if name in ("mnist", "fashion_mnist"):
         pixels = pooled(federated)[0]
         assert float(pixels.mean()) == pytest.approx(0, abs=0.02)
