@@ -21,6 +21,7 @@ from fl_core.rows import Row
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_noise, grad_variance
 from tests.diagnostics.calls import one_pass as measure
+from tests.networks import Wired
 
 CE = losses.build("cross_entropy")
 N, C = 11, 3
@@ -43,29 +44,23 @@ def conv_net() -> nn.Module:
     )
 
 
-class Attending(nn.Module):
+def attending() -> Wired:
     """Tokens, an embedding used beside a tied output, attention with a formula for none of its own tensors."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.norm = nn.Embedding(7, 4, padding_idx=0), nn.LayerNorm(4)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.twice, self.head = nn.Linear(4, 4), nn.Linear(4, C)
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.norm(m.table(x))
+        h = h + m.attention(h, h, h, need_weights=False)[0]
+        h = m.twice(torch.tanh(m.twice(h))).mean(1)
+        return m.head(h) + (h @ m.head.weight.T) ** 2  # the weight is used outside its module too
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(self.table(x))
-        h = h + self.attention(h, h, h, need_weights=False)[0]
-        h = self.twice(torch.tanh(self.twice(h))).mean(1)
-        return self.head(h) + (h @ self.head.weight.T) ** 2  # the weight is used outside its module too
+    parts = {"table": nn.Embedding(7, 4, padding_idx=0), "norm": nn.LayerNorm(4)}
+    parts["attention"] = nn.MultiheadAttention(4, 2, batch_first=True)
+    return Wired(run, **parts, twice=nn.Linear(4, 4), head=nn.Linear(4, C))
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, C)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
+def recurrent() -> Wired:
+    lstm = nn.LSTM(4, 5, batch_first=True)
+    return Wired(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(5, C))
 
 
 def pictures(n: int = N) -> tuple[Tensor, Tensor]:
@@ -116,7 +111,7 @@ def by_layer(rows: Sequence[Row], variant: str = "trace") -> dict[str, Row]:
 @pytest.mark.parametrize("estimator", ["auto", "single", "vmap"])
 @pytest.mark.parametrize("batch", [1, 4, 100])
 @pytest.mark.parametrize("tensors", ["weights", "all"])
-@pytest.mark.parametrize(("kind", "data"), [(conv_net, pictures), (Attending, tokens), (Recurrent, sequences)])
+@pytest.mark.parametrize(("kind", "data"), [(conv_net, pictures), (attending, tokens), (recurrent, sequences)])
 def test_noise_is_the_trace_of_the_covariance(kind: Any, data: Any, tensors: str, batch: int, estimator: str) -> None:
     model, loss = built(kind), losses.build("player_focal", gamma=1.5) if batch == 4 else CE
     layers = layers_of(model, data()[0][:2], by="module")
@@ -134,15 +129,15 @@ def test_noise_is_the_trace_of_the_covariance(kind: Any, data: Any, tensors: str
 
 def test_the_estimator_says_how() -> None:
     ways = {}
-    for kind, data in ((conv_net, pictures), (Attending, tokens), (Recurrent, sequences)):
+    for kind, data in ((conv_net, pictures), (attending, tokens), (recurrent, sequences)):
         model = built(kind)
         layers = layers_of(model, data()[0][:2], by="module")
         found = by_layer(grad_noise([Subject("a", model, data(), N)], layers, loss=CE))
         ways |= {(kind.__name__, name): made["estimator"] for name, made in found.items()}
     assert {way for (kind, _), way in ways.items() if kind == "conv_net"} == {"ghost"}
-    assert ways["Attending", "table"] == ways["Attending", "norm"] == "ghost"
-    assert ways["Attending", "attention"] == ways["Attending", "twice"] == ways["Attending", "head"] == "single"
-    assert (ways["Recurrent", "lstm"], ways["Recurrent", "head"]) == ("single", "ghost")
+    assert ways["attending", "table"] == ways["attending", "norm"] == "ghost"
+    assert ways["attending", "attention"] == ways["attending", "twice"] == ways["attending", "head"] == "single"
+    assert (ways["recurrent", "lstm"], ways["recurrent", "head"]) == ("single", "ghost")
 
 
 def test_vmap_is_used_where_asked_for_and_falls_back_where_it_cannot() -> None:
@@ -162,7 +157,7 @@ def test_vmap_is_used_where_asked_for_and_falls_back_where_it_cannot() -> None:
 
 
 def test_ghost_alone_says_where_it_has_no_formula() -> None:
-    model = built(Recurrent)
+    model = built(recurrent)
     layers = layers_of(model, sequences()[0][:2])
     found = by_layer(grad_noise([Subject("a", model, sequences(), N)], layers, loss=CE, estimator="ghost"))
     assert found["head"]["status"] == "ok"
@@ -190,16 +185,7 @@ def test_equal_samples_have_no_noise_and_one_sample_has_no_covariance() -> None:
 def test_noise_shares_the_pass_and_changes_nothing_for_the_others() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.LSTM(6, 3, batch_first=True)).double()
-
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.body(x.unsqueeze(1))[0][:, 0]
-
-    whole = Last()
+    whole = Wired(lambda m, x: m.body(x.unsqueeze(1))[0][:, 0], body=model)
     data = (torch.randn(9, 4).double(), torch.randint(C, (9,)))
     layers = layers_of(whole, data[0][:2])
     loader = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True)

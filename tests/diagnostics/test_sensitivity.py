@@ -25,6 +25,7 @@ from fl_core.plan import LayerPlan
 from fl_core.rows import Row
 from fl_core.training import losses
 from tests.diagnostics.calls import federation_sensitivity
+from tests.networks import Wired
 
 CE = losses.build("cross_entropy")
 C = 3
@@ -255,22 +256,14 @@ def test_what_was_recorded_in_training_becomes_rows() -> None:
         federation_sensitivity([Subject("c", net(), pair(), 1)], layers, loss=CE, when="training", recorded=results)
 
 
-class Detached(nn.Module):
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where = where
-        self.first, self.second, self.head, self.unused = (
-            nn.Linear(4, 4),
-            nn.Linear(4, 4),
-            nn.Linear(4, C),
-            nn.Linear(1, 1),
-        )
+def detached(where: str) -> Wired:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.first(x)
+        h = h.detach() if where == "first" else h
+        return m.head(h + m.second(x).detach() if where == "second" else m.second(h))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        h = h.detach() if self.where == "first" else h
-        h = h + self.second(x).detach() if self.where == "second" else self.second(h)
-        return self.head(h)
+    sizes = {"first": (4, 4), "second": (4, 4), "head": (4, C), "unused": (1, 1)}
+    return Wired(run, **{name: nn.Linear(*size) for name, size in sizes.items()})
 
 
 def statuses(rows: Sequence[Row], variant: str, client: str = "a") -> dict[str, str]:
@@ -280,7 +273,7 @@ def statuses(rows: Sequence[Row], variant: str, client: str = "a") -> dict[str, 
 def test_a_layer_that_no_gradient_reaches_adds_nothing_unless_it_is_the_first() -> None:
     torch.manual_seed(0)
     data = (torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
-    second, first = Detached("second"), Detached("first")
+    second, first = detached("second"), detached("first")
     layers = layers_of(second, data[0])
     rows = federation_sensitivity([Subject("a", second, data, 6)], layers, loss=CE)
     i, s = pick(rows, "importance"), pick(rows, "after")
@@ -337,20 +330,16 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
         federation_sensitivity([Subject("a", net(), pair(), 20)], layers, loss=CE, **options)
 
 
-class Bag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.place, self.head = nn.Embedding(50, 3, padding_idx=0), nn.Embedding(4, 3), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head((self.table(x) + self.place(torch.arange(4))).mean(1))
+def bag() -> Wired:
+    torch.manual_seed(0)
+    parts = {"table": nn.Embedding(50, 3, padding_idx=0), "place": nn.Embedding(4, 3), "head": nn.Linear(3, 2)}
+    return Wired(lambda m, x: m.head((m.table(x) + m.place(torch.arange(4))).mean(1)), **parts)
 
 
 @pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
 @pytest.mark.parametrize("embeddings", ["touched", "whole"])
 def test_a_table_counts_with_the_rows_that_a_batch_touches(reduce: str, embeddings: str) -> None:
-    model = Bag().double()
+    model = bag().double()
     g = torch.Generator().manual_seed(3)
     x, y = torch.randint(0, 50, (12, 4), generator=g), torch.randint(2, (12,), generator=g)
     layers = layers_of(model, x[:2])
@@ -389,24 +378,22 @@ def test_a_table_that_no_step_touches_has_no_importance_and_a_bad_treatment_is_n
         SensitivityAccumulator([layer], embeddings="touch")
 
 
-class Tokens(nn.Module):
+def tokens() -> Wired:
     """A token table looked up by [n, T], positions by [T], kinds by [n]."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.table, self.place, self.kind = nn.Embedding(9, 3, padding_idx=0), nn.Embedding(6, 3), nn.Embedding(2, 3)
-        self.head = nn.Linear(3, 2)
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.table(x) + m.place(torch.arange(x.shape[1]))
+        return m.head(h.mean(1) + m.kind((x[:, 0] > 4).long()))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.table(x) + self.place(torch.arange(x.shape[1]))
-        return self.head(h.mean(1) + self.kind((x[:, 0] > 4).long()))
+    torch.manual_seed(1)
+    tables = {"table": nn.Embedding(9, 3, padding_idx=0), "place": nn.Embedding(6, 3), "kind": nn.Embedding(2, 3)}
+    return Wired(run, **tables, head=nn.Linear(3, 2))
 
 
 @pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
 def test_tables_as_in_the_released_code_by_hand(reduce: str) -> None:
     """Rows of the weights and of the gradient are averaged over the samples, position by position, then multiplied."""
-    model = Tokens().double()
+    model = tokens().double()
     g = torch.Generator().manual_seed(3)
     x, y = torch.randint(0, 9, (8, 4), generator=g), torch.randint(2, (8,), generator=g)
     found_layers = layers_of(model, x[:2])

@@ -21,6 +21,7 @@ from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.rows import Row
 from tests.diagnostics.calls import cka
+from tests.networks import Wired
 
 C = 3
 
@@ -222,23 +223,17 @@ def test_a_single_model_has_no_similarity() -> None:
     ]
 
 
-class Odd(nn.Module):
+def odd() -> Wired:
     """Outputs that are tuples, sequences first, repeated, constant, or never computed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 3, batch_first=True)
-        self.timefirst = nn.GRU(3, 2)
-        self.twice = nn.Linear(3, 3)
-        self.dead = nn.Linear(3, 3)
-        self.head = nn.Linear(3, C)
-        self.unused = nn.Linear(3, 3)
+    def run(m: Any, x: Tensor) -> Tensor:
+        h, _ = m.lstm(x)
+        m.timefirst(h.transpose(0, 1))
+        h = m.twice(m.twice(h[:, -1]))
+        return m.head(h + m.dead(h).sum())
 
-    def forward(self, x: Tensor) -> Tensor:
-        h, _ = self.lstm(x)
-        self.timefirst(h.transpose(0, 1))
-        h = self.twice(self.twice(h[:, -1]))
-        return self.head(h + self.dead(h).sum())
+    linear = {name: nn.Linear(3, C if name == "head" else 3) for name in ("twice", "dead", "head", "unused")}
+    return Wired(run, lstm=nn.LSTM(4, 3, batch_first=True), timefirst=nn.GRU(3, 2), **linear)
 
 
 def test_activations_that_are_not_finite_are_said() -> None:
@@ -298,24 +293,21 @@ def test_probes_that_cannot_be_are_refused() -> None:
         shared_probe([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))], 4)
 
 
-class Maps(nn.Module):
+def maps_of(views: bool) -> Any:
     """Maps that are flattened by a view, which needs them to lie channel by channel, or by reshape."""
 
-    def __init__(self, views: bool) -> None:
-        super().__init__()
-        self.conv, self.fc, self.views = nn.Conv2d(1, 3, 3), nn.Linear(48, 4), views
-        self.seen: list[bool] = []
+    def run(m: Any, x: Tensor) -> Tensor:
+        maps = m.conv(x)
+        m.seen.append(maps.is_contiguous())
+        return m.fc(maps.view(len(x), -1) if views else maps.reshape(len(x), -1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.conv(x)
-        self.seen.append(maps.is_contiguous())
-        return self.fc(maps.view(len(x), -1) if self.views else maps.reshape(len(x), -1))
+    return Wired(run, conv=nn.Conv2d(1, 3, 3), fc=nn.Linear(48, 4), seen=[])
 
 
 @pytest.mark.parametrize("views", [True, False])
 def test_images_lie_channels_last_unless_the_model_takes_a_view(views: bool) -> None:
     torch.manual_seed(0)
-    models = [Maps(views).double() for _ in range(2)]
+    models = [maps_of(views).double() for _ in range(2)]
     x, y = torch.randn(12, 1, 6, 6, dtype=torch.float64), torch.zeros(12, dtype=torch.int64)
     subjects = [Subject(f"{k}", model, (x, y), 12) for k, model in enumerate(models)]
     rows = cka(subjects, layers_of(models[0], x[:2]), batch=6)

@@ -22,7 +22,8 @@ from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
 from tests.diagnostics.calls import call, procrustes
-from tests.diagnostics.test_similarity import Odd, by_layer, clients, dense, net, outputs, pair
+from tests.diagnostics.test_similarity import by_layer, clients, dense, net, odd, outputs, pair
+from tests.networks import Wired
 
 N = 48
 REFERENCES: dict[str, Callable[[Tensor, Tensor], float]] = {
@@ -42,8 +43,7 @@ def measured(metric: str, models: Sequence[nn.Module], data: Any = None, **how: 
 
 @pytest.mark.parametrize("batch", [7, N])
 @pytest.mark.parametrize(
-    ("metric", "positions"),
-    [(name, way) for name in REFERENCES for way in METRICS[name].variants],
+    ("metric", "positions"), [(name, way) for name in REFERENCES for way in METRICS[name].variants]
 )
 def test_all_pairs_and_positions_against_the_definition(metric: str, positions: str, batch: int) -> None:
     models = [net(k).double() for k in range(3)]
@@ -208,12 +208,11 @@ def test_bad_requests_are_named(metric: str, how: dict[str, Any], words: str) ->
 
 
 @pytest.mark.parametrize(
-    ("metric", "positions"),
-    [(name, way) for name in REFERENCES for way in METRICS[name].variants],
+    ("metric", "positions"), [(name, way) for name in REFERENCES for way in METRICS[name].variants]
 )
 def test_tuples_repeats_dead_and_unused_layers(metric: str, positions: str) -> None:
     torch.manual_seed(0)
-    models = [Odd(), Odd(), Odd()]
+    models = [odd(), odd(), odd()]
     nn.init.zeros_(models[1].dead.weight)
     x = torch.randn(30, 5, 4)
     rows = measured(metric, models, (x, torch.zeros(30)), positions=positions)
@@ -226,27 +225,22 @@ def test_tuples_repeats_dead_and_unused_layers(metric: str, positions: str) -> N
     assert isinstance(by_layer(rows, "c0", "c2")["dead"], float)
 
 
-class Sometimes(nn.Module):
+def sometimes() -> Wired:
     """A layer that the second call does not reach, and one whose output has another size then."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.skipped, self.growing = nn.Conv1d(1, 2, 3), nn.Conv1d(2, 2, 1), nn.Conv1d(2, 2, 1)
-        self.head = nn.Linear(2, 3)
-        self.calls = 0
+    def run(m: Any, x: Tensor) -> Tensor:
+        h, late = m.first(x), m.calls % 2
+        m.calls += 1
+        h = h if late else m.skipped(h)
+        return m.head(m.growing(h[..., : h.shape[-1] - late]).mean(-1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        late = self.calls % 2
-        self.calls += 1
-        if not late:
-            h = self.skipped(h)
-        return self.head(self.growing(h[..., : h.shape[-1] - late]).mean(-1))
+    parts = {"first": nn.Conv1d(1, 2, 3), "skipped": nn.Conv1d(2, 2, 1), "growing": nn.Conv1d(2, 2, 1)}
+    return Wired(run, **parts, head=nn.Linear(2, 3), calls=0)
 
 
 @pytest.mark.parametrize("positions", ["flatten", "samples", "mean", "released"])
 def test_outputs_that_change_between_batches(positions: str) -> None:
-    models = [Sometimes(), Sometimes()]
+    models = [sometimes(), sometimes()]
     layers = [Layer(n, (f"{n}.weight",), output=n) for n in ("first", "skipped", "growing", "head")]
     data = (torch.randn(20, 1, 9), torch.zeros(20))
     found = by_layer(procrustes(clients(models, data), layers, batch=10, positions=positions))

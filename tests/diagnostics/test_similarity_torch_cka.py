@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,23 +15,22 @@ from fl_core.layers import layers_of
 from tests.diagnostics.calls import cka
 from tests.diagnostics.test_similarity import by_layer, clients, net, pair
 from tests.diagnostics.test_similarity_options import measured
+from tests.networks import Wired
 
 
-class Inplace(nn.Module):
+def inplace(seed: int) -> Wired:
     """A tuple, an in-place ReLU on a layer's output, an unused module, and a layer called after another declared."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.head, self.lstm, self.first = nn.Linear(5, 3), nn.LSTM(4, 5, batch_first=True), nn.Linear(6, 4)
-        self.unused = nn.Linear(2, 2)
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.first(x.flatten(1)[:, :6]).add_(1).relu_()
+        return m.head(m.lstm(h.unsqueeze(1))[0][:, 0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x.flatten(1)[:, :6]).add_(1).relu_()
-        return self.head(self.lstm(h.unsqueeze(1))[0][:, 0])
+    torch.manual_seed(seed)
+    parts = {"head": nn.Linear(5, 3), "lstm": nn.LSTM(4, 5, batch_first=True), "first": nn.Linear(6, 4)}
+    return Wired(run, **parts, unused=nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("make", [net, Inplace, lambda k: Inplace(k).double()])
+@pytest.mark.parametrize("make", [net, inplace, lambda k: inplace(k).double()])
 @pytest.mark.parametrize(("batch", "n"), [(12, 48), (10, 42), (10, 43), (64, 30)])
 def test_torch_cka_agrees(make: Callable[[int], nn.Module], batch: int, n: int) -> None:
     models = [make(k) for k in range(3)]
