@@ -399,10 +399,7 @@ importances = st.lists(st.floats(1e-12, 1e6), min_size=4, max_size=4)
 
 def replies(clients):
     used = [layer.name for layer in LAYERS if layer.used]
-    return [
-        {"client": k, "weight": n, "layers": used, "importance": values, "steps": 7}
-        for k, (n, values) in enumerate(clients)
-    ]
+    return [{"client": k, "weight": n, "layers": used, "importance": s, "steps": 7} for k, (n, s) in enumerate(clients)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), importances), min_size=1, max_size=5), st.floats(1.0, 3.0))
@@ -426,11 +423,7 @@ def test_mid_run_decides_as_the_file_does(tmp_path_factory, clients, threshold):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (
-            {"importance": [0.0, 1.0, 1.0, 1.0]},
-            RunError,
-            "at client 'x': the importance of the first layer 'conv1' is 0",
-        ),
+        ({"importance": [0.0, 1.0, 1.0, 1.0]}, RunError, "client 'x': the importance of the first layer 'conv1' is 0"),
         ({"importance": [None, 1.0, 1.0, 1.0]}, RunError, "'conv1' has no federation_sensitivity at client 'x'"),
         ({"importance": [1.0, math.nan, 1.0, 1.0]}, RunError, "'conv2' has no federation_sensitivity at client 'x'"),
         ({"importance": [1.0, 1.0, math.inf, 1.0]}, RunError, "'fc1' has no federation_sensitivity at client 'x'"),
@@ -449,9 +442,7 @@ def test_mid_run_refuses_by_client_and_layer(change, error, message):
         decide(LAYERS, [{**good[0], **change}, good[1]], names=("x", "y"))
 
 
-@pytest.mark.parametrize(
-    ("rule", "message"), [("manual", "'manual'"), ("sensitivity", "did you mean 'sensitivity_ratio'")]
-)
+@pytest.mark.parametrize(("rule", "message"), [("manual", "'manual'"), ("sensitivity", "mean 'sensitivity_ratio'")])
 def test_mid_run_needs_a_rule_that_decides(rule, message):
     with pytest.raises(UsageError, match=message):
         decide(LAYERS, replies([(5, [1.0] * 4)]), names=("x",), rule=rule)
@@ -503,17 +494,9 @@ BARE = [*LAYERS[:2], Layer("norm", (), ("norm.mean",)), *LAYERS[2:]]
         (measured(rows_of(), layers=["conv1"]), UsageError, "not a layer: 'conv1'"),
         (measured([row("loss", 1.0, client="a")]), UsageError, "no values of layers"),
         (measured(rows_of({"": (4, [1.0] * 4)})), UsageError, "no federation_sensitivity of single clients"),
-        (
-            measured(rows_of({"a": (4, [1.0, 2.0, 3.0])})),
-            UsageError,
-            "no federation_sensitivity of layer 'fc10' at client 'a'",
-        ),
+        (measured(rows_of({"a": (4, [1.0, 2.0, 3.0])})), UsageError, "no federation_.* of layer 'fc10' at client 'a'"),
         (measured(rows_of({"a": (None, [1.0] * 4)})), UsageError, "client 'a' do not say how many training samples"),
-        (
-            measured(rows_of({"a": (4, [1.0, None, 2.0, 2.0])})),
-            RunError,
-            "'conv2' has no .* at client 'a': the loss is not",
-        ),
+        (measured(rows_of({"a": (4, [1.0, None, 2.0, 2.0])})), RunError, "'conv2' has no .* at client 'a': the loss"),
         (measured(rows_of({"a": (4, [1.0, 0.0, 2.0, 2.0])})), RunError, "'conv2' has a federation_sensitivity of 0"),
         (measured(rows_of(), layers=[asdict(LAYERS[0]), asdict(LAYERS[4])]), UsageError, "1 layer in use"),
         (
