@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
 from fl_core.training.losses import Loss, build
+from tests.networks import Wired
 
 CE, FOCAL = build("cross_entropy"), build("player_focal")
 
@@ -53,19 +55,15 @@ def images(activation: type[nn.Module] = nn.GELU) -> nn.Module:
     ).double()
 
 
-class Tokens(nn.Module):
+def tokens() -> nn.Module:
     """Embedding with a padding row, layer norm, products over few and over many tokens, softmax attention."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm = nn.Embedding(5, 3, padding_idx=0), nn.LayerNorm(3)
-        self.mix, self.wide, self.head = nn.Linear(3, 3), nn.Linear(3, 8), nn.Linear(8, 3)
-        self.double()
+    def run(m: Any, given: Tensor) -> Tensor:
+        x = m.norm(m.embed(given))
+        return m.head(F.gelu(m.wide((m.mix(x) @ x.mT).softmax(-1) @ x)).mean(1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.norm(self.embed(tokens))
-        x = (self.mix(x) @ x.mT).softmax(-1) @ x
-        return self.head(F.gelu(self.wide(x)).mean(1))
+    parts = {"embed": nn.Embedding(5, 3, padding_idx=0), "norm": nn.LayerNorm(3), "mix": nn.Linear(3, 3)}
+    return Wired(run, **parts, wide=nn.Linear(3, 8), head=nn.Linear(8, 3)).double()
 
 
 def loose(model: nn.Module) -> list[Layer]:
@@ -150,8 +148,8 @@ SMOOTH: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]] = {
         pair(9, 4),
     ),
     "images": (images, pair(9, 2, 5, 5)),
-    "tokens, many": (Tokens, pair(9, 6, tokens=5)),
-    "tokens, few": (Tokens, pair(9, 2, tokens=5)),
+    "tokens, many": (tokens, pair(9, 6, tokens=5)),
+    "tokens, few": (tokens, pair(9, 2, tokens=5)),
 }
 
 

@@ -17,7 +17,7 @@ from fedlayers.diagnostics.curvature.spectrum import hessian_spectrum, spectral_
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.training.losses import build
-from tests.diagnostics.test_hessian_estimates import Tokens, block, images, loose, mlp, pair
+from tests.diagnostics.test_hessian_estimates import block, images, loose, mlp, pair, tokens
 
 CE = build("cross_entropy")
 
@@ -33,11 +33,11 @@ def values_of(model: nn.Module, data: tuple[Tensor, Tensor], names: tuple[str, .
 
 @pytest.mark.parametrize("batch", [4, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dense", [0, 1000])
-@pytest.mark.parametrize("build_model", [mlp, lambda: mlp(nn.Tanh), images, Tokens])
+@pytest.mark.parametrize("build_model", [mlp, lambda: mlp(nn.Tanh), images, tokens])
 def test_largest_eigenvalues(build_model: object, dense: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedlayers.diagnostics.curvature.spectrum.DENSE", dense)
     model: nn.Module = build_model()  # type: ignore[operator]
-    data = pair(9, 6, tokens=5) if isinstance(model, Tokens) else pair(9, *((4,) if len(model) == 5 else (2, 5, 5)))  # type: ignore[arg-type]
+    data = pair(9, 6, tokens=5) if build_model is tokens else pair(9, *((4,) if len(model) == 5 else (2, 5, 5)))
     layers = loose(model)
     for layer, result in zip(
         layers, hessian_spectrum(model, data, layers, loss=CE, tol=1e-8, batch=batch), strict=True
@@ -109,7 +109,7 @@ def test_degenerate_layers() -> None:
 )
 def test_bad_requests(change: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        hessian_spectrum(mlp(), pair(4, 4), loose(mlp()), loss=CE, **change)  # type: ignore[arg-type]
+        hessian_spectrum(mlp(), pair(4, 4), loose(mlp()), loss=CE, **change)
 
 
 def test_density_with_all_steps_has_the_eigenvalues_for_nodes() -> None:
@@ -136,6 +136,6 @@ def test_density_has_the_moments_of_the_spectrum() -> None:
     assert mean == pytest.approx((found.weights * found.nodes).sum(1).mean(), rel=1e-6)
     for change in ({"steps": 1}, {"repeats": 0}, {"points": 1}):
         with pytest.raises(UsageError, match="at least"):
-            spectral_density(model, data, layer, loss=CE, **change)  # type: ignore[arg-type]
+            spectral_density(model, data, layer, loss=CE, **change)
     with pytest.raises(UsageError, match="does not reach the logits"):
         spectral_density(model, data, Layer("none", ()), loss=CE)
