@@ -131,12 +131,7 @@ def test_fmnist_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("curve", "threshold", "expected"),
-    [
-        ([1, 1.1, 2], 1.2, "b"),
-        ([1, 1.3, 2], 1.2, "a"),
-        ([1, 1.0, 1.0], 1.2, "b"),
-        ([1, np.nan, 2], 1.2, "no decision"),
-    ],
+    [([1, 1.1, 2], 1.2, "b"), ([1, 1.3, 2], 1.2, "a"), ([1, 1.0, 1.0], 1.2, "b"), ([1, np.nan, 2], 1.2, "no decision")],
 )
 def test_cuts(curve: list[float], threshold: float, expected: str) -> None:
     counts = layerwise.cuts(pd.DataFrame([curve, curve], columns=["a", "b", "c"]), [threshold])

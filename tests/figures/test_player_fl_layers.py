@@ -143,9 +143,7 @@ def test_figures_draw_what_is_there(name: str, folder: Path, tmp_path: Path, mon
         assert drawing.table.groupby(["dataset", "definition"]).ngroups == 2 * len(ways)
 
 
-def test_tables_agree_with_rows_by_brute_force(
-    stored: tuple[dict[str, object], pd.DataFrame],
-) -> None:
+def test_tables_agree_with_rows_by_brute_force(stored: tuple[dict[str, object], pd.DataFrame]) -> None:
     header, frame = stored
     own = of(frame, "fashion_mnist-independent", "hessian_trace", "released")
     ratios = [

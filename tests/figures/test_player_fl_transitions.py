@@ -18,10 +18,7 @@ from figures.player_fl.runs import ABSENT
 from fl_core import rows
 from fl_core.config import resolved
 
-LAYERS = {
-    "fashion_mnist": ("conv1", "conv2", "conv3", "fc1", "fc2"),
-    "heart": ("fc1", "fc2", "fc3", "fc4"),
-}
+LAYERS = {"fashion_mnist": ("conv1", "conv2", "conv3", "fc1", "fc2"), "heart": ("fc1", "fc2", "fc3", "fc4")}
 
 
 def sensitivities(dataset: str, seeds: int, ratios: list[float]) -> pd.DataFrame:

@@ -347,17 +347,9 @@ INPUTS = {
         ("floats", lambda at: at, r"floating-point samples .*, from .npz"),
         ("texts", lambda at: np.zeros((2, 8)), "the model takes texts: give a list"),
         ("texts", lambda at: ["fine", " "], "texts, row 1 .*: the text is empty"),
-        (
-            "texts",
-            lambda at: write(at / "a.csv", "txt\nfine\n"),
-            r"column of .*a.csv 'text': did you mean",
-        ),
+        ("texts", lambda at: write(at / "a.csv", "txt\nfine\n"), r"column of .*a.csv 'text': did you mean"),
         ("texts", lambda at: write(at / "a.jsonl", '{"text": 3}\n'), "line 1, column 'text': 3 is not text"),
-        (
-            "named",
-            lambda at: write(at / "a.csv", "age,dosis\n1,2\n"),
-            "column of .* 'dose': did you mean 'dosis'",
-        ),
+        ("named", lambda at: write(at / "a.csv", "age,dosis\n1,2\n"), "column of .* 'dose': did you mean 'dosis'"),
     ],
 )
 def test_samples_of_another_kind_are_refused(tmp_path: Path, inputs: str, new, message: str) -> None:

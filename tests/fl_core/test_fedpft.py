@@ -47,14 +47,7 @@ def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainJob:
 ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)
     "features": {"body": "K", "transform": "CK", "head": "", "projection": "K", "prompts": "C", "contrast_prompts": ""},
     "adapt": {"body": "C", "transform": "C", "head": "C", "projection": "", "prompts": "", "contrast_prompts": "K"},
-    "train": {
-        "body": "CK",
-        "transform": "CK",
-        "head": "C",
-        "projection": "K",
-        "prompts": "C",
-        "contrast_prompts": "K",
-    },
+    "train": {"body": "CK", "transform": "CK", "head": "C", "projection": "K", "prompts": "C", "contrast_prompts": "K"},
 }
 
 

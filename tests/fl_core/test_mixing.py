@@ -194,10 +194,9 @@ def test_running_statistics_never_travel_with_pfedhn() -> None:
     ("name", "published"), [("emnist", [491.08, 488.65, 312.52]), ("cifar10", [693.96, 418.96, 382.24, 379.81])]
 )
 def test_the_published_ledger_of_retention(name: str, published: list[float]) -> None:
-    shape, kept = {
-        "emnist": ((1, 28, 28), ["fc3", "fc1"]),
-        "cifar10": ((3, 32, 32), ["fc1", "conv2.conv", "fc3"]),
-    }[name]
+    shape, kept = {"emnist": ((1, 28, 28), ["fc3", "fc1"]), "cifar10": ((3, 32, 32), ["fc1", "conv2.conv", "fc3"])}[
+        name
+    ]
     network = models.build("pfedla_cnn", shape, 10)
     layers = layers_of(network, models.example(shape))
     counts = sizes(PFedLA(Problem(layers, frozenset(), (1, 1), 1, 0)).units, network)

@@ -234,10 +234,7 @@ CUTS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
     "no weights before": (lambda: last(lambda: frozen(nn.Flatten(), nn.ReLU(), lin())), None),
     "dropout": (lambda: last(lambda: frozen(lin(), nn.Dropout(0.5), lin(), lin())), 1),
     "statistics in evaluation": (lambda: last(lambda: frozen(lin(), nn.BatchNorm1d(4), lin())), 2),
-    "no statistics": (
-        lambda: last(lambda: frozen(lin(), nn.BatchNorm1d(4, track_running_stats=False), lin())),
-        1,
-    ),
+    "no statistics": (lambda: last(lambda: frozen(lin(), nn.BatchNorm1d(4, track_running_stats=False), lin())), 1),
     "an unknown type": (lambda: last(lambda: frozen(lin(), Noise(), lin())), 1),
     "a module twice": (lambda: last(lambda: frozen(lin(), TWICE, lin(), TWICE, lin())), 4),
     "no chain": (lambda: last(lambda: frozen(lin(), lin(), kind=Detour)), None),

@@ -17,11 +17,7 @@ texts = st.text(max_size=8)
 counts = st.none() | st.integers(0, 2**53)
 any_row = st.builds(
     lambda value, stderr, reason, **columns: rows.row(
-        "loss",
-        value,
-        stderr=stderr,
-        status="ok" if value is not None and math.isfinite(value) else reason,
-        **columns,
+        "loss", value, stderr=stderr, status="ok" if value is not None and math.isfinite(value) else reason, **columns
     ),
     value=st.none() | st.floats(),
     stderr=st.none() | st.floats(),

@@ -52,12 +52,7 @@ def run(algorithm: str, setting: str = "momentum", kind: str | nn.Module = "vit"
 @pairs
 @pytest.mark.parametrize(
     ("name", "limits"),
-    [
-        ("fedra", {}),
-        ("fedra", {"allocation": "cover"}),
-        ("inclusivefl", {"momentum": False}),
-        ("inclusivefl", {}),
-    ],
+    [("fedra", {}), ("fedra", {"allocation": "cover"}), ("inclusivefl", {"momentum": False}), ("inclusivefl", {})],
     ids=str,
 )
 def test_at_full_depth_it_is_alllarge(name: str, limits: dict[str, Any], trained: str, setting: str) -> None:

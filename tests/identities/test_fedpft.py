@@ -23,11 +23,7 @@ from tests.identities.test_references import double
 
 BARE: dict[str, Any] = {"alternate": False, "prompts": 0, "contrast": False, "transform_lr": 0.02}
 DATA = double(TOY)
-TRAININGS = [
-    Training(2, 8, 0.05),
-    Training(2, 8, 0.05, momentum=0.9, weight_decay=0.01),
-    Training(2, 8, 0.01, "adamw"),
-]
+TRAININGS = [Training(2, 8, 0.05), Training(2, 8, 0.05, momentum=0.9, weight_decay=0.01), Training(2, 8, 0.01, "adamw")]
 
 
 class OnTheModule(FedAvg):
