@@ -31,6 +31,7 @@ from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.records import environment, store
 from tests.conftest import CONFIG, TOY, every_other, federation, kind_for, network
+from tests.networks import Wired
 
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
@@ -55,13 +56,9 @@ def test_a_plan_for_an_algorithm_that_takes_none_is_refused(name: str, how: str)
 
 @pytest.mark.parametrize("given", ["auto", "some.json"])
 def test_two_plans_at_once_are_refused(given: str) -> None:
+    config = replace(CONFIG, algorithm="fedper", plan=given)
     with pytest.raises(UsageError, match=f"a plan was given, and the configuration has plan='{given}'"):
-        runner.assemble(
-            replace(CONFIG, algorithm="fedper", plan=given),
-            data=TOY,
-            model=network("plain"),
-            plan=LayerPlan.prefix(layers(), 1),
-        )
+        runner.assemble(config, data=TOY, model=network("plain"), plan=LayerPlan.prefix(layers(), 1))
 
 
 def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> None:
@@ -96,10 +93,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(config: RunConfig, 
     ("model", "message"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(35, 3)), r"Sequential does not fit samples of shape \(1, 6, 6\)"),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(36, 10)),
-            r"must give logits of shape \(2, 3\) .* it gives shape \(2, 10",
-        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), r"must give logits of shape \(2, 3\) .* gives shape \(2, 10"),
         (nn.Flatten(), "must give logits|no parameters"),
     ],
 )
@@ -133,12 +127,10 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(device
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "config", [replace(HEART, algorithm="playerfl"), replace(HEART, algorithm="fedrep", plan="auto")]
-)
-def test_a_decision_needs_instruments(config: RunConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{"algorithm": "playerfl"}, {"algorithm": "fedrep", "plan": "auto"}])
+def test_a_decision_needs_instruments(how: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"decides on a plan: pass a plan, or instruments as fl\.run does"):
-        runner.run(config, tmp_path / "run")
+        runner.run(replace(HEART, **how), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -178,11 +170,9 @@ def test_what_becomes_of_running_statistics(bn: str) -> None:
 
 
 def test_a_layer_is_what_by_says() -> None:
-    names = {
-        by: [layer.name for layer in runner.assemble(replace(CONFIG, by=by), data=TOY, model=network("norm")).layers]
-        for by in ("block", "module")
-    }
-    assert names == {"block": ["conv", "fc1", "fc2"], "module": ["conv", "bn1", "fc1", "bn2", "fc2"]}
+    for by, names in (("block", ["conv", "fc1", "fc2"]), ("module", ["conv", "bn1", "fc1", "bn2", "fc2"])):
+        task = runner.assemble(replace(CONFIG, by=by), data=TOY, model=network("norm"))
+        assert [layer.name for layer in task.layers] == names
 
 
 @pytest.mark.parametrize("bn", ["global", "drop"])
@@ -207,12 +197,9 @@ def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
     assert stored.drop(columns="run").equals(table.drop(columns="run"))
 
 
-DEEP: dict[str, Any] = {
-    "dataset": "digits",
-    "samples": 400,
-    "model": "vit",
-    "model_options": {"depth": 3, "width": 8, "heads": 2, "patch": 4},
-}
+SMALL = {"depth": 3, "width": 8, "heads": 2, "patch": 4}
+DEEP: dict[str, Any] = {"dataset": "digits", "samples": 400, "model": "vit", "model_options": SMALL}
+RARE: dict[str, Any] = {"optimizer": "adamw", "momentum": 0.0, "eval_every": 2, "checkpoint_every": 2}
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"algorithm": name, **(DEEP if find(name).needs_blocks else {})} for name in ALL},
     **{name: {"algorithm": name, **IMAGES} for name in ("pfedpt", "fedpft", "two_stage")},
@@ -223,13 +210,7 @@ CASES: dict[str, dict[str, Any]] = {
     "heurpfedla, half the clients": {"algorithm": "heurpfedla", "participation": 0.5},
     "fedrep, half the clients, auto": {"algorithm": "fedrep", "participation": 0.5, "plan": "auto"},
     "ditto, lost replies": {"algorithm": "ditto", "client_dropout": 0.4},
-    "ditto, adamw, rare checkpoints": {
-        "algorithm": "ditto",
-        "optimizer": "adamw",
-        "momentum": 0.0,
-        "eval_every": 2,
-        "checkpoint_every": 2,
-    },
+    "ditto, adamw, rare checkpoints": {"algorithm": "ditto", **RARE},
 }
 
 
@@ -391,14 +372,8 @@ def deep() -> list[nn.Module]:
     """A network whose weights grow by a factor every step: finite for a while under any large rate."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return [nn.Linear(36, 3), Cube()]
-
-
-class Cube(nn.Module):
-    """x + x^3 / 100: gradients that grow with the logits."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + x.pow(3) / 100
+        cube = Wired(lambda m, x: x + x.pow(3) / 100)  # gradients that grow with the logits
+        return [nn.Linear(36, 3), cube]
 
 
 @pytest.mark.parametrize("case", ["fedavg", "fedper", "fedbabu", "playerfl, half the clients", "fedper auto", "ditto"])
