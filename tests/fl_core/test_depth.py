@@ -28,6 +28,7 @@ from fl_core.models.exits import Exits
 from fl_core.runner import Task
 from fl_core.tree import Tree
 from tests.conftest import BLOCKS, CONFIG, TOY, network, play
+from tests.networks import Wired
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
 LIMITED = sorted(name for name, kind in registry().items() if issubclass(kind, Limited))
@@ -82,23 +83,18 @@ def test_what_cannot_be_left_out_is_refused_by_name() -> None:
         workspace.load(tree.pick(tree.of(model), part))
 
 
-class Odd(nn.Module):
+def odd(how: str) -> Wired:
     """Blocks that change shapes, or that are not simply run one after the other."""
 
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how, self.flat = how, nn.Flatten()
-        self.blocks = nn.Sequential(*(nn.Linear(36, 30 if how == "uneven" and k else 36) for k in range(2)))
-        self.head = nn.Linear(30 if how == "uneven" else 36, 3)
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m.flat(x)
+        for block in m.blocks if how == "one by one" else [m.blocks]:
+            x = block(x)
+        return m.head(m.blocks(x) if how == "twice" else x)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.flat(x)
-        if self.how == "one by one":
-            for block in self.blocks:
-                x = block(x)
-        else:
-            x = self.blocks(x)
-        return self.head(self.blocks(x) if self.how == "twice" else x)
+    wide = 30 if how == "uneven" else 36
+    blocks = nn.Sequential(nn.Linear(36, 36), nn.Linear(36, wide))
+    return Wired(run, flat=nn.Flatten(), blocks=blocks, head=nn.Linear(wide, 3))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +107,7 @@ class Odd(nn.Module):
 )
 def test_blocks_that_cannot_be_left_out_are_refused(how: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        with_optional_blocks(Odd(how), X)
+        with_optional_blocks(odd(how), X)
 
 
 @pytest.mark.parametrize("name", DEPTH)

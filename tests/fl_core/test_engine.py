@@ -24,6 +24,7 @@ from fl_core.plan import LayerPlan
 from fl_core.scores import CLASSIFICATION, SHOWN
 from fl_core.training.local import Context
 from tests.conftest import CONFIG, SIZES, TOY, every_other, network, play
+from tests.networks import Wired
 
 ALL = sorted(registry())
 CLIENTS = [client.name for client in TOY.clients]
@@ -148,19 +149,14 @@ def test_steps_are_counted_and_every_phase_has_a_loss_of_its_own() -> None:
     assert losses["head"].keys() == losses["body"].keys() == {(1, name) for name in CLIENTS}
 
 
-class Extreme(nn.Module):
+def extreme() -> Wired:
     """Finite logits so far apart that their cross-entropy is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(36, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 0 * self.fc(x.flatten(1)) + torch.tensor([2e38, -2e38, 0.0])
+    far = torch.tensor([2e38, -2e38, 0.0])
+    return Wired(lambda m, x: 0 * m.fc(x.flatten(1)) + far, fc=nn.Linear(36, 3))
 
 
 def test_a_score_that_is_not_finite_is_a_row_without_a_value() -> None:
-    played = play(algorithm="fedavg", model=Extreme(), epochs=0, rounds=1)
+    played = play(algorithm="fedavg", model=extreme(), epochs=0, rounds=1)
     scored = [row for row in played.rows if row["split"] == "test" and row["metric"] in SHOWN[CLASSIFICATION]]
     assert {(row["metric"], row["value"] is None, row["status"]) for row in scored} == {
         ("accuracy", False, "ok"),
@@ -211,9 +207,7 @@ def test_sensitivities_are_the_mean_over_steps_of_squared_weight_times_gradient(
                 sums[k] += (weight.detach().double() * weight.grad.double()).square().mean() / len(batches)
             optimiser.step()
         found = plan.why.clients[client.name]
-        torch.testing.assert_close(
-            torch.tensor(found, dtype=torch.float64), sums.cumsum(0) / sums[0], rtol=1e-5, atol=0
-        )
+        torch.testing.assert_close(torch.tensor(found).double(), sums.cumsum(0) / sums[0], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "playerfl"}, {"algorithm": "fedper", "config_plan": "auto"}])
@@ -365,6 +359,7 @@ def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> N
         for key, value in found[weights].items():
             by_hand = sum(n * local[client][key] for client, n in zip(CLIENTS, shares, strict=True)) / sum(shares)
             torch.testing.assert_close(value, by_hand)
+    assert len(set(TOY.weights)) == len(SIZES), "the federation of these tests is uneven"
     assert tree.distance(found["samples"], found["uniform"]) > 1e-4
 
 
@@ -374,10 +369,6 @@ def test_two_seeds_are_two_runs_and_one_seed_is_one() -> None:
 
     assert digest(0) == digest(0)
     assert digest(0) != digest(1)
-
-
-def test_the_federation_of_these_tests_is_uneven() -> None:
-    assert len(set(TOY.weights)) == len(SIZES)
 
 
 def test_rounds_run_in_one_thread_and_leave_the_number_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedlayers.diagnostics.measure import instruments
 from fl_core import models, runner
@@ -17,24 +18,20 @@ from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from tests.conftest import CONFIG, TOY, network
+from tests.networks import Wired
 
 
-class Net(nn.Module):
+def net() -> Any:
     """A convolution with its own running statistics, a frozen layer, and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, affine=True, track_running_stats=True)
-        self.frozen, self.head = nn.Linear(32, 6), nn.Linear(6, 3)
-        self.frozen.weight.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.frozen(self.norm(self.conv(x)).relu().flatten(1)).relu())
+    parts = {"conv": nn.Conv2d(1, 2, 3), "norm": nn.InstanceNorm2d(2, affine=True, track_running_stats=True)}
+    parts |= {"frozen": nn.Linear(32, 6), "head": nn.Linear(6, 3)}
+    parts["frozen"].weight.requires_grad_(False)
+    return Wired(lambda m, x: m.head(m.frozen(m.norm(m.conv(x)).relu().flatten(1)).relu()), **parts)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "ditto", "fedrep", "fedper"])
 def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
-    model = Net()
+    model = net()
     config = replace(CONFIG, algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9)
     engine = runner.run(config, data=TOY, model=model, instruments=instruments(), progress=False)
     for client in range(len(TOY.clients)):
@@ -46,7 +43,7 @@ def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
 @pytest.mark.parametrize("shared", [("conv",), ("frozen", "head")])
 def test_statistics_of_a_layer_that_does_not_train_stand_still(shared: tuple[str, ...]) -> None:
     """FedBABU trains the body only: an instance normalisation in the head keeps its running mean."""
-    model = Net()
+    model = net()
     plan = LayerPlan(layers_of(model, models.example(TOY.shape)), shared)
     config = replace(CONFIG, algorithm="fedbabu", options={"finetune_epochs": 0})
     engine = runner.run(config, data=TOY, model=model, plan=plan, progress=False)

@@ -15,22 +15,16 @@ from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import UNSIGNED, Evidence, LayerPlan, layer_from_json
+from tests.networks import Wired
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1 = nn.Linear(3, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.fc2 = nn.Linear(4, 4)
-        self.fc10 = nn.Linear(4, 2)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.fc10(self.fc2(self.norm(self.fc1(x))))
+def net():
+    sizes = {"fc1": (3, 4), "fc2": (4, 4), "fc10": (4, 2), "unused": (2, 2)}
+    parts = {name: nn.Linear(*size) for name, size in sizes.items()} | {"norm": nn.BatchNorm1d(4)}
+    return Wired(lambda m, x: m.fc10(m.fc2(m.norm(m.fc1(x)))), **parts)
 
 
-LAYERS = layers_of(Net(), torch.zeros(2, 3))
+LAYERS = layers_of(net(), torch.zeros(2, 3))
 WHY = Evidence(
     rule="sensitivity_ratio",
     metric="federation_sensitivity",
@@ -53,7 +47,7 @@ def test_body_and_head_divide_the_tensors():
     assert PLAN.names == ("fc1", "fc2", "fc10", "unused")
     assert [layer.name for layer in PLAN.body] == ["fc1", "fc2"]
     assert [layer.name for layer in PLAN.head] == ["fc10", "unused"]
-    assert PLAN.body_tensors | PLAN.head_tensors == set(tree.live(Net()))
+    assert PLAN.body_tensors | PLAN.head_tensors == set(tree.live(net()))
     assert not PLAN.body_tensors & PLAN.head_tensors
     assert {"norm.running_mean", "norm.num_batches_tracked", "fc1.bias"} <= PLAN.body_tensors
     assert "fc10.weight" in PLAN.head_tensors
@@ -81,9 +75,9 @@ def test_either_side_may_be_empty():
     nothing, everything = LayerPlan(LAYERS, ()), LayerPlan.everything(LAYERS)
     assert nothing.body == everything.head == ()
     assert nothing.body_tensors == everything.head_tensors == frozenset()
-    assert everything.body_tensors == nothing.head_tensors == set(tree.live(Net()))
+    assert everything.body_tensors == nothing.head_tensors == set(tree.live(net()))
     for plan in (nothing, everything):
-        plan.check_fits(Net())
+        plan.check_fits(net())
 
 
 def test_all_but_last_keeps_the_classifier_that_is_in_use():
@@ -143,11 +137,11 @@ def test_contradictions_are_refused(layers, shared, message):
 
 
 def test_another_model_is_refused_by_the_first_differences():
-    other = Net()
+    other = net()
     other.fc1 = nn.Sequential(nn.Linear(3, 4))
     with pytest.raises(UsageError, match=r"only in the plan: fc1\.bias, fc1\.weight; only in the model: fc1\.0\.bias"):
         PLAN.check_fits(other)
-    more = Net()
+    more = net()
     more.register_buffer("running", torch.zeros(1))
     with pytest.raises(UsageError) as caught:
         PLAN.check_fits(more)
