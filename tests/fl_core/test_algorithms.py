@@ -139,7 +139,7 @@ def test_an_algorithm_without_its_plan_says_so(name: str) -> None:
         find(name)(problem()).shared(Round(0), 0)
 
 
-@pytest.mark.parametrize("kind", ["plain", "norm"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "norm"])
 @pytest.mark.parametrize("name", ALL)
 def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
     """Parameters and running statistics, with momentum and weight decay on, phase by phase."""
@@ -197,10 +197,7 @@ def test_per_fedavgs_adaptation_is_clipped() -> None:
 def test_fedrep_trains_the_head_then_the_body(epochs: int, given: int | None, head: int, body: int) -> None:
     plan = prefix(2, "norm")
     phases = find("fedrep")(problem("norm", epochs=epochs), plan, {"head_epochs": given}).phases(Round(0), 0)
-    assert phases == (
-        Phase("head", plan.head_tensors, head, stream="head"),
-        Phase("body", plan.body_tensors, body),
-    )
+    assert phases == (Phase("head", plan.head_tensors, head, stream="head"), Phase("body", plan.body_tensors, body))
 
 
 def test_fedbabu_keeps_the_random_head_until_the_end() -> None:

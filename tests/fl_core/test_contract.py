@@ -25,6 +25,7 @@ from fl_core.algorithms.partial import FedPer
 from fl_core.errors import UsageError
 from fl_core.execution.executors import Workers
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, kind_for, network, play
+from tests.fl_core.test_scheduling import BELOW
 
 ALL = sorted(registry())
 NO_HOOKS = {"method", "with_plan"}  # what the engine uses and nobody overrides
@@ -292,9 +293,9 @@ def test_what_is_laid_over_another_asks_it_for_every_hook() -> None:
     assert set(HOOKS) - vars(Over).keys() == {"build"}, "which is asked of the class"
 
 
-@pytest.mark.parametrize("below", every_other(ALL, 1))
+@pytest.mark.parametrize("below", [pytest.param(name, marks=[pytest.mark.slow] * (name in BELOW)) for name in ALL])
 def test_laid_over_another_without_a_change_it_is_that_one(below: str) -> None:
-    """Bit for bit, with all that it keeps and records."""
+    """Bit for bit, with all that it keeps and records; over the others a schedule that freezes nothing says so too."""
     common: dict[str, Any] = {"rounds": 2, "participation": 0.5, "model": network(kind_for(below, "plain"))}
     wanted = play(algorithm=below, **common)
     found = play(algorithm=f"{__name__}:Through", options={"over": below}, **common)

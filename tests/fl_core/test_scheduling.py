@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
@@ -97,11 +98,10 @@ def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(be
 
 
 def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
+    below = {"over": "playerfl"}
     with pytest.raises(UsageError, match="vanilla over playerfl needs a plan; fedper with plan=auto makes its own"):
-        runner.assemble(
-            replace(CONFIG, algorithm="vanilla", options={"over": "playerfl"}), data=TOY, model=network("plain")
-        )
-    play(algorithm="vanilla", options={"over": "playerfl"}, plan=LayerPlan.prefix(layers(), 1), rounds=1)
+        runner.assemble(replace(CONFIG, algorithm="vanilla", options=below), data=TOY, model=network("plain"))
+    play(algorithm="vanilla", options=below, plan=LayerPlan.prefix(layers(), 1), rounds=1)
 
 
 @pytest.mark.parametrize("over", ["fedbabu", "fedprox", "ditto"])
@@ -152,12 +152,8 @@ def test_only_thawed_layers_travel(name: str) -> None:
     both = size["fc1"] + size["fc2"]
     for metric in ("bytes_down", "bytes_up"):
         found = played.values(metric, variant="")
-        assert {k: {v for (at, _), v in found.items() if at == k} for k in (1, 2, 3, 4)} == {
-            1: {first},
-            2: {first},
-            3: {both},
-            4: {both},
-        }
+        sums = [{v for (at, _), v in found.items() if at == k} for k in (1, 2, 3, 4)]
+        assert sums == [{first}, {first}, {both}, {both}]
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -174,14 +170,16 @@ def test_rows_say_which_layers_trained(name: str) -> None:
     assert found == {(k, layer): value for k, values in wanted.items() for layer, value in values.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "below"),
-    [
-        pytest.param(name, below, marks=[pytest.mark.slow] * ((k + j) % 2))
+def over(every: int, names: Iterable[str]) -> list[Any]:
+    """One of ``every`` pairs of a schedule and an algorithm below it, all schedules in turn; the others are slow."""
+    return [
+        pytest.param(name, below, marks=[pytest.mark.slow] * ((k + j * every // 2) % every > 0))
         for j, name in enumerate(ORDER)
-        for k, below in enumerate(BELOW)
-    ],
-)
+        for k, below in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(("name", "below"), over(4, BELOW))
 def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name: str, below: str) -> None:
     """Bit for bit, with all that it records."""
     common: dict[str, Any] = {"model": "norm", "rounds": 2, "eval_every": 2, "participation": 0.5, **HARD}
@@ -200,17 +198,7 @@ def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name: str, below
 SHARING = ("fedavg", "fedprox", "fedper", "fedrep", "fedbabu", "fedbn", "ditto", "pfedsd", "feddyn", "fedlp", "fedcac")
 
 
-HELD = [*SHARING, "fedlama", "local", "local_adaptation"]
-
-
-@pytest.mark.parametrize(
-    ("name", "below"),
-    [
-        pytest.param(name, below, marks=[pytest.mark.slow] * ((k + j) % 2))
-        for j, name in enumerate(ORDER)
-        for k, below in enumerate(HELD)
-    ],
-)
+@pytest.mark.parametrize(("name", "below"), over(2, [*SHARING, "fedlama", "local", "local_adaptation"]))
 def test_a_schedule_holds_over_other_algorithms(name: str, below: str) -> None:
     options = {"over": below, "unfreeze": "0,2"}
     played = play(algorithm=name, rounds=4, participation=0.5, options=options, eval_every=4, **HARD)
