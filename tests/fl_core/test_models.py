@@ -15,6 +15,7 @@ from fl_core import models, tree
 from fl_core.errors import UsageError
 from fl_core.registry import Entry
 from fl_core.tokens import TokenShape
+from tests.networks import Wired
 
 IMAGE, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (10,)
 TEXT = TokenShape((12,), 30)
@@ -208,47 +209,20 @@ def test_the_check_of_a_model_leaves_it_as_built():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-class Tied(nn.Module):
-    def __init__(self, n_classes, width=4):
-        super().__init__()
-        self.a = nn.Linear(width, width)
-        self.b = nn.Linear(width, width)
-        self.b.weight = self.a.weight
-        self.head = nn.Linear(width, n_classes)
-
-    def forward(self, x):
-        return self.head(self.b(self.a(x)))
-
-
-class Flat(nn.Module):
-    def forward(self, x):
-        return x.flatten(1)
-
-
-class Pair(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 3)
-
-    def forward(self, x):
-        return super().forward(x), x
-
-
-class TwoFaced(nn.Linear):
-    """Fits in training mode and not in evaluation mode."""
-
-    def __init__(self):
-        super().__init__(4, 3)
-
-    def forward(self, x):
-        return super().forward(x) if self.training else x
+def tied(n_classes, width=4):
+    a, b = nn.Linear(width, width), nn.Linear(width, width)
+    b.weight = a.weight
+    return Wired(lambda m, x: m.head(m.b(m.a(x))), a=a, b=b, head=nn.Linear(width, n_classes))
 
 
 @pytest.fixture(autouse=True)
 def mine(monkeypatch):
     module = types.ModuleType("mine")
-    module.Tied, module.Flat, module.Pair, module.TwoFaced = Tied, Flat, Pair, TwoFaced
+    module.Tied, module.Flat = tied, nn.Flatten
+    module.Pair = lambda: Wired(lambda m, x: (m.fc(x), x), fc=nn.Linear(4, 3))
+    module.TwoFaced = lambda: Wired(lambda m, x: m.fc(x) if m.training else x, fc=nn.Linear(4, 3))
     module.shaped = lambda shape, n_classes, *, wide=False: nn.Linear(shape[0], n_classes, bias=wide)
-    module.anything = lambda n_classes, **options: Tied(n_classes, **options)
+    module.anything = lambda n_classes, **options: tied(n_classes, **options)
     module.number = lambda: 3
     module.made = nn.Linear(4, 3)
     module.inner = types.SimpleNamespace(make=lambda: nn.Linear(4, 3))
@@ -396,7 +370,7 @@ def test_a_new_model_is_one_function(own_members):
     assert models.build("linear", TABLE, 3, options={"bias": False}).bias is None
     assert models.describe()["linear"] == "Multinomial logistic regression; tables."
     with pytest.raises(UsageError, match=r"'mlp'.*papers:mlp"):
-        models.model(type("mlp", (Tied,), {}))
+        models.model(type("mlp", (nn.Linear,), {}))
 
 
 def test_a_model_that_a_package_announces_is_built_by_its_name(own_members, monkeypatch):

@@ -27,21 +27,17 @@ def random_tree(seed: int, shape: tuple[int, ...] = (3, 5), dtype: torch.dtype =
     return {name: torch.randn(shape, generator=generator).to(dtype) for name in ("a.weight", "b.weight")}
 
 
-class Net(nn.Module):
+def network() -> nn.Module:
     """Batch norm (with its integer counter), a tied weight, a buffer that is not kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(5, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.out = nn.Linear(4, 5)
-        self.out.weight = self.embedding.weight
-        self.register_buffer("scratch", torch.zeros(2), persistent=False)
-        self.register_buffer("mask", torch.tensor([True, False]))
+    net = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "norm": nn.BatchNorm1d(4), "out": nn.Linear(4, 5)})
+    net.out.weight = net.embedding.weight
+    net.register_buffer("scratch", torch.zeros(2), persistent=False)
+    net.register_buffer("mask", torch.tensor([True, False]))
+    return net
 
 
 def test_of_holds_each_tensor_once_and_copies():
-    net = Net()
+    net = network()
     found = tree.of(net)
     norm = {f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
     assert set(found) == {"embedding.weight", "out.bias", "mask"} | norm
@@ -50,7 +46,7 @@ def test_of_holds_each_tensor_once_and_copies():
 
 
 def test_load_is_the_inverse_of_of_and_keeps_ties():
-    source, target = Net(), Net()
+    source, target = network(), network()
     source.norm.num_batches_tracked += 3
     tree.load(target, tree.of(source))
     assert tree.digest(tree.of(target)) == tree.digest(tree.of(source))
@@ -59,7 +55,7 @@ def test_load_is_the_inverse_of_of_and_keeps_ties():
 
 
 def test_load_is_strict_and_does_nothing_when_it_refuses():
-    net = Net()
+    net = network()
     before = tree.digest(tree.of(net))
     full = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in tree.of(net).items()}
     lacking = {name: tensor for name, tensor in full.items() if name != "out.bias"}

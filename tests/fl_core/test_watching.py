@@ -22,24 +22,14 @@ from fl_core.execution.stacked import Stacked
 from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, play
+from tests.networks import Wired
 
 Loss = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 
-class Apply(nn.Module):
-    """A function as a module without weights."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 def network(function: Callable[[Tensor], Tensor] = torch.relu) -> nn.Module:
     """Three linear layers with a function after the first; a plain perceptron, which is stacked, if that is ReLU."""
-    between = nn.ReLU() if function is torch.relu else Apply(function)
+    between = nn.ReLU() if function is torch.relu else Wired(lambda m, x: function(x))
     torch.manual_seed(0)
     return nn.Sequential(
         OrderedDict(

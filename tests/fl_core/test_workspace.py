@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fl_core.training.local import Context, Phase, Training, batch_slices, train
 from fl_core.training.losses import build
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, network
+from tests.networks import Wired
 
 CE = build("cross_entropy")
 TRAININGS = {
@@ -90,27 +92,21 @@ def test_a_model_with_a_convolution_has_its_channels_last(name: str) -> None:
     assert memory_format(model, "contiguous") == "contiguous"
 
 
-class Views(nn.Module):
+def views() -> Wired:
     """Flattens its maps by a view, which needs them channel by channel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.drop, self.fc = nn.Conv2d(1, 3, 3), nn.Dropout(), nn.Linear(48, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = self.conv(x)
-        return self.fc(self.drop(maps.view(len(maps), -1)))
+    run = lambda m, x: m.fc(m.drop(m.conv(x).view(len(x), -1)))  # noqa: E731
+    return Wired(run, conv=nn.Conv2d(1, 3, 3), drop=nn.Dropout(), fc=nn.Linear(48, 3))
 
 
 def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
-    task = runner.assemble(CONFIG, data=TOY, model=Views())
+    task = runner.assemble(CONFIG, data=TOY, model=views())
     assert task.config.memory_format == "contiguous"
-    rows = runner.run(CONFIG, data=TOY, model=Views(), progress=False).rows
+    rows = runner.run(CONFIG, data=TOY, model=views(), progress=False).rows
     assert {row["status"] for row in rows if row["metric"] in ("accuracy", "loss")} == {"ok"}
     assert any(row["metric"] == "accuracy" and row["round"] == CONFIG.rounds for row in rows)
     assert all(module.training for module in task.model.modules())
     with pytest.raises(RuntimeError, match="to have 1 channels"):
-        memory_format(Views(), example=torch.randn(2, 2, 6, 6))
+        memory_format(views(), example=torch.randn(2, 2, 6, 6))
 
 
 def test_an_unknown_format_is_refused() -> None:
@@ -165,20 +161,15 @@ def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which: str) -> None:
     assert_near(*results)
 
 
-class Turned(nn.Module):
+def turned() -> Wired:
     """A linear map whose gradient comes out of the backward pass in another order of memory than the weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4).double() / 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.unsqueeze(-1) * self.weight.t()).sum(1)
+    weight = nn.Parameter(torch.arange(12.0).reshape(3, 4).double() / 10)
+    return Wired(lambda m, x: (x.unsqueeze(-1) * m.weight.t()).sum(1), weight=weight)
 
 
 @pytest.mark.parametrize("which", TRAININGS)
 def test_the_order_of_a_gradient_in_memory_does_not_matter(which: str) -> None:
-    model, split = Turned(), samples(shape=(4,))
+    model, split = turned(), samples(shape=(4,))
     out = model(split.x).sum()
     assert torch.autograd.grad(out, model.weight)[0].stride() != model.weight.stride()
     found, _ = trained(model, TRAININGS[which], split)
@@ -193,16 +184,15 @@ def test_batches_are_the_same_however_they_are_gathered(limit: int, monkeypatch:
     assert tree.digest(found) == tree.digest(wanted)
 
 
-class Looks(nn.Module):
+def looks() -> Wired:
     """A model that uses what lies between a ReLU and the pooling behind it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 2))
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.body[1](m.body[0](x))
+        return m.body[2:](y) + y.mean()
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body[1](self.body[0](x))
-        return self.body[2:](y) + y.mean()
+    parts = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 2))
+    return Wired(run, body=parts)
 
 
 def _pooled(pool: nn.Module | None = None) -> nn.Sequential:
@@ -244,7 +234,7 @@ def test_the_order_stays_where_somebody_may_look() -> None:
     hooked[0][1].register_forward_hook(lambda *_: None)
     other = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2))
     leaky = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LeakyReLU(), nn.MaxPool2d(2))
-    for model in (Looks(), nn.Sequential(Looks(), nn.ReLU()), hooked, other, leaky):
+    for model in (looks(), nn.Sequential(looks(), nn.ReLU()), hooked, other, leaky):
         assert pool_first(model) == 0
     model = _pooled()
     Workspace(model)
