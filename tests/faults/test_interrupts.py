@@ -65,7 +65,18 @@ def interrupted(folder, *arguments, until):
 
 
 def after(seconds):
-    return lambda process: time.sleep(seconds)
+    """Once the process has computed for so long, which on a busy machine takes longer."""
+
+    def computed(pid):
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+    def until(process):
+        begun = computed(process.pid)
+        while alive(process.pid) and computed(process.pid) < begun + seconds:
+            time.sleep(0.005)
+
+    return until
 
 
 @pytest.mark.parametrize(
