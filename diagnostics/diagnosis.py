@@ -187,11 +187,11 @@ def diagnose(
     whose = subjects[0].model if n_models == 1 else {s.client: s.model for s in subjects}
     own = {s.client: s.data for s in subjects}
 
-    def measured(name: str, draw: int) -> pd.DataFrame:
+    def on_draw(name: str, draw: int) -> pd.DataFrame:
         on = on_null(whose, own, request.options, name, draw, seed=seed, retrain=retrain, start=start)
         return again(on[0], on[1], options=on[2]).frame
 
-    return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured, kept=retrain is None))
+    return replace(report, nulls=rows_of_nulls(nulls, null_draws, on_draw, kept=retrain is None))
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def null_samples(
     shapes = {tuple(x.shape[1:]) for x, _, _ in read.values()}
     if len(shapes) > 1:
         raise UsageError(f"samples of different shapes cannot be shuffled: {', '.join(map(str, sorted(shapes)))}")
-    x, y = (torch.cat([each[k] for each in read.values()]) for k in (0, 1))
+    x, y = torch.cat([each[0] for each in read.values()]), torch.cat([each[1] for each in read.values()])
     inputs, of_labels = shuffle(sizes, split, seed, draw)
     shuffled: dict[str, Data] = {}
     for name, rows, classes in zip(sizes, _parts(inputs, read), _parts(of_labels, read), strict=True):

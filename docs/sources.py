@@ -192,7 +192,7 @@ def figures_by_paper(wanted: Iterable[str]) -> str:
     wanted = set(wanted)
     with (ROOT / "figures" / "catalogue.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
-    listed, parts, links = {line["name"] for line in lines}, [], []
+    listed, parts = {line["name"] for line in lines}, list[str]()
     for paper, title in PAPERS.items():
         rows = []
         for line in (line for line in lines if line["name"].startswith(f"{paper}.")):

@@ -362,7 +362,3 @@ def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str)
         value = score_of(models, samples, task, score)
         lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})
     return pd.DataFrame(lines)
-
-
-def _folder(out: Path, cut: int) -> Path:
-    return out / "cuts" / str(cut)
