@@ -29,6 +29,7 @@ from figures import (  # noqa: F401  (most of them register items)
     regret,
     scheduling,
     scorecard,
+    witness,
 )
 from fl_core import interrupts
 from fl_core.errors import RunError, UsageError

@@ -424,8 +424,8 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     with Image.open(drawn) as picture:
         all_of_them = picture.convert("RGB")
     few = all_of_them.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    off = ImageChops.difference(all_of_them, few.convert("RGB")).getextrema()
-    same = max(largest for _, largest in off) <= SEEN  # type: ignore[misc]
+    off: Any = ImageChops.difference(all_of_them, few.convert("RGB")).getextrema()
+    same = max(largest for _, largest in off) <= SEEN
     (few if same else all_of_them).save(path, optimize=True, dpi=(dpi, dpi))
 
 
