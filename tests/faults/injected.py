@@ -1,4 +1,4 @@
-"""An operating system that fails on demand, between the run directory's files and the real one."""
+"""An operating system that fails on demand, between the run directory's files and the real one; what is left."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 CALLS = ("open", "mkdir", "write", "close", "fsync", "replace", "unlink", "stat", "listdir", "ftruncate")
@@ -73,3 +74,9 @@ class _File:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
+
+
+def contents(path: Path, but: tuple[str, ...] = ("lock", "timing.jsonl")) -> dict[str, bytes]:
+    """The files below a folder but those of these names; equal runs have all but locks and times alike."""
+    files = (each for each in path.rglob("*") if each.is_file() and each.name not in but)
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}

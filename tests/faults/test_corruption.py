@@ -22,10 +22,10 @@ from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import files
 from fl_core.records.store import Run
+from tests.faults.injected import contents
 
 ROUNDS = 3
 CONFIG = RunConfig(algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
-UNCOVERED = {"lock", "timing.jsonl"}
 
 
 def blob_of(run, which, state):
@@ -73,11 +73,6 @@ def harm(path, damage):
         path.unlink()
     else:
         path.write_bytes(damage(path.read_bytes()))
-
-
-def contents(path):
-    files = (each for each in path.rglob("*") if each.is_file() and each.name not in UNCOVERED)
-    return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
 def resume(path):

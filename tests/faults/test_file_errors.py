@@ -17,7 +17,7 @@ from fl_core.algorithms import State
 from fl_core.errors import CorruptError
 from fl_core.records import files, writing
 from fl_core.records.store import Checkpoint, Run
-from tests.faults.injected import CALLS, FailingOS
+from tests.faults.injected import CALLS, FailingOS, contents
 
 ROUNDS = 2
 CODES = {
@@ -70,11 +70,6 @@ def on(writer: writing.Writer, done: int, until: int, committed: list[int]) -> N
         writer.checkpoint(Checkpoint(k, state(k, k), clients, {"local": {"a": {"w": torch.ones(k)}}}))
         committed.append(k)
         writer.add_timing({"round": k})
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    found = (each for each in path.rglob("*") if each.is_file() and each.name not in ("lock", "timing.jsonl"))
-    return {str(each.relative_to(path)): each.read_bytes() for each in found}
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, ForeignError, UsageError
 from fl_core.records import files, store, writing
 from fl_core.records.store import Run
+from tests.faults.injected import contents
 
 ROUNDS = 4
 CONFIG = RunConfig(algorithm="fedper", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
@@ -52,11 +53,6 @@ def run(sound, tmp_path):
     kept = [line for line in (path / "timing.jsonl").read_text().splitlines() if json.loads(line)["round"] < ROUNDS]
     (path / "timing.jsonl").write_text("\n".join(kept) + "\n")
     return path
-
-
-def contents(path):
-    files = (each for each in path.rglob("*") if each.is_file() and each.name not in ("lock", "timing.jsonl"))
-    return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
 def resume(path):

@@ -16,6 +16,7 @@ from fedlayers.cli import main as cli
 from fl_core import interrupts
 from fl_core.records import files
 from fl_core.records.store import Run
+from tests.faults.conftest import SMALL
 from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
@@ -165,23 +166,6 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.signal(signal.SIGINT, earlier)
-
-
-@pytest.fixture
-def fails(tmp_path, monkeypatch, capsys):
-    """Run a command that fails; its last line."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as left:
-            cli.main(arguments)
-        assert left.value.code == 1
-        return capsys.readouterr().err.splitlines()[-1]
-
-    return call
-
-
-SMALL = ("--rounds", "3", "--epochs", "1", "--checkpoint-every", "1", "--out", "run")
 
 
 @pytest.mark.parametrize("name", ["checkpoints/000002.json", "rows.jsonl", "blobs/"])

@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from fedlayers import catalogue
+from tests.faults.injected import contents
 from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(catalogue.own_entries("algorithm"))
 ROUNDS = 12
 RANDOM = random.Random(20)
-UNCOVERED = {"lock", "timing.jsonl"}
 FIRST_CHECKPOINT = 16  # files: 5 before training, the plan, 9 blobs and a manifest
 FILES = (FIRST_CHECKPOINT, FIRST_CHECKPOINT + 10 * (ROUNDS - 1))
 
@@ -182,11 +182,6 @@ def nursery(cases: dict[str, dict]) -> None:
         outlived = [alive(pid) for pid in orphans]
         happened = {"killed": killed, "checkpoints": checkpoints, "ended": ended, "outlived": outlived}
         print(json.dumps({"name": name, **happened}), flush=True)
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    files = (each for each in path.rglob("*") if each.is_file())
-    return {str(each.relative_to(path)): each.read_bytes() for each in files if each.name not in UNCOVERED}
 
 
 def nursed(cases: dict[str, dict], base: Path) -> dict[str, dict]:

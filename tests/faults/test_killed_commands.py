@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from fl_core.records.store import Run
+from tests.faults.injected import contents
 from tests.faults.test_kill import ROOT, die
 
 TRAINED = ("--dataset", "heart", "--rounds", "2", "--epochs", "1", "--checkpoint-every", "1", "--out", "out")
@@ -33,7 +34,6 @@ COMMANDS = {
 SHARES = (0.05, 0.4, 0.7, 0.98)
 """When a command is killed: after which share of the files that it writes, and of its time."""
 TIMED = ("seconds", "foreseen", "measured")  # what a choice says of the time that it took
-UNCOVERED = {"lock", "timing.jsonl"}
 
 
 def given(folder: Path, command: str, die_at: int = 0, die_after: float = 0.0) -> tuple[int, int, float]:
@@ -106,12 +106,8 @@ def nursery(where: str, command: str, shares: list[float]) -> None:
         )
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    found = {
-        str(each.relative_to(path)): each.read_bytes()
-        for each in path.rglob("*")
-        if each.is_file() and each.name not in UNCOVERED
-    }
+def comparable(path: Path) -> dict[str, bytes]:
+    found = contents(path)
     for name in found:
         if name.endswith("choice.json"):
             kept = {key: value for key, value in json.loads(found[name]).items() if key not in TIMED}
@@ -144,13 +140,13 @@ def test_the_same_command_goes_on(tmp_path, command, shares):
     lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
     happened = {line["name"]: line for line in lines}
     assert happened.pop("undisturbed")["ended"] == 0, (tmp_path / "undisturbed/errors").read_text()
-    undisturbed = contents(tmp_path / "undisturbed/out")
+    undisturbed = comparable(tmp_path / "undisturbed/out")
     assert len(happened) == len(shares)
     for name, line in happened.items():
         errors = (tmp_path / name / "errors").read_text()
         assert line["ended"] == 0, errors
         assert line["killed"] in ((-signal.SIGKILL, 0) if line["timed"] else (-signal.SIGKILL,)), errors
-        ours = contents(tmp_path / name / "out")
+        ours = comparable(tmp_path / name / "out")
         assert ours.keys() == undisturbed.keys()
         assert [path for path in ours if ours[path] != undisturbed[path]] == []
         for config in (tmp_path / name / "out").rglob("config.json"):

@@ -16,15 +16,10 @@ from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError
 from fl_core.records import writing
 from fl_core.records.store import Run
+from tests.faults.injected import contents
 
 ROOT = Path(__file__).parents[2]
 CONFIG = RunConfig(algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1)
-UNCOVERED = {"lock", "timing.jsonl"}
-
-
-def contents(path):
-    files = (each for each in path.rglob("*") if each.is_file() and each.name not in UNCOVERED)
-    return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
 def run_until_told(out):

@@ -29,16 +29,12 @@ from fl_core.execution import shared
 from fl_core.execution.shared import Shared
 from fl_core.records import files
 from fl_core.records.store import Run
-from tests.faults.injected import FailingOS
+from tests.faults.conftest import SMALL
+from tests.faults.injected import FailingOS, contents
 
 ROOT = Path(__file__).parents[2]
 CONFIG = RunConfig(algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1, eval_every=2)
 pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
-
-
-def contents(path):
-    found = (each for each in path.rglob("*") if each.is_file() and each.name not in ("lock", "timing.jsonl"))
-    return {str(each.relative_to(path)): each.read_bytes() for each in found}
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +43,6 @@ def undisturbed(tmp_path_factory):
     path = tmp_path_factory.mktemp("undisturbed") / "run"
     runner.run(CONFIG, path, progress=False)
     return contents(path)
-
-
-@pytest.fixture
-def fails(tmp_path, monkeypatch, capsys):
-    """Run a command that fails; its last line."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as left:
-            cli.main(arguments)
-        assert left.value.code == 1
-        return capsys.readouterr().err.splitlines()[-1]
-
-    return call
-
-
-SMALL = ("--rounds", "3", "--epochs", "1", "--checkpoint-every", "1", "--out", "run")
 
 
 @pytest.mark.parametrize("how", ["backwards", "to and fro", "standing still"])
