@@ -26,6 +26,9 @@ SGD = RunConfig(dataset="random", model="heart_mlp", epochs=1, batch=8, lr=0.1, 
 ADAMW = replace(SGD, model=None, optimizer="adamw", lr=0.001, weight_decay=0.01)
 
 
+SIDES = {peers.OURS: Peer(peers.ours), **PEERS}
+
+
 def network() -> nn.Sequential:
     """Every kind of layer that the standard jobs have."""
     torch.manual_seed(0)
@@ -67,12 +70,15 @@ def reference(job: Job) -> list[Tensor]:
     return [total / len(data.clients) for total in sums]
 
 
-@pytest.mark.parametrize("name", [peers.OURS, *PEERS])
+@pytest.mark.parametrize(
+    "name",  # a cluster takes its time to begin
+    [pytest.param(name, marks=[pytest.mark.slow] * ("ray" in peer.needs)) for name, peer in SIDES.items()],
+)
 @pytest.mark.parametrize("job", ONE_STEP, ids=lambda job: job.name)
 def test_a_round_of_one_step_is_the_mean_of_the_steps(job: Job, name: str) -> None:
     """The public packages where they are installed; the sources of PFLlib by the environment's PFLLIB."""
     checkout = peers.sources(Path(os.environ["PFLLIB"])) if "PFLLIB" in os.environ else None
-    peer = PEERS.get(name, Peer(peers.ours))
+    peer = SIDES[name]
     if why := peer.missing(checkout):
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
