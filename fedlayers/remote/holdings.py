@@ -92,7 +92,7 @@ class Given:
     """A client of data that are split already.
 
     >>> import fedlayers as fl
-    >>> holding = Given(fl.load_data("heart"), "va")
+    >>> holding = Given(fl.load("heart"), "va")
     >>> holding.name, holding.sizes
     ('va', {'train': 83, 'validation': 21, 'test': 26})
     """

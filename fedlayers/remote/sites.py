@@ -14,10 +14,11 @@ from fedlayers.remote.codec import Packet, PacketError, decode, encode, most_byt
 from fedlayers.remote.link import SiteLink
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.algorithms.offers import Outline
-from fl_core.errors import NonFiniteError, RunError, UsageError, listing
+from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
 from fl_core.execution.home import Reply, Request, Train
 from fl_core.limits import parsed_json
 from fl_core.records.files import Folder
+from fl_core.records.forms import Each, misfit
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.rows import dumps, row
@@ -26,6 +27,8 @@ from fl_core.tree import Tree
 if TYPE_CHECKING:
     import pandas as pd
 
+AT_SITE = {"version": str, "trees": Each([str]), "changed": [str]}
+"""What a checkpoint has of a client whose state is at its site."""
 GRANTED = ("hello", "told", "joined", "done", "measured")
 BEGINNING = ""  # the version of a state before the client's first round
 LEFT = "left.jsonl"
@@ -288,6 +291,9 @@ class AtSites:
     def restore(self, checkpoint: Checkpoint) -> None:
         for client, name in enumerate(self.names):
             known = checkpoint.clients[name].meta
+            wrong = misfit(known, AT_SITE)
+            if wrong:
+                raise CorruptError(f"the checkpoint after round {checkpoint.round} is damaged: of {name!r} {wrong}")
             self.versions[name] = known["version"]
             trees = {tree: tuple(names) for tree, names in known["trees"].items()}
             self._outlines[client] = Outline(trees, frozenset(known["changed"]))

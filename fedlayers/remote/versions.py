@@ -27,8 +27,8 @@ class Versions:
     >>> versions = Versions(Path("of_an_example"))
     >>> state = State({"model": {"head.weight": torch.ones(2)}}, {"rounds": 1})
     >>> versions.put("000001-train", state, {}, "b5bb", b"the reply")
-    >>> versions.state("000001-train") == state, versions.reply("000001-train", "b5bb")
-    (True, b'the reply')
+    >>> versions.state("000001-train").meta, versions.reply("000001-train", "b5bb")
+    ({'rounds': 1}, b'the reply')
     >>> versions.keep({"000002-train"})
     >>> versions.names
     []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_core.data import arrays, files, tables, text
 from fl_core.data.arrays import Array
-from fl_core.data.columns import PLAIN, Reading
+from fl_core.data.columns import PLAIN, READING, Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
@@ -78,6 +78,7 @@ class Inputs:
     def to_json(self) -> dict[str, Any]:
         """It as a dictionary of plain numbers and text."""
         made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        made["reading"] = {key: made["reading"][key] for key in READING}  # new samples have no labels
         return made
 
     @classmethod

@@ -50,6 +50,7 @@ CONFIG = {
     "command": str,
     "words?": [str],
     "lost_replies?": [[(COUNT, str)]],
+    "federation?": {"run": str, "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}]},
 }
 
 

@@ -25,6 +25,7 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
 from fl_core.records import store
+from fl_core.records.files import signed
 from tests.conftest import TOY, play
 from tests.conftest import federation as toy
 from tests.federation.test_loopback import NAMES, SHORT, comparable, config_for, link, server
@@ -389,3 +390,23 @@ def test_every_byte_that_leaves_a_site_is_told(tmp_path: Path) -> None:
     assert list(table.columns) == ["hello", "join", "score", "train", "all"]
     with pytest.raises(UsageError, match="no federation's run"):
         left(tmp_path)
+
+
+def test_a_forged_or_damaged_directory_of_a_federation_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    federation.federate(SHORT, link(tmp_path / "s"), out, progress=False)
+    others = {name: Site(Given(toy(seed=1), name), tmp_path / "t" / name) for name in NAMES}
+    with pytest.raises(UsageError, match="began with site 'a' and other data"):
+        federation.resume(out, Loopback(others), progress=False)
+    fewer = Loopback({name: Site(Given(TOY, name), tmp_path / "s" / name) for name in NAMES[:3]})
+    with pytest.raises(UsageError, match="began with the sites a, b, c, d"):
+        federation.resume(out, fewer, progress=False)
+    config = json.loads((out / "config.json").read_text())
+    config.pop("sha256")
+    config["federation"]["sites"] = "all"
+    (out / "config.json").write_bytes(signed(config))
+    (out / "manifest.json").unlink()
+    for file in (out / "checkpoints").iterdir():
+        file.unlink()
+    with pytest.raises(RunError, match=r"federation\.sites is 'all', not a list"):
+        federation.resume(out, link(tmp_path / "s"), progress=False)
