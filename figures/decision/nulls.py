@@ -24,8 +24,9 @@ For each run (a federation with a seed), metric and null:
 A metric **knows labels** (or **clients**) if the 95 % interval (Wilson's) of its share of runs that are odd ones out
 lies above a quarter; it **knows training** if that of the share that moved lies above a half; runs of one federation
 hang together, so the intervals are, if anything, too narrow. It **cannot know** what changes none of its curves by more
-than 1e-6 of their size. What is none of these is *not shown*. Digits are dealt at random from the beginning: dealing
-them anew takes nothing away, so they are the check of ``clients`` and count for labels and training only.
+than 1e-6 of their size. What is none of these is *not shown*; of fewer than six federations nothing is said (added
+after the first three runs). Digits are dealt at random from the beginning: dealing them anew takes nothing away, so
+they are the check of ``clients`` and count for labels and training only.
 
 ``hessian_spectrum`` is measured on two federations, with one eigenvalue: it takes as long as all others together.
 Batch normalisation is in one network only.
@@ -64,6 +65,8 @@ TITLES = {"labels": "labels", "clients": "who holds what", "fresh": "training"}
 CHANCE = {"labels": 1 / (DRAWS + 1), "clients": 1 / (DRAWS + 1), "fresh": 0.5}
 SAME_DECISION = "same decision"
 IDENTICAL = 1e-6
+LEAST = 6
+"""Federations from which on a metric has a verdict."""
 CONTROL = "digits"
 """Dealt at random from the beginning."""
 NARROW: dict[str, Any] = {"model_options": {"width": 0.25}, "batch": 8}
@@ -263,6 +266,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
             known_of = None if share is None else True if share.low > CHANCE[null] else None
             if counted and not any(each.changed for each in counted.values()):
                 known_of = False
+            known_of = known_of if by_set.size >= LEAST else None
             lines.append(
                 {
                     "metric": metric, "null": null, "runs": len(counted), "federations": by_set.size,
@@ -360,7 +364,12 @@ def _percent(value: float) -> str:
 def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
     metrics = list(dict.fromkeys(table["metric"]))
     columns: dict[str, list[str]] = {"metric": metrics}
-    columns["in words"] = [in_words(_verdicts(table, metric)) for metric in metrics]
+    columns["in words"] = [
+        in_words(_verdicts(table, metric))
+        if table.loc[table["metric"] == metric, "federations"].max() >= LEAST
+        else f"open: {table.loc[table['metric'] == metric, 'federations'].max()} federations"
+        for metric in metrics
+    ]
     for null in NULLS:
         part = table[table["null"] == null].set_index("metric").loc[metrics]
         columns[f"{TITLES[null]}: told apart"] = [
