@@ -14,6 +14,7 @@ from fedlayers.cli.main import main
 from fedlayers.remote import flower
 from fedlayers.remote.flower import keys
 from fedlayers.remote.flower.site import Connection, checked_address
+from fedlayers.remote.sitefile import SiteFile
 from fl_core.errors import UsageError
 
 
@@ -92,6 +93,16 @@ def test_nobody_listens_and_somebody_does(made, capsys):
 def test_a_connection_that_cannot_be(made, table, says):
     with pytest.raises(UsageError, match=says):
         Connection.of(table, made / "keys/sites/a")
+
+
+def test_the_site_file_of_the_documentation_is_one(made):
+    page = (Path(flower.__file__).parents[3] / "docs/federation.md").read_text()
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    file = made / "keys/sites/a/site.toml"
+    file.write_text("\n".join(line.removeprefix("   ") for line in text.splitlines()))
+    found = SiteFile.read(file)
+    assert (found.name, found.policy.never_send, found.privacy.noise) == ("cleveland", ("fc4",), 1.0)
+    assert Connection.of(found.connection, file.parent).superlink == "fed.example.org:8443"
 
 
 @pytest.mark.parametrize("place", ["x", "x:", ":1", "x:0", "x:99999", "https://x:1", "x:y"])
