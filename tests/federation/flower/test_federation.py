@@ -142,7 +142,7 @@ def test_a_server_that_is_killed_while_saving_goes_on_bit_for_bit(tmp_path):
         while not ((out / "checkpoints/000002.json").exists() and (out / "journal.jsonl").exists()):
             assert local.processes["server"].poll() is None, local.log("server")
         local.kill("server")
-        done = Run(out).rounds()
+        done = Run(out).rounds
         assert max(done) < 6
         local.start("again", heart.server(local, "--resume", str(out)))
         assert "6 rounds of playerfl" in ended(local, "again")
