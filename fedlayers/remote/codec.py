@@ -30,7 +30,7 @@ HEAD_BYTES = 2**26
 """Bytes of a head at most: names, numbers and a plan; all that is large is a tensor."""
 TREES = 4096
 """Trees in a packet at most."""
-_NAME = re.compile(r"[\w./ :+-]{1,200}", re.ASCII)
+_NAME = re.compile(r"[\w./ :#+-]{1,200}", re.ASCII)
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 _FRAME = len(MAGIC) + 8
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import torch
 from flwr.app import RecordDict
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NodeStatus
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
+from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.flower import keys, superlink, wire
 from fl_core.errors import UsageError
 
@@ -78,3 +80,9 @@ def test_bytes_come_out_as_they_went_in(size):
 def test_what_somebody_else_sent_is_no_payload():
     with pytest.raises(ValueError, match="did not make"):
         wire.unpacked(RecordDict())
+
+
+def test_names_of_kept_optimisers_are_read_back():
+    """As a site does that is started again: its states are packets, and ``#`` parts a tensor from its moment."""
+    trees = {"model/train": {"fc.weight#exp_avg": torch.ones(2), "fc.weight#step": torch.ones(())}}
+    assert set(decode(encode(Packet({"kind": "state"}, trees))).trees["model/train"]) == set(trees["model/train"])
