@@ -23,6 +23,7 @@ QUARTER = 0.25
 """Of a random cut's regret: what a recommended way of choosing may lose at most, at the upper end of its interval."""
 LEAST = 4
 """Runs of each federation from which on a promise is held or not."""
+LONGEST = "race of four, with all, to 75 %"
 CHEAP = "FedAvg, 2 own epochs, depth chosen"
 SHOWN = (RANDOM, "share all but the last", RACE, CHEAP)
 PARTS = {
@@ -132,6 +133,16 @@ def _percent(line: Any) -> str:
     return f"{100 * line.ratio:.0f} % [{100 * line.ratio_low:.0f}, {100 * line.ratio_high:.0f}]"
 
 
+def _would_decide(line: Any) -> str:
+    """About how many federations would put the interval below a quarter, if its width falls with their square root."""
+    if line.ratio_high <= QUARTER:
+        return ""
+    if line.ratio >= QUARTER:
+        return "; more federations would not bring it below a quarter"
+    needed = line.federations * ((line.ratio_high - line.ratio) / (QUARTER - line.ratio)) ** 2
+    return f"; about {needed:.0f} federations would decide"
+
+
 def recommended(tables: Mapping[str, pd.DataFrame]) -> str:
     """The method with the smallest ratio on the federations with which the race was developed."""
     seen = tables["seen"].iloc[1:]
@@ -152,10 +163,10 @@ def _findings(tables: Mapping[str, pd.DataFrame], counts: Sequence[int]) -> tupl
     found = [
         Finding(
             f"{name} loses at most a quarter of what a random cut loses ({words})",
-            f"{_percent(lines[part][name])}, {lines[part][name].runs} runs",
+            f"{_percent(lines[part][name])}, {lines[part][name].runs} runs{_would_decide(lines[part][name])}",
             promise(name, part),
         )
-        for name in dict.fromkeys((RACE, best))
+        for name in dict.fromkeys((RACE, best, LONGEST))
         for part, words in (("all", "all federations"), ("unseen", "new federations"))
         if part in lines
     ]
