@@ -1,4 +1,4 @@
-"""What each measurement knows: how much of each metric's curve over layers is left when something is taken away.
+"""What each measurement knows: how much of each metric's curve over layers is gone when something is taken away.
 
 Written before it was run. Eight federations at hand (:data:`SETS`), small. Seeds 0, 1, ... of all in turn, two at most,
 as time allows; how many is not decided by results. In each run every metric is measured after the clients' first local
@@ -12,21 +12,23 @@ decisions read its shape, not its level. It is of the variant that decides where
 
 For each run (a federation with a seed), metric and null:
 
-- *Left*: the share of the curve's variance over layers that the null does not have. With D(a, b) the sum over layers of
+- *Gone*: the share of the curve's variance over layers that the null does not have. With D(a, b) the sum over layers of
   (a - b)^2, r the real curve, n_k the draws and m_k the mean of the draws other than k:
-  left = (mean_k D(r, m_k) - mean_k D(n_k, m_k)) / D(r, 0), between 0 and 1; the second term is what the draws differ by
-  among themselves. Of the start, which is one curve s: left = D(r, s) / D(r, 0), at most 1.
+  gone = (mean_k D(r, m_k) - mean_k D(n_k, m_k)) / D(r, 0), between 0 and 1; the second term is what the draws differ by
+  among themselves. Of the start, which is one curve s: gone = D(r, s) / D(r, 0), at most 1.
 - *Odd one out* (labels, clients): of these four curves, r and three draws, r is the one that lies furthest from the
   mean of the other three. Were the labels (the owners) of no account, this would be so in one run of four.
 - *Moved* (start): r is further from its own start than that start is from either of the two others.
 - *Same decision*: the share of draws from which the metric's own voting rule makes the same plan.
 
-A metric **knows labels** (or **clients**) if the 95 % interval (Wilson's) of its share of runs that are odd ones out
-lies above a quarter; it **knows training** if that of the share that moved lies above a half; runs of one federation
-hang together, so the intervals are, if anything, too narrow. It **cannot know** what changes none of its curves by more
-than 1e-6 of their size. What is none of these is *not shown*; of fewer than six federations nothing is said (added
-after the first three runs). Digits are dealt at random from the beginning: dealing them anew takes nothing away, so
-they are the check of ``clients`` and count for labels and training only.
+A metric **knows labels** (or **clients**) if the 95 % interval of its share of runs that are odd ones out lies above
+a quarter; it **knows training** if that of the share that moved lies above a half; runs of one federation hang
+together, so the intervals are, if anything, too narrow. The interval is the exact one (Clopper and Pearson's) since
+the first eight runs, in place of Wilson's: of seven runs that lies above a quarter in 7 % of cases by chance alone.
+A metric **cannot know** what changes none of its curves by more than 1e-6 of their size. What is none of these is *not
+shown*; of fewer than six federations nothing is said (added after the first three runs). Digits are dealt at random
+from the beginning: dealing them anew takes nothing away, so they are the check of ``clients`` and count for labels and
+training only.
 
 ``hessian_spectrum`` is measured on two federations, with one eigenvalue: it takes as long as all others together.
 Batch normalisation is in one network only.
@@ -44,6 +46,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
+from scipy import stats
 
 from fedlayers.diagnostics import Report, measure
 from fedlayers.diagnostics.decide import select
@@ -56,7 +59,7 @@ from figures.recipe import Recipe, labels
 from fl_core import models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
-from fl_core.statistics import Interval, share_interval
+from fl_core.statistics import Interval
 
 NAME = "decision.nulls"
 DRAWS = 3
@@ -173,7 +176,7 @@ def shapes(values: pd.DataFrame, log: bool) -> NDArray[np.float64]:
     return centred
 
 
-def left(curves: NDArray[np.float64]) -> float:
+def gone(curves: NDArray[np.float64]) -> float:
     """The share of the variance of the first curve, of [1 + K, L], that the others do not have; NaN if it is flat."""
     real, draws = curves[0], curves[1:]
     size = float(real @ real)
@@ -202,12 +205,12 @@ class Held:
     """One metric of one run held against one null.
 
     Attributes:
-        left: see the module's docstring; NaN where there is nothing to compare.
+        gone: see the module's docstring; NaN where there is nothing to compare.
         told: odd one out, or moved.
         changed: whether any curve differs from the real one at all.
     """
 
-    left: float
+    gone: float
     told: bool
     changed: bool
 
@@ -235,7 +238,7 @@ def held_against(frame: pd.DataFrame, metric: str, null: str) -> dict[tuple[str,
             told = odd_one_out(curves)
         size = float(np.abs(curves).max())
         changed = bool(size > 0 and np.abs(others - real).max() > IDENTICAL * size)
-        found[str(run), int(str(seed))] = Held(left(np.vstack([real, others])), changed and told, changed)
+        found[str(run), int(str(seed))] = Held(gone(np.vstack([real, others])), changed and told, changed)
     return found
 
 
@@ -246,10 +249,16 @@ def _common_variant(part: pd.DataFrame, metric: str) -> str:
     return next(name for name in (*known(metric).preferred, *sorted(common)) if name in common)
 
 
-def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """One line a metric and null: runs, the share told apart with its interval, what is left, the same decision.
+def _share(told: Sequence[bool]) -> Interval:
+    """The share of runs, with the exact 95 % interval."""
+    ends = stats.binomtest(sum(told), len(told)).proportion_ci(method="exact")
+    return Interval(sum(told) / len(told), ends.low, ends.high)
 
-    ``verdict`` is True (knows), False (cannot know) or None (not shown); ``left`` is the median over federations of
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """One line a metric and null: runs, the share told apart with its interval, what is gone, the same decision.
+
+    ``verdict`` is True (knows), False (cannot know) or None (not shown); ``gone`` is the median over federations of
     the mean over seeds, with the least and the greatest.
     """
     same = frame[frame["metric"] == SAME_DECISION]
@@ -258,8 +267,8 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
         for null in NULLS:
             held = held_against(frame, metric, null)
             counted = {key: each for key, each in held.items() if null != "clients" or key[0] != CONTROL}
-            share = share_interval(sum(h.told for h in counted.values()), len(counted)) if counted else None
-            by_set = pd.Series({key: h.left for key, h in counted.items()}, dtype=float).groupby(level=0).mean()
+            share = _share([h.told for h in counted.values()]) if counted else None
+            by_set = pd.Series({key: h.gone for key, h in counted.items()}, dtype=float).groupby(level=0).mean()
             decided = same[(same["variant"] == metric) & (same["model"] == null)]
             decided = decided[(decided["run"] != CONTROL) | (null != "clients")]["value"].dropna()
             told = share or Interval(float("nan"), float("nan"), float("nan"))
@@ -271,7 +280,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
                 {
                     "metric": metric, "null": null, "runs": len(counted), "federations": by_set.size,
                     "told_apart": told.value, "told_low": told.low, "told_high": told.high, "chance": CHANCE[null],
-                    "left": by_set.median(), "left_least": by_set.min(), "left_greatest": by_set.max(),
+                    "gone": by_set.median(), "gone_least": by_set.min(), "gone_greatest": by_set.max(),
                     "same_decision": decided.mean(), "decisions": len(decided), "verdict": known_of,
                 }
             )  # fmt: skip
@@ -317,7 +326,7 @@ def _panel(ax: Axes, frame: pd.DataFrame, table: pd.DataFrame, null: str, metric
             if not own:
                 ax.plot(x, y, marker="x", color="0.6", markersize=4, linestyle="none")
                 continue
-            shade[y, x] = 0.0 if not any(each.changed for each in own) else np.mean([each.left for each in own])
+            shade[y, x] = 0.0 if not any(each.changed for each in own) else np.mean([each.gone for each in own])
             if all(each.told for each in own):
                 ax.plot(
                     x, y, marker="o", color="white" if shade[y, x] > 0.55 else "0.1", markersize=3, linestyle="none"
@@ -378,9 +387,9 @@ def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
             else f"{_percent(line.told_apart)} [{100 * line.told_low:.0f}, {100 * line.told_high:.0f}]"
             for line in part.itertuples()
         ]
-        columns[f"{TITLES[null]}: left"] = [
-            "–" if pd.isna(line.left)
-            else f"{_percent(line.left)} ({100 * line.left_least:.0f} to {100 * line.left_greatest:.0f})"
+        columns[f"{TITLES[null]}: gone"] = [
+            "–" if pd.isna(line.gone)
+            else f"{_percent(line.gone)} ({100 * line.gone_least:.0f} to {100 * line.gone_greatest:.0f})"
             for line in part.itertuples()
         ]  # fmt: skip
     decisions = {
@@ -400,9 +409,10 @@ def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
         [
             "*Told apart*: the share of runs in which the real curve is the odd one out among itself and "
             f"{DRAWS} draws (by chance 25 %), or, for training, is further from its own start than that is from two "
-            "others; with Wilson's 95 % interval. *Left*: the share of the shape over layers that the null does "
-            "not have, median over federations (least to greatest). What is computed was written down before it was "
-            "run, at the top of `figures/decision/nulls.py`.",
+            "others; with the exact 95 % interval, which lies above that by chance in at most one line of forty. "
+            "*Gone*: the share of the shape over layers that the null does not have, median over federations (least to "
+            "greatest). What is computed was written down before it was run, at the top of "
+            "`figures/decision/nulls.py`, which also says what changed since.",
             markdown(columns),
             "How often each metric's own voting rule makes the same plan without the information, over draws and runs:",
             markdown(decisions),
@@ -423,7 +433,7 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
                         f"{metric} knows {WORDS[null]}",
                         f"told apart in {_percent(line.told_apart)} of {line.runs} runs "
                         f"[{100 * line.told_low:.0f}, {100 * line.told_high:.0f}], chance {_percent(line.chance)}; "
-                        f"{_percent(line.left)} of its shape is left; the same plan in {_percent(line.same_decision)}",
+                        f"{_percent(line.gone)} of its shape is gone; the same plan in {_percent(line.same_decision)}",
                         line.verdict,
                     )
                 )

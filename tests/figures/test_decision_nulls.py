@@ -24,13 +24,13 @@ def test_what_is_left_by_hand():
         pd.DataFrame({"": REAL, "null labels 1": REAL, "null labels 2": REAL}, index=LAYERS), log=False
     )
     assert curves[0] == pytest.approx([-2, -1, 3])
-    assert nulls.left(curves) == 0
-    assert nulls.left(np.vstack([curves[0], np.zeros(3)])) == 1
-    assert nulls.left(np.array([[-2.0, -1, 3], [-2.0, 0, 2]])) == pytest.approx(2 / 14)
+    assert nulls.gone(curves) == 0
+    assert nulls.gone(np.vstack([curves[0], np.zeros(3)])) == 1
+    assert nulls.gone(np.array([[-2.0, -1, 3], [-2.0, 0, 2]])) == pytest.approx(2 / 14)
     draws = np.array([[0.0, 1, -1], [0.0, -1, 1]])  # either's other differs from it by 8, from the real one by 24 and 8
     away = np.mean([((curves[0] - draws[1]) ** 2).sum(), ((curves[0] - draws[0]) ** 2).sum()])
-    assert nulls.left(np.vstack([curves[:1], draws])) == pytest.approx((away - 8) / 14)
-    assert np.isnan(nulls.left(np.zeros((3, 3))))
+    assert nulls.gone(np.vstack([curves[:1], draws])) == pytest.approx((away - 8) / 14)
+    assert np.isnan(nulls.gone(np.zeros((3, 3))))
 
 
 def test_logarithms_are_taken_where_all_values_allow_it_and_layers_without_values_are_left_out():
@@ -82,7 +82,7 @@ def test_a_metric_is_said_to_know_what_bends_its_curve(knows):
     for null, bend in knows.items():
         line = table.loc[("grad_norm", null)]
         assert bool(line["verdict"]) == bool(bend)
-        assert line["left"] > 0.1 if bend else line["left"] < 0.02
+        assert line["gone"] > 0.1 if bend else line["gone"] < 0.02
         assert line["runs"] == 2 * (len(nulls.SETS) - (null == "clients"))
     assert table.loc["layer_cost"]["verdict"].tolist() == [False] * 3
     drawing = nulls._draw({"seeds": 2, "missing": [], "failed": {}}, frame)
