@@ -16,6 +16,7 @@ from fedlayers.remote.holdings import Moments
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.site import HERE
 from fedlayers.remote.sites import AtSites, Line, Patience
+from fedlayers.runs import of_diagnostics
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
@@ -65,7 +66,7 @@ def federate(
     facts = greet(line)
     data = together(facts, config.dataset)
     task = task_of(config, data, plan)
-    instruments = instruments or _instruments()
+    instruments = instruments or of_diagnostics()
     runner.decision_of(task, instruments).check(task.algorithm(task.plan))
     if out is not None:
         writing.check_free(Path(out))
@@ -112,7 +113,7 @@ def resume(
 
     return runner.resume(
         out,
-        instruments=instruments or _instruments(),
+        instruments=instruments or of_diagnostics(),
         data=data,
         code=code,
         progress=progress,
@@ -184,6 +185,11 @@ def together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
 
 
 def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> Task:
+    """The task of a run over sites, clients one by one.
+
+    Raises:
+        UsageError: the configuration needs what only sites have, or asks for stacked clients.
+    """
     if config.class_weights == "balanced":
         raise UsageError("class_weights=balanced needs every site's counts of classes: give the weights, W,W,...")
     if config.stack == "on":
@@ -243,9 +249,3 @@ def scaling_of(line: Line, facts: Sequence[Mapping[str, Any]], seed: int) -> Pre
 
 def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: facts[key] for key in ("name", "sizes", "digest")}
-
-
-def _instruments() -> Instruments:
-    from fedlayers.diagnostics.measure import instruments
-
-    return instruments()
