@@ -60,9 +60,7 @@ class Task:
 
     def notes(self) -> list[str]:
         """Warnings on odd data, clients with one class or less than a batch, targets of another scale, an odd plan."""
-        algorithm = self.algorithm(self.plan)
-        in_force = algorithm.plan
-        found = [*self.said, *(() if in_force is None else in_force.notes()), *algorithm.notes(), *notes(self.data)]
+        found = [*self.said, *self.algorithm_notes(), *notes(self.data)]
         batch = int(self.config.batch or 1)
         sizes = {client.name: len(client.train) for client in self.data.clients}
         single = [client.name for client in self.data.clients if len(client.train.y.unique()) < 2]
@@ -79,6 +77,11 @@ class Task:
                     "rates are made for"
                 )
         return found
+
+    def algorithm_notes(self) -> list[str]:
+        """Warnings on the algorithm and on the plan that it obeys; no sample is looked at."""
+        algorithm = self.algorithm(self.plan)
+        return [*(() if algorithm.plan is None else algorithm.plan.notes()), *algorithm.notes()]
 
     def _of_clients(self, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
         """A note on each of some clients, or one on all of them where they are many."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -57,6 +58,9 @@ def federate(
         patience: how long clients are waited for; by default for ever. Rows ``reply_lost`` say who was missing.
         plan, instruments, command, progress, until, log: as of :func:`fl_core.runner.run`.
 
+    Warns:
+        UserWarning: the plan was edited by hand, or shares no layer that trains, or all of them.
+
     Raises:
         UsageError: sites that do not fit together, or a configuration that needs what only sites have, before anything
             is written.
@@ -70,6 +74,8 @@ def federate(
     runner.decision_of(task, instruments).check(task.algorithm(task.plan))
     if out is not None:
         writing.check_free(Path(out))
+    for note in task.algorithm_notes():  # on their data the sites are silent
+        warnings.warn(note, stacklevel=2)
     run = uuid4().hex
     home = join(line, task, facts, run, patience)
     beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}

@@ -17,7 +17,9 @@ from fl_core import runner, tree
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
+from fl_core.plan import LayerPlan
 from fl_core.rows import Row
+from fl_core.task import assemble
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other
 
 NAMES = [client.name for client in TOY.clients]
@@ -53,3 +55,9 @@ def test_every_algorithm_gives_the_same_rows_and_server_over_sites(name: str, tm
     wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)
     assert comparable(found.rows) == comparable(wanted.rows)
     assert server(found) == server(wanted)
+
+
+def test_a_plan_that_shares_nothing_is_noted_over_sites_too(tmp_path: Path) -> None:
+    plan = LayerPlan(assemble(SHORT, data=TOY).layers, ())
+    with pytest.warns(UserWarning, match="the plan, by manual, shares none of the .* every client trains alone"):
+        federation.federate(config_for("fedper", rounds=1), link(tmp_path), plan=plan, progress=False)
