@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pandas as pd
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision.federations import FEDERATIONS
-from figures.decision.methods import RACE, THREE, Run, race, race_cost, runs_of, standing
+from figures.decision.methods import RACE, THREE, Run, over_federations, race, race_cost, runs_of, standing
 from figures.decision.regret import trained_layers
 from figures.decision.runs import NAME as RUNS
 from figures.decision.runs import TRAINED, Scores, configurations, rounds_of
@@ -26,7 +26,6 @@ from fl_core.algorithms.base import Message, Round, State
 from fl_core.algorithms.partial import FedPer
 from fl_core.errors import UsageError
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
-from fl_core.seeds import numpy_generator
 from fl_core.training.local import Context
 from fl_core.tree import Tree
 
@@ -181,7 +180,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
     table = pd.DataFrame(lines)
     means = table.groupby("federation", sort=False)[[FORKED, SOFT]].mean()
-    found = {kind: _interval(means[kind].to_numpy()) for kind in (FORKED, SOFT)}
+    found = {kind: over_federations(means[kind].to_numpy()) for kind in (FORKED, SOFT)}
     with style():
         figure = plt.figure(figsize=(7.2, 5.0), layout="constrained")
         ax = figure.subplots()
@@ -228,14 +227,6 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "shared in part": [f"{100 * value:+.1f}" for value in means[SOFT]],
     }
     return Drawing(figure, table, caption, findings, markdown(columns) + missing_runs(header))
-
-
-def _interval(values: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, float]:
-    """Mean, and the ends of a 95 % bootstrap interval over federations."""
-    lost = np.asarray(values)
-    draws = numpy_generator(0, "bootstrap of federations").integers(len(lost), size=(10_000, len(lost)))
-    low, high = np.quantile(lost[draws].mean(axis=1), (0.025, 0.975))
-    return float(lost.mean()), float(low), float(high)
 
 
 ITEM = items.register(

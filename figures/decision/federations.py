@@ -22,7 +22,8 @@ class Federation:
         title: as it is shown.
         differs: in what its clients differ, in words.
         part: ``seen``: the way of choosing was developed with it; ``new``: one of the first list's others, which test
-            what was then fixed; ``added``: named later, before it was run.
+            what was then fixed; ``added``: named later, before it was run; ``confirming``: named when the race to the
+            end was registered, before it was run.
         config: FedPer on it, whose plan is set for each cut.
     """
 
@@ -132,6 +133,51 @@ FEDERATIONS = {
         "MNIST, LeNet, 20 clients", "labels, much", "added",
         dataset="mnist", model="pfedla_cnn", partition="dirichlet", clients=20, alpha=0.1, samples=2400,
         participation=0.25, rounds=48, batch=16,
+    ),
+    "mnist_turned": _of(
+        "MNIST, turned by client", "directions", "confirming",
+        dataset="figures.decision.sets:mnist_turned", samples=1500, rounds=24, **GREY,
+    ),
+    "digits_turned": _of(
+        "digits, turned by client", "directions", "confirming",
+        dataset="figures.decision.sets:digits_turned", rounds=30,
+    ),
+    "digits_wide": _of(
+        "digits, 20 clients, wide MLP", "labels, much", "confirming",
+        dataset="digits", model_options={"sizes": (128, 64, 32)}, partition="dirichlet", clients=20, alpha=0.1,
+        participation=0.5, rounds=40, lr=1e-3,
+    ),
+    "heart_sgd": _of(
+        "Fed-Heart, plain SGD", "hospitals", "confirming", dataset="heart", optimizer="sgd", lr=0.05, rounds=20,
+    ),
+    "tweets_table_deep": _of(
+        "tweets as a table, deeper MLP", "airlines", "confirming",
+        dataset="figures.decision.sets:tweets_table", model_options={"sizes": (128, 64, 32, 16)}, samples=4000,
+        rounds=24,
+    ),
+    "fashion_lenet": _of(
+        "Fashion-MNIST, LeNet", "labels (4 classes each)", "confirming",
+        dataset="fashion_mnist", model="pfedla_cnn", partition="pathological", classes_per_client=4, clients=8,
+        samples=1600, rounds=24, batch=16,
+    ),
+    "mnist_mlp": _of(
+        "MNIST, MLP, 12 clients", "labels", "confirming",
+        dataset="mnist", model="mlp", model_options={"sizes": (128, 64)}, partition="dirichlet", clients=12, alpha=0.3,
+        samples=2400, rounds=30, batch=16,
+    ),
+    "mnist_capped": _of(
+        "MNIST, 10 clients of one size", "labels", "confirming",
+        dataset="mnist", model="scheduling_cnn", partition="capped_dirichlet", clients=10, alpha=0.5, samples=1500,
+        rounds=20, batch=16,
+    ),
+    "fashion_mixer": _of(
+        "Fashion-MNIST, MLP-Mixer", "labels", "confirming",
+        dataset="fashion_mnist", model="mixer", model_options={"depth": 3, "width": 32}, samples=1000, rounds=18,
+        batch=16,
+    ),
+    "cifar10_10": _of(
+        "CIFAR-10, 10 clients", "labels, much", "confirming",
+        dataset="cifar10", partition="dirichlet", clients=10, alpha=0.1, samples=1500, rounds=18, **COLOUR,
     ),
 }  # fmt: skip
 PRETRAINING = RunConfig(

@@ -17,6 +17,7 @@ from fl_core.seeds import numpy_generator
 
 RANDOM = "random cut"
 RACE = "race of three"
+TO_THE_END = "race of four, to the end"
 FALLBACK = "all_but_last"
 """What runs where a rule cannot decide: FedPer's own plan."""
 THREE = ("nothing", "half", "all_but_last")
@@ -129,20 +130,25 @@ def standing(run: Run, names: Sequence[str], share: float, by: str) -> pd.Series
 
 
 def race(
-    arms: Sequence[str] | None = THREE, share: float = 0.6, by: str = "both", seeds: int = 1, halving: bool = False
+    arms: Sequence[str] | None = THREE,
+    share: float = 0.6,
+    by: str = "both",
+    seeds: int = 1,
+    two_from: float | None = None,
 ) -> Callable[[Run], Kind]:
     """The winner among some cuts (None: all), judged after a share of the rounds.
 
     Args:
         seeds: how many runs' races decide together, by the mean of their scores.
-        halving: only the better two of the arms after half the rounds go on.
+        two_from: after this share of the rounds only the better two of the arms go on; a tie at the end is the leader's
+            of then.
     """
 
     def winner(run: Run) -> Kind:
         names = [name for name in (arms or run.cuts) if name in run.cuts]
         together = (run, *run.others[: seeds - 1])
-        if halving:
-            names = list(sum(standing(each, names, LEAST, by) for each in together).nlargest(2).index)
+        if two_from is not None:
+            names = list(sum(standing(each, names, two_from, by) for each in together).nlargest(2).index)
         means = sum(standing(each, names, share, by) for each in together)
         return TRAINED, str(means.idxmax())
 
@@ -150,7 +156,7 @@ def race(
 
 
 def race_cost(
-    arms: Sequence[str] | None = THREE, share: float = 0.6, seeds: int = 1, halving: bool = False
+    arms: Sequence[str] | None = THREE, share: float = 0.6, seeds: int = 1, two_from: float | None = None
 ) -> Callable[[Run], float]:
     """Of a race and the winner's completion, of all seeds that decide together."""
 
@@ -158,7 +164,8 @@ def race_cost(
         config = FEDERATIONS[run.federation].config
         raced = race_end(config, share) / run.n_rounds
         count = len([name for name in (arms or run.cuts) if name in run.cuts])
-        saved = (count - 2) * max(0.0, raced - race_end(config, LEAST) / run.n_rounds) if halving else 0.0
+        early = raced if two_from is None else race_end(config, two_from) / run.n_rounds
+        saved = (count - 2) * max(0.0, raced - early)
         return seeds * (raced * count + 1 - raced - saved)
 
     return cost
@@ -229,10 +236,18 @@ def methods() -> tuple[Method, ...]:
         Method("race of three, 3 seeds", race(seeds=3), race_cost(seeds=3)),
         Method("race of three, 3 seeds, to 75 %", race(share=0.75, seeds=3), race_cost(share=0.75, seeds=3)),
         Method(
-            "race of three, two from 50 to 75 %", race(share=0.75, halving=True), race_cost(share=0.75, halving=True)
+            "race of three, two from 50 to 75 %",
+            race(share=0.75, two_from=LEAST),
+            race_cost(share=0.75, two_from=LEAST),
         ),
         Method("race of half and all but the last", race(THREE[1:]), race_cost(THREE[1:])),
         Method("race of four, with all, to 75 %", race(four, share=0.75), race_cost(four, share=0.75)),
+        Method(TO_THE_END, race(four, share=1.0), race_cost(four, share=1.0)),
+        Method(
+            "race of four, two from 60 % to the end",
+            race(four, share=1.0, two_from=0.6),
+            race_cost(four, share=1.0, two_from=0.6),
+        ),
         Method("FedAvg, 1 own epoch, depth chosen", personalised(1), _own(1, depths=True)),
         Method("FedAvg, 2 own epochs, depth chosen", personalised(2), _own(2, depths=True)),
         Method(
@@ -332,6 +347,14 @@ def ratios(
     with np.errstate(divide="ignore", invalid="ignore"):
         bounds = np.quantile(summed / summed[:, :1], (0.025, 0.975), axis=0).T
     return point / point[0], bounds, np.quantile(summed / len(parts), (0.025, 0.975), axis=0).T
+
+
+def over_federations(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float, float]:
+    """Mean of one value a federation, and the ends of a 95 % percentile bootstrap interval over federations."""
+    found = np.asarray(values, dtype=np.float64)
+    draws = numpy_generator(0, "bootstrap of federations").integers(len(found), size=(DRAWS, len(found)))
+    low, high = np.quantile(found[draws].mean(axis=1), (0.025, 0.975))
+    return float(found.mean()), float(low), float(high)
 
 
 def summary(parts: Sequence[Federated], compared: Sequence[Method]) -> pd.DataFrame:

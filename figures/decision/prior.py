@@ -25,6 +25,7 @@ from figures.decision.methods import (
     Run,
     federated,
     methods,
+    over_federations,
     race,
     race_cost,
     summary,
@@ -246,12 +247,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _difference(parts: Sequence[Federated], names: Sequence[str]) -> tuple[float, float, float]:
-    """Mean over federations of the prior's regret minus the race's, and a 95 % bootstrap interval over federations."""
+    """Mean over federations of the prior's regret minus the race's, and its interval."""
     a, b = names.index(PRIOR), names.index(RACE)
-    lost = np.array([part.regrets()[a] - part.regrets()[b] for part in parts])
-    draws = numpy_generator(0, "bootstrap of the prior").integers(len(lost), size=(10_000, len(lost)))
-    low, high = np.quantile(lost[draws].mean(axis=1), (0.025, 0.975))
-    return float(lost.mean()), float(low), float(high)
+    return over_federations([part.regrets()[a] - part.regrets()[b] for part in parts])
 
 
 ITEM = items.register(

@@ -1,7 +1,8 @@
-"""A table with few positives, made from texts, and a small transformer with adapters: parts of some federations."""
+"""Data and models that only this study has: a table made from texts, turned images, a transformer with adapters."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,34 @@ def tweets_table(data_root: Location | None) -> Source:
         owner=tweets.owner,
         owner_names=tweets.owner_names,
     )
+
+
+DIRECTIONS = ("upright", "left", "down", "right")
+
+
+def _turned(name: str, data_root: Location | None) -> Source:
+    """A dataset of square images whose four clients see it turned by 0, 90, 180 and 270 degrees, a quarter each."""
+    plain = open_named(name, data_root=data_root)
+    owner = np.random.default_rng(0).permutation(len(plain.y)) % len(DIRECTIONS)
+    turned = np.array(plain.x)
+    for quarter in range(1, len(DIRECTIONS)):
+        turned[owner == quarter] = np.rot90(turned[owner == quarter], quarter, axes=(-2, -1))
+    return replace(plain, name=f"{name}_turned", x=turned, owner=owner, owner_names=DIRECTIONS)
+
+
+@dataset("mnist_turned", partition="natural", model="fmnist_cnn", batch=16, lr=1e-3, rounds=24, note="of this study")
+def mnist_turned(data_root: Location | None) -> Source:
+    """MNIST, seen from another side by each client."""
+    return _turned("mnist", data_root)
+
+
+@dataset(
+    "digits_turned", partition="natural", model="mlp", model_options={"sizes": (64, 32)}, batch=32, lr=1e-3, rounds=30,
+    note="of this study",
+)  # fmt: skip
+def digits_turned(data_root: Location | None) -> Source:
+    """Handwritten digits of 8 x 8 pixels, seen from another side by each client."""
+    return _turned("digits", data_root)
 
 
 def lora_vit(shape: tuple[int, ...], n_classes: int) -> nn.Module:
