@@ -62,10 +62,10 @@ def test_seeds_decide_together_by_their_mean_and_the_last_arm_may_leave_at_a_hal
     assert methods.race(seeds=3)(replace(alone, others=(plain, plain))) == (TRAINED, "all_but_last")
     assert methods.race_cost(seeds=3)(alone) == pytest.approx(3 * (3 * 0.6 + 0.4))
     late = {**FINAL, "nothing": 0.9}  # worst up to a half: gone, whatever it would have become
-    halved = methods.race(share=1.0, halving=True)
+    halved = methods.race(share=1.0, two_from=0.5)
     assert methods.race(share=1.0)(a_run(late, at_half=FINAL)) == (TRAINED, "nothing")
     assert halved(a_run(late, at_half=FINAL)) == (TRAINED, "all_but_last")
-    assert methods.race_cost(share=1.0, halving=True)(plain) == pytest.approx(3 * 0.5 + 2 * 0.5)
+    assert methods.race_cost(share=1.0, two_from=0.5)(plain) == pytest.approx(3 * 0.5 + 2 * 0.5)
 
 
 def test_the_depth_is_what_validation_prefers_and_the_better_of_two_candidates_is_used():
