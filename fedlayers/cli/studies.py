@@ -188,20 +188,21 @@ class Tune(SeveralAlgorithms):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choose(OneAlgorithm):
-    """Race a few ways of sharing, and go on with the winner.
+    """Race a few ways of sharing, and say which to use.
 
-    All have the same data, start and batches, and are judged on validation samples; nobody is dropped before half of
-    the rounds. With three or more seeds it also says how sure the decision is. The winner's run is complete at the end.
+    All have the same data, start and batches, and are judged on validation samples. With three or more seeds it also
+    says how sure the decision is. The winner's run is complete at the end. A shorter race (--share 0.6) with fewer arms
+    costs less and has lost more.
 
     Examples:
         fedlayers choose --dataset heart --seeds 3 --out out/choose
         fedlayers choose --dataset heart --then-personalise
-        fedlayers choose --dataset digits --arms nothing half all_but_last all ditto --workers 2
+        fedlayers choose --dataset digits --arms nothing half all_but_last --share 0.6 --workers 2
     """
 
-    arms: Arms = ("nothing", "half", "all_but_last")
+    arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 1
-    share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1.")] = 0.6
+    share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1.")] = 1.0
     then_personalise: Annotated[
         bool, option("Also: one run of FedAvg, then a few epochs of each client alone, beside the winner.")
     ] = False
@@ -302,7 +303,7 @@ class Study(SeveralAlgorithms):
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
     rule: Annotated[str | None, option("Decide by this rule from one local epoch, in place of a race.")] = None
-    arms: Arms = ("nothing", "half", "all_but_last")
+    arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 5
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
     on: On = ""

@@ -19,8 +19,8 @@ CUTS: dict[str, Callable[[int], int]] = {
     "all": lambda n: n,
 }
 """How many of n layers that train are shared, counted from the input."""
-DEFAULT = ("nothing", "half", "all_but_last")
-"""What is raced where nothing else is asked for: training alone, a deep split, and all but the classifier."""
+DEFAULT = ("nothing", "half", "all_but_last", "all")
+"""What is raced where nothing else is asked for: training alone, a deep split, all but the classifier, and FedAvg."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
     Args:
         names: each ``nothing``, ``half`` (the first half of the layers), ``all_but_last`` or ``all``; ``first_K`` or
             ``last_K``, the first or the last K layers; the path of a plan; an algorithm, with its own default plan; or
-            ``ALGORITHM:CUT``, such as ``fedrep:half``.
+            ``ALGORITHM:CUT``, such as ``fedrep:half``. Of the default names, those that are one cut of a small model
+            count once.
         layers: the model's.
         algorithm: what obeys a cut that is named alone.
 
@@ -76,6 +77,7 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
     nothing ()
     half ('conv1', 'conv2')
     all_but_last ('conv1', 'conv2', 'fc1')
+    all ('conv1', 'conv2', 'fc1', 'fc2')
     """
     if len(names) < 2:
         raise UsageError(f"a race needs at least two arms, not {len(names)}")
@@ -85,8 +87,11 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
         for other in arms:
             same_plan = (arm.plan and arm.plan.digest) == (other.plan and other.plan.digest)
             if arm.name == other.name or (arm.algorithm == other.algorithm and same_plan):
+                if tuple(names) == DEFAULT:  # of a model with so few layers that its cuts coincide
+                    break
                 raise UsageError(f"the arms {other.name!r} and {arm.name!r} are the same: {arm.words}")
-        arms.append(arm)
+        else:
+            arms.append(arm)
     return tuple(arms)
 
 

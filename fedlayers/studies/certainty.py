@@ -22,7 +22,7 @@ LEVEL = 0.95
 
 
 class OneRace(NamedTuple):
-    """What one race of the default arms loses on average against the best cut, in macro-F1 (0 to 1), as measured.
+    """What one race of the default arms, to the end, loses on average against the best cut: macro-F1, 0 to 1, measured.
 
     Attributes:
         loss, low, high: the mean over federations and its 95 % interval.
@@ -49,9 +49,13 @@ ONE_RACE: OneRace | None = OneRace(0.0091, 0.0046, 0.0192, 0.0459, "25 federatio
 """The measured loss of one race, from ``decision.regret`` of the repository's figures; None = not measured."""
 
 
-def one_race(arms: Sequence[str]) -> str:
-    """What one race of these arms loses on average, in a sentence; empty where that has not been measured."""
-    return ONE_RACE.text() if ONE_RACE is not None and tuple(arms) == DEFAULT else ""
+def one_race(arms: Sequence[str], whole: bool) -> str:
+    """What one race of these arms loses on average, in a sentence; empty where that has not been measured.
+
+    Args:
+        whole: the arms were trained to the end before they were judged.
+    """
+    return ONE_RACE.text() if ONE_RACE is not None and tuple(arms) == DEFAULT and whole else ""
 
 
 @dataclass(frozen=True)

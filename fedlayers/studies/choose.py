@@ -1,4 +1,4 @@
-"""Chooses which layers to federate by trial: a few candidates race, and the winner's run is continued."""
+"""Chooses which layers to federate by trial: a few candidates are trained, and validation samples pick one."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class Choice:
         until: the round after which the race was judged.
         cost: what was foreseen; ``measured`` what the runs' own rows and clocks say; ``seconds`` what this call took.
         personalised: the cheap alternative, where it was asked for.
+        whole: whether every arm was trained to the end before it was judged.
     """
 
     winner: Arm
@@ -60,6 +61,7 @@ class Choice:
     measured: Cost
     seconds: float
     personalised: Personalised | None = None
+    whole: bool = False
 
     @property
     def plan(self) -> LayerPlan | None:
@@ -130,7 +132,7 @@ class Choice:
         do = self.winner.words[0].upper() + self.winner.words[1:] + "."
         race, points, word = self.certainty, 100 * MARGIN, label_of(self.main)
         if race.verdict == "one race":
-            loss = one_race([arm.name for arm in self.arms])
+            loss = one_race([arm.name for arm in self.arms], self.whole)
             parts = [f"One race says: {self.winner.words}.", loss, "How sure that is takes repeated races: --seeds 3."]
             return " ".join(part for part in parts if part)
         if race.verdict == "decided":
@@ -183,12 +185,12 @@ def choose(
     on: Place | str = "",
     tell: Tell = lambda line: None,
 ) -> Choice:
-    """Race a few candidates on the same data, start and batches, judge them on validation, continue the winner.
+    """Race a few candidates on the same data, start and batches, and judge them on validation samples.
 
-    Each arm runs to a share of the rounds. An arm's score in an evaluated round is z(macro-F1) - z(loss) of its
-    validation scores, standardised over the arms; the mean over the last three evaluated rounds, and over the seeds,
-    decides. Nobody is dropped earlier. The winner's run of the first seed then goes on to the end. Test samples are
-    scored and stored with each run, as always, but nothing here reads them.
+    Each arm runs to the end, or to a share of the rounds, which is cheaper. An arm's score in an evaluated round is
+    z(macro-F1) - z(loss) of its validation scores, standardised over the arms; the mean over the last three evaluated
+    rounds, and over the seeds, decides. Nobody is dropped earlier. The winner's run of the first seed is complete at
+    the end. Test samples are scored and stored with each run, as always, but nothing here reads them.
 
     The same call goes on after a stop. Below ``out``: ``arms/`` (run directories), ``standing.csv``, ``choice.json``
     and, where the winner obeys a plan, ``plan.json`` with the race as its evidence.
@@ -197,7 +199,8 @@ def choose(
         config: what is run; its algorithm obeys the cuts if it takes a plan, otherwise FedPer does.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
         seeds: one for a decision; three or more also tell how sure it is.
-        share: of the rounds that are raced, from 0.5 to 1.
+        share: of the rounds that are raced, from 0.5 to 1 (default: all; what less has lost is measured in
+            ``decision.regret``).
         complete: train the winner to the end.
         each_seed: and, for every seed, the run that this seed's validation samples alone would choose: what may be
             scored on that seed's test samples, which other seeds have validated on.
@@ -216,7 +219,7 @@ def choose(
     >>> where = tempfile.TemporaryDirectory()
     >>> choice = choose(RunConfig(dataset="heart", rounds=4, eval_every=1), where.name, complete=False)
     >>> choice.certainty.verdict, len(choice.table)
-    ('one race', 3)
+    ('one race', 4)
     """
     out = Path(out)
     if personalise and not complete:
@@ -243,6 +246,7 @@ def choose(
         tasks.setdefault(entry.arm.name, its_task)
         guesses.setdefault(entry.config.seed, guessing(its_task.data))
     finished = (len(seeds) if each_seed else 1) * complete
+    whole = until >= int(task.config.rounds or 1)
     with side_by_side(on, config.workers) as place:
         cost = foreseen(tasks, entries, until, finished, place.side_by_side)
         tell(cost.text())
@@ -255,7 +259,7 @@ def choose(
         winner = _winner(racing, stands, sure, tasks)
         run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
         of_seed = _of_seeds(entries, stands) if each_seed and complete else {}
-        if complete:
+        if complete and not whole:
             finishing = [run, *(entry for entry in of_seed.values() if entry != run)]
             tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
             reasons = run_entries(finishing, None, place, tell)
@@ -266,7 +270,7 @@ def choose(
     plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
-    choice = Choice(winner, racing, stands, sure, run.path, of_seed, until, cost, spent, took, alternative)
+    choice = Choice(winner, racing, stands, sure, run.path, of_seed, until, cost, spent, took, alternative, whole)
     write_atomically(out / "standing.csv", stands.rounds.to_csv(index=False).encode())
     write_json(out / "choice.json", choice.to_json())
     if plan is not None:

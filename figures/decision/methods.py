@@ -18,6 +18,7 @@ from fl_core.seeds import numpy_generator
 RANDOM = "random cut"
 RACE = "race of three"
 TO_THE_END = "race of four, to the end"
+FINALISTS = "race of four, two from 60 % to the end"
 FALLBACK = "all_but_last"
 """What runs where a rule cannot decide: FedPer's own plan."""
 THREE = ("nothing", "half", "all_but_last")
@@ -244,7 +245,7 @@ def methods() -> tuple[Method, ...]:
         Method("race of four, with all, to 75 %", race(four, share=0.75), race_cost(four, share=0.75)),
         Method(TO_THE_END, race(four, share=1.0), race_cost(four, share=1.0)),
         Method(
-            "race of four, two from 60 % to the end",
+            FINALISTS,
             race(four, share=1.0, two_from=0.6),
             race_cost(four, share=1.0, two_from=0.6),
         ),

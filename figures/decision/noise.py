@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.choose import choose
 from figures import items
 from figures.items import Drawing, Finding
@@ -104,9 +105,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for part in [frame[(frame["run"] == case) & (frame["metric"] == LEADING)]]
     }
     caption = (
-        f"{seeds_in_words(header['seeds'])}: each draws new data, a repetition, and races three arms {RACES} times. A "
-        "mark is the leading arm's macro-F1 minus another's on validation, with its simultaneous 95 % interval. Where "
-        "no arm is shown to do better than guessing, none is excluded, even if its interval lies above 0."
+        f"{seeds_in_words(header['seeds'])}: each draws new data, a repetition, and races {len(DEFAULT)} arms {RACES} "
+        "times. A mark is the leading arm's macro-F1 minus another's on validation, with its simultaneous 95 % "
+        "interval. Where no arm is shown to do better than guessing, none is excluded, even if its interval lies above "
+        "0."
     )
     columns = {
         "data": [TITLES[case] for case in cases],
@@ -136,7 +138,7 @@ ITEM = items.register(
         "Races where nothing is to be decided",
         configurations(),
         seeds=REPETITIONS,
-        budget="about 15 minutes of one core",
+        budget="about half an hour of one core",
         measure=_measure,
         draw=_draw,
     )

@@ -26,6 +26,7 @@ from fl_core.records.store import Run
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
+SHORT: dict[str, Any] = {"arms": ("nothing", "half", "all_but_last"), "share": 0.6}
 Raced = tuple[Path, Any, list[str]]
 
 
@@ -82,7 +83,7 @@ def test_nobody_is_dropped_before_half_the_rounds(share: float) -> None:
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory: pytest.TempPathFactory) -> Raced:
     out, told = tmp_path_factory.mktemp("race") / "out", list[str]()
-    return out, choose(CONFIG, out, seeds=(0, 1), tell=told.append), told
+    return out, choose(CONFIG, out, seeds=(0, 1), tell=told.append, **SHORT), told
 
 
 def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
@@ -140,7 +141,7 @@ def test_its_cost_is_told_first_and_measured_and_its_decision_kept(raced: Raced)
 def test_the_same_call_goes_on_and_another_is_refused(raced: Raced, monkeypatch: pytest.MonkeyPatch) -> None:
     out, choice, _ = raced
     monkeypatch.setattr(runner, "run", None)  # everything is there
-    again = choose(CONFIG, out, seeds=(0, 1))
+    again = choose(CONFIG, out, seeds=(0, 1), **SHORT)
     pd.testing.assert_frame_equal(again.standing.rounds, choice.standing.rounds)
     with pytest.raises(UsageError, match=r"was run with lr=.* choose another directory"):
         choose(RunConfig(dataset="heart", rounds=5, eval_every=1, lr=0.3), out, seeds=(0, 1))
@@ -150,8 +151,21 @@ def test_the_same_call_goes_on_and_another_is_refused(raced: Raced, monkeypatch:
 def test_side_by_side_gives_the_same(raced: Raced, tmp_path: Path) -> None:
     _, choice, _ = raced
     config = RunConfig(dataset="heart", rounds=5, eval_every=1, workers=2)
-    other = choose(config, tmp_path / "out", arms=DEFAULT, seeds=(0, 1), complete=False)
+    other = choose(config, tmp_path / "out", seeds=(0, 1), complete=False, **SHORT)
     pd.testing.assert_frame_equal(other.standing.rounds, choice.standing.rounds)
+
+
+def test_by_default_all_arms_are_trained_to_the_end_and_nothing_is_left_to_do(tmp_path: Path) -> None:
+    told = list[str]()
+    choice = choose(RunConfig(dataset="heart", rounds=3, eval_every=1), tmp_path, tell=told.append)
+    assert {path.name: Run(path).rounds[-1] for path in choice.run.parent.iterdir()} == {f"{a}-0": 3 for a in DEFAULT}
+    assert (choice.until, choice.whole, choice.measured.full_runs) == (3, True, 4.0)
+    assert len(told) == 1 + len(DEFAULT)
+
+
+def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ() -> None:
+    assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:2])] == ["nothing", "half", "all"]
+    assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:1])] == ["nothing", "half"]
 
 
 def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
@@ -260,6 +274,7 @@ def test_one_race_says_what_one_has_lost_on_average_and_no_probability(
     assert "has lost 0.5 points of macro-F1 on average [-0.1, 1.4], where a cut at random has lost 3.0" in said
     assert "%" not in said
     assert "on average" not in choose(config, tmp_path, arms=("nothing", "half"), complete=False).lead()
+    assert "on average" not in choose(replace(config, rounds=5), tmp_path / "short", share=0.6, complete=False).lead()
 
 
 def test_an_undecided_race_recommends_nothing(raced: Raced) -> None:
