@@ -46,7 +46,7 @@ def two_nodes() -> Iterator[Any]:
             for _ in range(2):
                 nodes.add_node(num_cpus=1, include_dashboard=False, object_store_memory=10**8, **free_ports())
             break
-        except Exception:
+        except Exception:  # Ray has no one kind of error for a node that does not start in time
             nodes.shutdown()
             if not left:
                 raise
