@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fl_core.data import FederatedData
     from fl_core.decision import Instruments
     from fl_core.engine import Engine
+    from fl_core.execution.executors import MakesExecutor
     from fl_core.loggers.base import Logger
     from fl_core.plan import LayerPlan
 
@@ -37,6 +38,7 @@ def run(
     command: str = "",
     progress: bool = True,
     log: Collection[str | Logger] = (),
+    on: str = "",
     **keys: Any,
 ) -> Engine:
     """Train one algorithm on one federation to the end; returns the run's last state and its rows.
@@ -61,6 +63,8 @@ def run(
         progress: show a bar over the rounds.
         log: where else its rows go, live: ``tensorboard``, ``mlflow``, ``package.module:Class``, or an object of a
             class made of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
+        on: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster's nodes (:mod:`fedlayers.places.actors`);
+            the bits are those of ``stack="off"``.
 
     Raises:
         UsageError: anything unknown or not fitting, before anything is written.
@@ -81,6 +85,9 @@ def run(
     elif plan is not None:
         keys["plan"] = str(plan)
     config = replace(config or RunConfig(), **keys)
+    trained_by = _clients_on(on, config)
+    if trained_by is not None:
+        config = replace(config, stack="off")
     if config.plan == CHOOSE:
         if data is not None or own_model is not None:
             raise UsageError("plan=choose races what a configuration names; not data or a model of your own")
@@ -95,7 +102,16 @@ def run(
         command=command,
         progress=progress,
         log=log,
+        trained_by=trained_by,
     )
+
+
+def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
+    if not place:
+        return None
+    from fedlayers.places.actors import clients_on
+
+    return clients_on(place, stacked=config.stack == "on", workers=config.workers)
 
 
 def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[RunConfig, LayerPlan | None]:
@@ -128,7 +144,7 @@ def _keep_quiet(line: str) -> None:
     pass
 
 
-def resume(out: Path | str, *, instruments: Instruments | None = None, **options: Any) -> Engine:
+def resume(out: Path | str, *, instruments: Instruments | None = None, on: str = "", **options: Any) -> Engine:
     """Continue an interrupted run, to exactly the bits of an undisturbed one.
 
     >>> import fedlayers as fl, tempfile
@@ -138,6 +154,7 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, **options
     1
 
     Args:
+        on: as of :func:`run`.
         options: ``data``, ``model``, ``model_code``, ``progress`` and ``log``, as of :func:`fl_core.runner.resume`.
 
     Raises:
@@ -145,8 +162,11 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, **options
         BusyError: it is running. CorruptError: what is stored is damaged.
     """
     from fl_core import runner
+    from fl_core.records.store import Run
 
-    return runner.resume(out, instruments=instruments or of_diagnostics(), **options)
+    stored = runner.stored_config(Run(out).config)[0] if on else RunConfig()
+    trained_by = _clients_on(on, replace(stored, workers=0))
+    return runner.resume(out, instruments=instruments or of_diagnostics(), trained_by=trained_by, **options)
 
 
 def of_diagnostics() -> Instruments:

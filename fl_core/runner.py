@@ -22,7 +22,7 @@ from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Serial, executor
+from fl_core.execution.executors import MakesExecutor, Serial, executor
 from fl_core.execution.home import Home, InProcess
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
 from fl_core.plan import LayerPlan
@@ -46,6 +46,7 @@ def run(
     progress: bool = True,
     until: int | None = None,
     log: Collection[str | Logger] = (),
+    trained_by: MakesExecutor | None = None,
 ) -> Engine:
     """Run to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
@@ -54,6 +55,7 @@ def run(
         command: what was typed, for the record.
         until: stop after this round, with a checkpoint there; :func:`resume` goes on, and the end has the same bits.
         log: where else its rows go, live: loggers, or their names (:mod:`fl_core.loggers`).
+        trained_by: makes what trains clients; by default this process, or so many workers as the configuration has.
 
     Warns:
         UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
@@ -75,7 +77,8 @@ def run(
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
     own = [kind for kind, given in (("data", data), ("model", model)) if given is not None]
-    return start(task, out, instruments, own, command=command, progress=progress, until=until, loggers=loggers)
+    options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers, "trained_by": trained_by}
+    return start(task, out, instruments, own, command=command, **options)
 
 
 def start(
@@ -90,6 +93,7 @@ def start(
     progress: bool = True,
     until: int | None = None,
     loggers: Sequence[Logger] = (),
+    trained_by: MakesExecutor | None = None,
 ) -> Engine:
     """Begin a run of a checked task, of which ``own`` was given from Python; the rest as of :func:`run`.
 
@@ -97,8 +101,9 @@ def start(
         home: where the clients live; by default this process and its workers.
         beside: what else stands in the run's configuration.
     """
+    rest: dict[str, Any] = {"loggers": loggers, "home": home, "trained_by": trained_by}
     if out is None:
-        return _execute(task, instruments, None, progress, until, loggers=loggers, home=home)
+        return _execute(task, instruments, None, progress, until, **rest)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
@@ -111,7 +116,7 @@ def start(
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
-        return _execute(task, instruments, writer, progress, until, loggers=loggers, home=home)
+        return _execute(task, instruments, writer, progress, until, **rest)
 
 
 def _check_storable(stored: Mapping[str, Any]) -> None:
@@ -134,6 +139,7 @@ def resume(
     until: int | None = None,
     log: Collection[str | Logger] = (),
     home: Callable[[Mapping[str, Any], Task], Home] | None = None,
+    trained_by: MakesExecutor | None = None,
 ) -> Engine:
     """Continue a run from its last complete checkpoint; the end is bit for bit that of an undisturbed run.
 
@@ -144,7 +150,7 @@ def resume(
         code: the ``package.module:name`` of everything in the run that is your own code (its model, algorithm, dataset
             or rule), said again: a run directory from elsewhere must not choose what is imported and called here.
         model_code: the same, by a former name.
-        until, log: as of :func:`run`.
+        until, log, trained_by: as of :func:`run`.
         home: of a federation over sites, makes the clients' home of the stored configuration and its task.
 
     Raises:
@@ -163,9 +169,10 @@ def resume(
         _check_device(task.config.device)
         loggers = loggers_of(log)
         living = None if home is None else home(stored, task)
+        rest: dict[str, Any] = {"loggers": loggers, "home": living, "trained_by": trained_by}
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
-            return _execute(task, instruments, writer, progress, until, loggers=loggers, home=living)
+            return _execute(task, instruments, writer, progress, until, **rest)
 
         def accept(found: store.Checkpoint) -> None:
             restoring.check_same_start(task, writer.path, weights=False)
@@ -181,7 +188,7 @@ def resume(
                 "undisturbed run's",
                 stacklevel=2,
             )
-        return _execute(task, instruments, writer, progress, until, resume_from=done, loggers=loggers, home=living)
+        return _execute(task, instruments, writer, progress, until, resume_from=done, **rest)
 
 
 def _check_device(name: str) -> None:
@@ -213,6 +220,7 @@ def _execute(
     resume_from: int = 0,
     loggers: Sequence[Logger] = (),
     home: Home | None = None,
+    trained_by: MakesExecutor | None = None,
 ) -> Engine:
     config = task.config
     place = {client.name: k for k, client in enumerate(task.data.clients)}
@@ -231,7 +239,8 @@ def _execute(
     )
     with ExitStack() as stack:
         if home is None:
-            pool = stack.enter_context(closing(executor(client_runner, config.workers, config.stack == "on")))
+            make = trained_by or (lambda each: executor(each, config.workers, config.stack == "on"))
+            pool = stack.enter_context(closing(make(client_runner)))
             home = InProcess(pool, task.data, initial, writer.path if writer else None)
         engine = Engine(
             task.algorithm(task.plan),

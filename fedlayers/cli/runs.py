@@ -18,6 +18,7 @@ Log = Annotated[
     tuple[str, ...],
     option("Send rows there too, live: tensorboard, mlflow, or package.module:Class.", "NAME [NAME ...]"),
 ]
+On = Annotated[str, option("Where clients are trained: ray, or ray:HOST:PORT (a cluster); default here.", "PLACE")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class Run(Command):
     set_model: SetModel = ()
     set_loss: SetLoss = ()
     log: Log = ()
+    on: On = ""
 
     def main(self, line: str) -> None:
         config = configured(self.config, self.set, self.set_model, self.set_loss)
@@ -49,7 +51,7 @@ class Run(Command):
 
         from fedlayers import runs
 
-        finished(runs.run(config, self.out, command=line, log=self.log), self.out)
+        finished(runs.run(config, self.out, command=line, log=self.log, on=self.on), self.out)
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
@@ -70,6 +72,7 @@ class Resume(Command):
     dir: RunDirectory
     model_code: ModelCode = ()
     log: Log = ()
+    on: On = ""
 
     def main(self, line: str) -> None:
         for name in self.log:
@@ -77,7 +80,7 @@ class Resume(Command):
 
         from fedlayers import runs
 
-        finished(runs.resume(self.dir, model_code=self.model_code, log=self.log), self.dir)
+        finished(runs.resume(self.dir, model_code=self.model_code, log=self.log, on=self.on), self.dir)
 
     def interrupted(self) -> str:
         return "the same command goes on"

@@ -45,16 +45,7 @@ class Cluster(Pool[int]):
     here = False
 
     def __init__(self, address: str = "") -> None:
-        self._ray = _imported()
-        if address:
-            _reach(address)
-        self._ours = not self._ray.is_initialized()
-        if self._ours:
-            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-            try:
-                self._ray.init(address=address or None, include_dashboard=False, **quiet)
-            except (ConnectionError, RuntimeError, ValueError) as error:  # such as another version of Ray or Python
-                raise UsageError(f"no Ray cluster at {address or 'this machine'}: {_first(error)}") from error
+        self._ray, self._ours = connected(address)
         self.side_by_side = self._cpus()
         self._begun = 0
         self._items: dict[int, Any] = {}  # what comes of a work, by its handle
@@ -148,6 +139,35 @@ def _on_node(work: Work, parcels: list[Parcel], sent: Sent) -> Iterator[Hello | 
             yield from mine.incoming(sent, over=False)
         yield from mine.incoming(sent, over=True)
     yield found[0]
+
+
+def connected(address: str) -> tuple[Any, bool]:
+    """Ray's module, connected to a cluster, and whether it was not so before: then it is ours to end.
+
+    Raises:
+        UsageError: Ray is not installed, or no cluster answers.
+    """
+    ray = reachable(address)
+    ours = not ray.is_initialized()
+    if ours:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            ray.init(address=address or None, include_dashboard=False, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:  # such as another version of Ray or Python
+            raise UsageError(f"no Ray cluster at {address or 'this machine'}: {_first(error)}") from error
+    return ray, ours
+
+
+def reachable(address: str) -> Any:
+    """Ray's module; where an address is given, somebody listens there.
+
+    Raises:
+        UsageError: Ray is not installed, or nobody does.
+    """
+    ray = _imported()
+    if address:
+        _reach(address)
+    return ray
 
 
 def _imported() -> Any:

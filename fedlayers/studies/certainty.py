@@ -49,7 +49,7 @@ ONE_RACE: OneRace | None = OneRace(0.0091, 0.0046, 0.0192, 0.0459, "25 federatio
 """The measured loss of one race, from ``decision.regret`` of the repository's figures; None = not measured."""
 
 
-def one_race(arms: Sequence[str], whole: bool) -> str:
+def one_race(arms: Sequence[str], whole: bool = True) -> str:
     """What one race of these arms loses on average, in a sentence; empty where that has not been measured.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +108,20 @@ class ClientRunner:
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
         self._watching = False  # whether a job is run again to find what was not finite first
+
+    def made_of(self) -> dict[str, Any]:
+        """The arguments of which another process makes one that gives the same bits."""
+        return {
+            "model": self.workspace.model,
+            "data": self.data,
+            "training": self.training,
+            "criterion": self.criterion,
+            "layers": self.layers,
+            "observers": self.makers,
+            "device": str(self.workspace.device),
+            "memory": self.workspace.memory,
+            "keep_frozen": self.workspace.keep_frozen,
+        }
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm and freeze it; later jobs use it."""

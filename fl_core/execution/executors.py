@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -201,6 +201,9 @@ class Workers:
         return WorkerError(f"a worker process ended with exit code {process.exitcode}; {hint}")
 
 
+MakesExecutor = Callable[[ClientRunner], Executor]
+
+
 def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> Executor:
     """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
     if stack:
@@ -218,20 +221,7 @@ class _Packed:
     """
 
     def __init__(self, client_runner: ClientRunner) -> None:
-        workspace = client_runner.workspace
-        self.rest = pickle.dumps(
-            {
-                "model": workspace.model,
-                "data": replace(client_runner.data, clients=()),
-                "training": client_runner.training,
-                "criterion": client_runner.criterion,
-                "layers": client_runner.layers,
-                "observers": client_runner.makers,
-                "device": str(workspace.device),
-                "memory": workspace.memory,
-                "keep_frozen": workspace.keep_frozen,
-            }
-        )
+        self.rest = pickle.dumps({**client_runner.made_of(), "data": replace(client_runner.data, clients=())})
         splits = [(client.train, client.validation, client.test) for client in client_runner.data.clients]
         x, y = (torch.cat([getattr(split, part) for client in splits for split in client]) for part in "xy")
         self.parts = [(shared_copy(tensor), tensor.dtype, tensor.shape) for tensor in (x, y)]
@@ -271,13 +261,17 @@ def _serve(connection: Connection, jobs: Shared, results: Shared, packed: _Packe
             client_runner.use(value)
             continue
         try:
-            answer: tuple[str, Any] = ("ok", client_runner.run(value))
-        except Exception as error:  # carried to the parent, which raises it
-            answer = ("error", _portable(error, traceback.format_exc()))
-        try:
-            link.send(answer)
+            link.send(answer_of(client_runner, value))
         except (BrokenPipeError, ConnectionResetError):  # the parent has closed the link
             return
+
+
+def answer_of(client_runner: ClientRunner, job: Job) -> tuple[str, Any]:
+    """Run a job for another process: "ok" and the result, or "error" and what that process is to raise."""
+    try:
+        return "ok", client_runner.run(job)
+    except Exception as error:  # carried to the one that asked
+        return "error", _portable(error, traceback.format_exc())
 
 
 def _portable(error: Exception, where: str) -> Exception:
