@@ -49,12 +49,12 @@ CONFIG = RunConfig(
 )
 
 
-def every_other(names: Iterable[str], start: int = 0) -> list[Any]:
-    """Every second of them in ``make test``, from that one on; the others are slow.
+def every_other(names: Iterable[Any], start: int = 0, of: int = 2) -> list[Any]:
+    """One of two, or of so many, in ``make test``, from that one on; the others are slow.
 
-    A property of every algorithm takes a run of each: those that begin at 1 hold for the ones that others leave out.
+    A property of every algorithm takes a run of each: those that begin elsewhere hold for what others leave out.
     """
-    return [pytest.param(name, marks=[pytest.mark.slow] * ((k + start) % 2)) for k, name in enumerate(names)]
+    return [pytest.param(name, marks=[pytest.mark.slow] * ((k + start) % of > 0)) for k, name in enumerate(names)]
 
 
 def federation(

@@ -157,9 +157,7 @@ def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor 
     if kind != RAY:
         raise UsageError(f"{place!r} is for many runs; the clients of one are trained by --workers N, or --on {RAY}")
     if workers > 1 or stacked:
-        words = (
-            "clients that are trained together (--stack on)" if stacked else f"--workers {workers}"
-        )
+        words = "clients that are trained together (--stack on)" if stacked else f"--workers {workers}"
         raise UsageError(f"--on {place} trains clients one by one on a cluster, which does not go with {words}")
     reachable(address)
     return lambda client_runner: Actors(client_runner, address)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,8 @@ MOMENTS = {
     "at the last manifest": [["before file", FILES[1]]],
     "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 14]],
 }
+
+QUICK = ("in the rows of round 1", "before the first rows", "three times")
 
 
 def die() -> None:
@@ -203,12 +206,25 @@ def nursed(cases: dict[str, dict], base: Path) -> dict[str, dict]:
     return {line["name"]: {**line, **cases[line["name"]], "errors": child.stderr} for line in lines}
 
 
-@pytest.fixture(scope="module")
-def happened(tmp_path_factory):
-    """For every case what happened, and where; undisturbed runs are the cases without moments."""
+def cases_of(names: Iterable[str]) -> dict[str, dict]:
+    """Runs that are killed at the moments of these names, and undisturbed ones: the cases without moments."""
     cases: dict[str, dict] = {name: {"algorithm": name, "workers": 0, "moments": []} for name in ("playerfl", "ditto")}
     for index, (name, moments) in enumerate(MOMENTS.items()):
-        cases[name] = {"algorithm": ("playerfl", "ditto")[index % 6 == 3], "workers": 0, "moments": moments}
+        if name in names:
+            cases[name] = {"algorithm": ("playerfl", "ditto")[index % 6 == 3], "workers": 0, "moments": moments}
+    return cases
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """What happened at the moments that ``make test`` has, and where."""
+    return nursed(cases_of(QUICK), tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="module")
+def happened(tmp_path_factory):
+    """What happened at every moment, and where."""
+    cases = cases_of(MOMENTS)
     cases["workers"] = {"algorithm": "playerfl", "workers": 2, "moments": [["in round", 3, 0.02]]}
     return nursed(cases, tmp_path_factory.mktemp("kill"))
 
@@ -227,8 +243,14 @@ def check_same(case: dict, undisturbed: dict) -> None:
     run.verify()
 
 
+@pytest.mark.parametrize("name", QUICK)
+def test_ends_with_the_same_bytes(quick, name):
+    check_same(quick[name], quick[quick[name]["algorithm"]])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOMENTS)
-def test_ends_with_the_same_bytes(happened, name):
+def test_ends_with_the_same_bytes_at_every_moment(happened, name):
     check_same(happened[name], happened[happened[name]["algorithm"]])
 
 
@@ -250,6 +272,7 @@ def test_every_algorithm_ends_with_the_same_bytes(of_all, name):
     check_same(of_all[name], of_all[f"{name} undisturbed"])
 
 
+@pytest.mark.slow
 def test_moments_are_spread_over_the_run(happened):
     assert len(MOMENTS) == 13
     saved = [count for name in MOMENTS for count in happened[name]["checkpoints"]]
@@ -259,6 +282,7 @@ def test_moments_are_spread_over_the_run(happened):
     assert max(saved) == ROUNDS - 1
 
 
+@pytest.mark.slow
 def test_with_worker_processes(happened):
     """Workers end with the killed run, keep no lock, and the run that goes on has the bits of one without them."""
     case = happened["workers"]

@@ -49,7 +49,7 @@ def server(engine: Engine) -> dict[str, str]:
     return {name: tree.digest(each) for name, each in engine.server.trees.items()}
 
 
-@pytest.mark.parametrize("name", every_other(sorted(registry())))
+@pytest.mark.parametrize("name", every_other(sorted(registry()), of=3))
 def test_every_algorithm_gives_the_same_rows_and_server_over_sites(name: str, tmp_path: Path) -> None:
     config = config_for(name)
     wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)

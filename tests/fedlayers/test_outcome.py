@@ -152,6 +152,7 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.slow
 def test_clients_whose_inputs_are_turned_share_nothing(tmp_path: Path) -> None:
     """Each reads its label in a direction of its own, and a first layer of two units cannot keep four of them."""
     random = np.random.default_rng(2)
@@ -166,6 +167,7 @@ def test_clients_whose_inputs_are_turned_share_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.slow
 def test_clients_that_are_alike_gain_nothing_over_sharing_all(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     silos = {}

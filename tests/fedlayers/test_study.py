@@ -118,6 +118,7 @@ def test_the_last_layer_that_a_seed_shares_is_one_that_it_decided_on(tmp_path):
     assert over_seeds(tmp_path, (3,)) == {3: "fc1"}
 
 
+@pytest.mark.slow
 def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
     """The plan of all seeds together would have been chosen on some seeds' test samples."""
     pictures = {f"{name}.png" for name in {*PICTURES, "race", "rule"} - {"plan"}}

@@ -188,9 +188,10 @@ def test_a_shift_of_inputs_is_zero_for_clients_alike_and_its_size_otherwise():
 
 def test_what_one_race_has_lost_is_what_the_stored_runs_say():
     header, frame = regret.ITEM.read(regret.ITEM.path())
-    tables, runs = regret.tables_of(header, frame)
-    (line,) = (line for line in tables["all"].itertuples() if line.method == methods.RACE)
+    runs = methods.runs_of(frame, {name: regret.trained_layers(about) for name, about in header["runs"].items()})
+    compared = [method for method in methods.methods() if method.name in (methods.RANDOM, methods.TO_THE_END)]
+    random, line = methods.summary(methods.federated(runs, compared), compared).itertuples()
     told = certainty.ONE_RACE
-    measured = (line.regret, line.regret_low, line.regret_high, tables["all"]["regret"].iloc[0])
+    measured = (line.regret, line.regret_low, line.regret_high, random.regret)
     assert (told.loss, told.low, told.high, told.of_random) == pytest.approx(measured, abs=5e-4)
     assert told.source == f"{line.federations} federations, {len(runs)} runs"

@@ -110,6 +110,7 @@ def test_drawn_with_findings(chosen: dict[str, int], seeds: int, held: tuple[boo
     assert not upper & lower  # no mark means a rule above and a dataset below
 
 
+@pytest.mark.slow
 def test_a_real_dataset_is_trained_once_and_its_rows_hold_the_regret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

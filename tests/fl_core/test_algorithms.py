@@ -163,7 +163,7 @@ def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
         assert phase.train or not phase.epochs
 
 
-@pytest.mark.parametrize("name", every_other(ALL, 1))
+@pytest.mark.parametrize("name", every_other(ALL, 1, of=3))
 def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
     """With a clip of next to nothing nobody moves in the first round, in which nothing but gradients can move."""
     ways = {}

@@ -120,7 +120,7 @@ def test_the_table_names_every_hook() -> None:
     assert set(promises()) == set(HOOKS)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_hooks_are_called_where_and_as_often_as_the_table_says(workers: int, log: Path) -> None:
     config = replace(CONFIG, algorithm="recording", rounds=ROUNDS)
     task = runner.assemble(config, data=TOY, model=network("plain"))
@@ -215,7 +215,7 @@ def inside(algorithm: Algorithm) -> dict[str, Any]:
     return {name: inside(x) if isinstance(x, Algorithm) else pickle.dumps(x) for name, x in parts.items()}
 
 
-@pytest.mark.parametrize("name", every_other(ALL))
+@pytest.mark.parametrize("name", every_other(ALL, 2, of=3))
 def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
     model = network(kind_for(name, "plain"))
     task = runner.assemble(replace(CONFIG, algorithm=name, rounds=1), data=TOY, model=model)

@@ -75,7 +75,7 @@ def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
         runner.run(replace(CONFIG, dropout_trace=str(tmp_path / "nothing.csv")), data=TOY, model=network("plain"))
 
 
-@pytest.mark.parametrize("name", every_other(ALL))
+@pytest.mark.parametrize("name", every_other(ALL, of=3))
 def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_recorded(name: str) -> None:
     """Round 1 lacks one reply, round 2 all, round 3 two: the server and whoever is lost keep what they had."""
     played = play(algorithm=name, model="norm", trace=TRACE, keep_optimizer=True, momentum=0.9)

@@ -355,7 +355,7 @@ def test_one_slow_worker_holds_nothing_up_for_ever(monkeypatch: pytest.MonkeyPat
     assert [result.client for result in given] == list(range(jobs))
 
 
-@pytest.mark.parametrize("taken", range(1, 20))
+@pytest.mark.parametrize("taken", range(1, 20, 4))
 def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
     workers = hand_driven(monkeypatch, 3)
     results = workers.run(ScoreJob(k, {}, ()) for k in range(40))

@@ -22,7 +22,7 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.records.files import Folder, signed
 from fl_core.training import evaluate
-from tests.conftest import TOY, kind_for, network
+from tests.conftest import TOY, every_other, kind_for, network
 from tests.fl_core.test_text import lines as text_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")  # of a few samples, which is of no interest here
@@ -171,7 +171,7 @@ def test_normalised_images_are_normalised_again(tmp_path: Path, own_members) -> 
 EXTENDING = [name for name, kind in registry().items() if kind.build.__func__ is not Algorithm.build.__func__]
 
 
-@pytest.mark.parametrize("algorithm", EXTENDING)
+@pytest.mark.parametrize("algorithm", every_other(EXTENDING, of=3))
 def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path: Path, algorithm: str) -> None:
     model = network(kind_for(algorithm, "norm"))
     keys = {"algorithm": algorithm, "rounds": 1, "batch": 8, "bn": "drop"}

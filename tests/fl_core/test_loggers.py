@@ -173,6 +173,7 @@ def test_what_is_no_logger_is_refused_before_anything_is_written(tmp_path: Path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import fedlayers as fl\nclass Dots(fl.Logger):\n    name = 'dots'\n"

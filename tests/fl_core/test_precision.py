@@ -33,6 +33,7 @@ def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(pla
     assert ours == pytest.approx(theirs, rel=0.02)
 
 
+@pytest.mark.slow
 def test_workers_and_a_resume_give_the_same_bits(plain: runner.Engine, tmp_path) -> None:
     wanted = tree.digest(plain.server.trees["model"])
     with_workers = runner.run(replace(DIGITS, workers=2), progress=False)

@@ -251,7 +251,7 @@ def cut_back(source: Path, target: Path, after: int) -> Path:
     return target / "run"
 
 
-@pytest.mark.parametrize("case", every_other(CASES))
+@pytest.mark.parametrize("case", every_other(CASES, of=4))
 @pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_with_the_same_bytes(
     case: str, after: int, undisturbed: Callable[[str], Path], tmp_path: Path

@@ -157,7 +157,7 @@ def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "name", every_other(sorted(name for name, kind in registry().items() if not kind.needs_blocks))
+    "name", every_other(sorted(name for name, kind in registry().items() if not kind.needs_blocks), of=3)
 )
 def test_every_algorithm_gives_the_same(name: str) -> None:
     least = {"rounds": 2, "epochs": 1, "eval_every": 2, "momentum": 0.9, "keep_optimizer": True}

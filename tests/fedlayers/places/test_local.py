@@ -168,6 +168,7 @@ def test_a_cluster_that_is_not_there_is_refused_at_once() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_what_a_node_lacks_is_told_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own data root stands for one that it does not have."""
     (tmp_path / "its_own").mkdir()
