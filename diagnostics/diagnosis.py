@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -30,6 +31,7 @@ from .capture import Data, batches, untouched
 from .checking import check_arrays, check_inputs, check_modules
 from .decide.budget import layer_bytes
 from .gradients import passes
+from .kept import KeptPasses
 from .metrics.base import DEFAULT, METRICS, Metric
 from .null import Retrain, check_nulls, on_null, rows_of_nulls
 from .report import Report
@@ -146,11 +148,11 @@ def diagnose(
             if readers:
                 together = replace(shared, tick=tick(" + ".join(readers)))
                 measured += passes.one_pass(together, list(readers.values()), resamples)
-            for metric in alone:
+            for metric, kept in _sharing(alone):
                 # a single model has no pair, however many clients it is measured on
                 whom = subjects[:n_models] if metric.pairs else subjects
                 measurement = replace(
-                    shared, subjects=whom, layers=request.read_by(metric, every), tick=tick(metric.name)
+                    shared, subjects=whom, layers=request.read_by(metric, every), tick=tick(metric.name), kept=kept
                 )
                 measured += metric.measure(measurement, request.settings[metric.name])
     place = {metric.name: k for k, metric in enumerate(request.metrics)}
@@ -192,6 +194,17 @@ def diagnose(
         return again(on[0], on[1], options=on[2]).frame
 
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, on_draw, kept=retrain is None))
+
+
+def _sharing(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, KeptPasses | None]]:
+    """Each metric with the passes that it shares with others; they are kept from their first reader to their last."""
+    left = Counter(metric.features for metric in metrics)
+    kept = {features: KeptPasses() for features, count in left.items() if features and count > 1}
+    for metric in metrics:
+        yield metric, kept.get(metric.features)
+        left[metric.features] -= 1
+        if not left[metric.features]:
+            kept.pop(metric.features, None)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fl_core.training import losses
 from fl_core.training.losses import Loss
 
 from .capture import Batch, Data, batches, whole
+from .kept import KeptPasses
 
 TENSORS = ("weights", "all")
 """A layer's tensors that a metric reads: parameters without biases, or all parameters."""
@@ -55,6 +56,7 @@ class Measurement:
         seed: of everything that is drawn.
         mode: ``"eval"`` or ``"train"``; a metric puts the model back as it was.
         tick: to be called with a client's name when that client is done; it moves the progress bar.
+        kept: forward passes that other metrics have made and will; None: nobody else reads them.
     """
 
     subjects: Sequence[Subject]
@@ -64,6 +66,7 @@ class Measurement:
     seed: int = 0
     mode: str = "eval"
     tick: Tick = quiet
+    kept: KeptPasses | None = None
 
 
 # --- a subject's data and model --------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from ..subject import Measurement
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 """What is measured where no metric is named."""
 READS = ("losses", "samples", "weights")
+FEATURES = ("", "probe", "own")
 _SIMPLE: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (Integral,), float: (Real,), str: (str,)}
 
 Compute = TypeVar("Compute", bound=Callable[..., list[Row]])
@@ -74,6 +75,8 @@ class Metric:
         pairs: whether a value belongs to two clients.
         distance: of pairs: whether a value is a distance, 0 = same, and not a similarity, 1 = same.
         reads: what of a client: the ``losses`` of its samples, ``samples`` without labels, or only the ``weights``.
+        features: whose samples' outputs it reads, as other metrics do in the same passes: the common ``probe``'s, each
+            client's ``own``, or of neither.
         classes: whether it needs labels that are classes, and so has no value of a regression.
         whole: whether it needs all layers of the network to give the value of one.
         shared: whether it reads the pass over the gradients that all such metrics share: the method ``reader()`` of
@@ -101,6 +104,7 @@ class Metric:
     pairs: bool = False
     distance: bool = False
     reads: str = "losses"
+    features: str = ""
     classes: bool = False
     whole: bool = False
     shared: bool = False
@@ -232,6 +236,7 @@ def metric(
     pairs: bool = False,
     distance: bool = False,
     reads: str = "losses",
+    features: str = "",
     classes: bool = False,
     whole: bool = False,
     shared: bool = False,
@@ -264,12 +269,13 @@ def metric(
     True
     """
     check_known("what a metric reads", reads, READS)
+    check_known("whose features a metric reads", features, FEATURES)
     for name in look or {}:
         check_known("attribute of a look", name, [each.name for each in fields(Look)])
     facts: dict[str, Any] = {
         "how": how, "unit": unit, "variants": tuple(variants), "look": Look(**(look or {})), "pairs": pairs,
-        "distance": distance, "reads": reads, "classes": classes, "whole": whole, "shared": shared, "decides": decides,
-        "rule": rule, "together": tuple(together),
+        "distance": distance, "reads": reads, "features": features, "classes": classes, "whole": whole,
+        "shared": shared, "decides": decides, "rule": rule, "together": tuple(together),
     }  # fmt: skip
 
     def add(function: Compute) -> Compute:

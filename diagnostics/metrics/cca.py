@@ -18,6 +18,7 @@ from .base import Measurement, metric
     look={"label": "mean 1 − CCA to the others", "meaning": "0 = same up to a linear map"},
     pairs=True,
     reads="samples",
+    features="probe",
 )
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """One row a layer and pair of clients: the mean canonical correlation in [0, 1]; 1 = same up to a linear map.

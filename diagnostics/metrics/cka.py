@@ -74,6 +74,7 @@ class Cka(SimilarityOptions):
     },
     pairs=True,
     reads="samples",
+    features="probe",
 )
 def cka(measurement: Measurement, options: Cka) -> list[Row]:
     """One row a layer and pair of clients (in the order given): linear CKA, 1 = same.

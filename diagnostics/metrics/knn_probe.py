@@ -45,6 +45,7 @@ class KnnProbe(ProbeOptions):
     variants=("own", "pooled"),
     together=("pooled",),
     classes=True,
+    features="own",
     look={"label": "accuracy of nearest neighbours", "meaning": "1 = all right"},
 )
 def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:

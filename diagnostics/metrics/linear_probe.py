@@ -38,6 +38,7 @@ class LinearProbe(ProbeOptions):
     variants=("own", "pooled"),
     together=("pooled",),
     classes=True,
+    features="own",
     look={"label": "accuracy of a linear probe", "meaning": "1 = all right"},
 )
 def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:

@@ -40,6 +40,7 @@ class Procrustes(SimilarityOptions):
     pairs=True,
     distance=True,
     reads="samples",
+    features="probe",
 )
 def procrustes(measurement: Measurement, options: Procrustes) -> list[Row]:
     """One row a layer and pair of clients: the orthogonal Procrustes angle in radians; 0 = same.

@@ -49,6 +49,7 @@ class RbfCka(SimilarityOptions):
     look={"label": "mean 1 − RBF CKA to the others", "meaning": "0 = same representation"},
     pairs=True,
     reads="samples",
+    features="probe",
 )
 def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
     """One row a layer and pair of clients: CKA with a radial kernel; 1 = same.

@@ -13,7 +13,7 @@ from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from ..representation.classifiers import SAMPLES
-from ..representation.features import Array, NoValue, collect, folds_of
+from ..representation.features import Array, NoValue, features_of, folds_of
 from ..representation.scatter import Ratio, scatter_ratio
 from .base import Measurement, metric
 
@@ -43,6 +43,7 @@ class Separability:
     variants=("own", "pooled"),
     together=("pooled",),
     classes=True,
+    features="own",
     look={"label": "class scatter, between / within", "meaning": "higher = classes further apart", "log": True},
 )
 def separability(measurement: Measurement, options: Separability) -> list[Row]:
@@ -68,10 +69,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     faults: dict[str, str] = {}
     sizes = []
     for subject in subjects:
-        features = collect(
-            subject.model, paths, subject.data, samples=options.samples, batch=measurement.batch, seed=seed,
-            mode=measurement.mode,
-        )  # fmt: skip
+        features = features_of(measurement, subject, paths, options.samples)
         few = np.flatnonzero(folds_of(features.y, -(-len(features.y) // share), seed) == 0)[:share]
         ratios: dict[str, str | Ratio] = {}
         for path in paths:

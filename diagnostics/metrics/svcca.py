@@ -38,6 +38,7 @@ class Svcca(SimilarityOptions):
     look={"label": "mean 1 − SVCCA to the others", "meaning": "0 = same up to a linear map"},
     pairs=True,
     reads="samples",
+    features="probe",
 )
 def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
     """One row a layer and pair of clients: :func:`~diagnostics.metrics.cca.cca` on the main directions of each side.

@@ -18,7 +18,7 @@ from fl_core.rows import Row, row
 
 from ..capture import Data
 from ..subject import Measurement, Subject
-from .features import Array, Features, NoValue, collect, folds_of, holdout_of, reduced, standardised
+from .features import Array, Features, NoValue, features_of, folds_of, holdout_of, reduced, standardised
 
 SAMPLES = 2000
 """Samples that a probe reads at most: of a client, and of all clients together for the pooled one."""
@@ -141,15 +141,13 @@ def probed(
         check_known("client with test data", subject.client, options.test or {})
     paths = sorted({layer.output for layer in layers if layer.used})
     share = max(options.samples // len(subjects), 1)
-    how: dict[str, Any] = {"samples": options.samples, "batch": measurement.batch, "seed": seed}
-    how["mode"] = measurement.mode
     hits_of: list[dict[str, str | _Hits]] = []
     kept: dict[str, list[_Part | str]] = {path: [] for path in paths}
     for subject in subjects:
-        train = collect(subject.model, paths, subject.data, **how)
+        train = features_of(measurement, subject, paths, options.samples)
         tested = None
         if options.test is not None:
-            tested = collect(subject.model, paths, options.test[subject.client], **how)
+            tested = features_of(measurement, subject, paths, options.samples, options.test[subject.client])
         folds, hits_at = options.folds_of(train.y, seed), {}
         for path in paths:
             part = _part(subject.client, path, train, tested, folds)

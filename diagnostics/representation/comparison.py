@@ -125,7 +125,8 @@ class LayerComparison:
     ) -> None:
         """Pass all or some probe samples through a model (see :func:`~.probe.watch`)."""
         where, paths = self.where if where is None else where, self.paths if paths is None else paths
-        watch(subject, self.x, where, paths, take, self.measurement.seed, self.measurement.mode)
+        how = self.measurement
+        watch(subject, self.x, where, paths, take, how.seed, how.mode, how.kept)
 
     def rows(self, faults: Faults, value: Value, *, estimator: str, unit: str = "") -> list[Row]:
         """The rows: for each layer all pairs of clients, then the layer against each reference layer."""

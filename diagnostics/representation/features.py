@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_core import tree
 from fl_core.errors import check_known
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
-from ..capture import Data, batches, first_tensor, set_mode
-from ..subject import logits, placed
+from ..capture import Data, batches, first_tensor, set_mode, whole
+from ..kept import KeptPasses, See
+from ..subject import Measurement, Subject, logits, placed
 
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")
@@ -63,6 +65,7 @@ def collect(
     batch: int | None = 256,
     seed: int = 0,
     mode: str = "eval",
+    kept: KeptPasses | None = None,
 ) -> Features:
     """Outputs (or inputs) of the named modules for all data, flattened to [n, d], from one forward pass.
 
@@ -72,6 +75,7 @@ def collect(
     Args:
         at: ``"output"``, or ``"input"`` for a module's first argument.
         samples: at most so many samples, drawn with ``seed``; None = all.
+        kept: passes that were made already; a loader's samples are read anew each time.
 
     Raises:
         UsageError: an unknown path, or data and labels that do not fit the model.
@@ -80,8 +84,51 @@ def collect(
     modules = dict(model.named_modules(remove_duplicate=False))
     for path in paths:
         check_known("module", path, modules)
-    seen: dict[str, Tensor] = {}
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
+
+    def see(path: str, call: None, z: Tensor) -> None:
+        parts[path].append(z)
+
+    def make(see: See) -> tuple[Array, Array, dict[str, str]]:
+        return _passed(model, paths, data, see, at, samples, batch, seed, mode)
+
+    pair = whole(data) if kept is not None else None
+    if kept is None or pair is None:
+        y, chosen, faults = make(see)
+    else:
+        state = tree.digest(tree.live(model))
+        key = ("own", model, state, *map(id, pair), at, samples, batch, seed, mode)
+        y, chosen, faults = kept.told(key, paths, make, see, alive=pair)
+    joined = {path: torch.cat(own) for path, own in parts.items() if path not in faults}
+    return Features(joined, y, chosen, faults)
+
+
+def features_of(
+    measurement: Measurement, subject: Subject, paths: Sequence[str], samples: int, data: Data | None = None
+) -> Features:
+    """The features of a subject's samples, or of other ``data``, as a metric measures them (see :func:`collect`)."""
+    how = measurement
+    return collect(
+        subject.model, paths, subject.data if data is None else data, samples=samples, batch=how.batch, seed=how.seed,
+        mode=how.mode, kept=how.kept,
+    )  # fmt: skip
+
+
+def _passed(
+    model: nn.Module,
+    paths: Sequence[str],
+    data: Data,
+    see: See,
+    at: str,
+    samples: int | None,
+    batch: int | None,
+    seed: int,
+    mode: str,
+) -> tuple[Array, Array, dict[str, str]]:
+    """Labels, the samples' places and faults; ``see`` gets each batch's features."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    seen: dict[str, Tensor] = {}
+    widths: dict[str, int] = {}
     faults: dict[str, str] = {}
 
     def keep(path: str, given: Any) -> None:
@@ -118,13 +165,12 @@ def collect(
                     faults[path] = f"shape {tuple(seen[path].shape)} for {len(y)} samples, which must come first"
                 elif not seen[path].numel():
                     faults[path] = "no features"
-                elif parts[path] and parts[path][0].shape[1] != seen[path][0].numel():
-                    faults[path] = f"{seen[path][0].numel()} features after {parts[path][0].shape[1]} before"
+                elif widths.setdefault(path, seen[path][0].numel()) != seen[path][0].numel():
+                    faults[path] = f"{seen[path][0].numel()} features after {widths[path]} before"
                 else:
                     z = seen[path].reshape(len(y), -1).cpu()
-                    parts[path].append(z if z.dtype == torch.float64 else z.float())
-    joined = {path: torch.cat(own) for path, own in parts.items() if path not in faults}
-    return Features(joined, torch.cat(labels).numpy(), chosen, faults)
+                    see(path, None, z if z.dtype == torch.float64 else z.float())
+    return torch.cat(labels).numpy(), chosen, faults
 
 
 # --- features as numbers ---------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.execution.workspace import takes_channels_last
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import Batch, Data, Hook, batches, first_tensor, hooked, set_mode
+from ..kept import KeptPasses, See
 from ..subject import Subject, placed
 
 if TYPE_CHECKING:
@@ -112,31 +114,59 @@ def _joined(pairs: Sequence[Batch]) -> Batch:
 
 
 def watch(
-    subject: Subject, x: Tensor, where: Sequence[Place], paths: Sequence[str], take: Take, seed: int, mode: str
+    subject: Subject,
+    x: Tensor,
+    where: Sequence[Place],
+    paths: Sequence[str],
+    take: Take,
+    seed: int,
+    mode: str,
+    kept: KeptPasses | None = None,
 ) -> None:
     """Pass batches of the probe samples x through the subject's model; ``take`` gets the outputs at ``paths``.
 
-    The tensors are the model's own, which a later in-place operation changes: reduce or copy them at once.
+    The tensors are the model's own, which a later in-place operation changes: reduce or copy them at once, and change
+    nothing in them.
     """
+    model = subject.model
+    modules = dict(model.named_modules(remove_duplicate=False))
+
+    def see(path: str, place: Place, output: Tensor) -> None:
+        take(path, place, modules[path], output)
+
+    def make(see: See) -> None:
+        _passed(model, x, where, paths, see, seed, mode)
+
+    if kept is None:
+        make(see)
+    else:
+        samples = tree.digest({"x": x}), x.stride(), x.device
+        key = ("probe", model, tree.digest(tree.live(model)), samples, tuple(where), seed, mode)
+        kept.told(key, paths, make, see)
+
+
+def _passed(
+    model: nn.Module, x: Tensor, where: Sequence[Place], paths: Sequence[str], see: See, seed: int, mode: str
+) -> None:
     place = (0, 0)
 
     def hook_for(path: str) -> Hook:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             tensor = first_tensor(output)
             if tensor is not None:
-                take(path, place, module, tensor)
+                see(path, place, tensor)
 
         return hook
 
     hooks = {path: hook_for(path) for path in paths}
     seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
-    with set_mode(subject.model, mode), seeded, torch.no_grad():
+    with set_mode(model, mode), seeded, torch.no_grad():
         # pooling is several times as fast so on a CPU
-        last = mode == "eval" and x.device.type == "cpu" and takes_channels_last(subject.model, x[:1])
+        last = mode == "eval" and x.device.type == "cpu" and takes_channels_last(model, x[:1])
         layout = torch.channels_last if last else torch.preserve_format
-        with hooked(subject.model, hooks):
+        with hooked(model, hooks):
             for place in where:
-                subject.model(placed(subject.model, x[slice(*place)].to(memory_format=layout)))
+                model(placed(model, x[slice(*place)].to(memory_format=layout)))
 
 
 def along_one(module: nn.Module) -> bool:
