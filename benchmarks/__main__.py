@@ -9,16 +9,18 @@ from typing import Any
 
 import tyro
 
-from benchmarks import federation, measurements, peers, picture, startup, training
+from benchmarks import diagnosis, federation, measurements, peers, picture, scale, startup, training
 from benchmarks.pairs import table
 from fl_core.errors import RunError, UsageError, check_known
 
 JOBS: dict[str, Callable[..., Any]] = {
     **measurements.JOBS,
+    **diagnosis.JOBS,
     **training.JOBS,
     "startup": startup.startup,
     "peers": peers.peers,
     "federation": federation.flower,
+    "scale": scale.scale,
 }
 
 
@@ -27,7 +29,8 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, 
 
     Args:
         jobs: names; or ``list``, or ``plot`` for a picture of the tables that there are.
-        pairs: alternating pairs (for coverage: seeds) in place of each job's own number; nothing is written then.
+        pairs: alternating pairs (for coverage: seeds, for scale: processes a point) in place of each job's own number;
+            no table is written then.
         pflib: for peers, a checkout of PFLlib, which is not on the package index.
     """
     if jobs == ("list",):

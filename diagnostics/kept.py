@@ -76,7 +76,7 @@ class KeptPasses:
                 for path, call, output in self._outputs(known):
                     if path in paths:
                         see(path, call, output)
-                return known.end  # type: ignore[no-any-return]
+                return known.end
         with self._recording(_Pass(frozenset(paths), alive)) as (record, recorded):
 
             def both(path: str, call: Any, output: Tensor) -> None:

@@ -1,0 +1,129 @@
+"""Benchmark J4: what a diagnosis by all metrics costs beside the passes that it cannot do without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from benchmarks.pairs import PAIRS, Measured, alternate, judged
+from fedlayers.diagnostics import METRICS, diagnose
+from fedlayers.diagnostics.representation.classifiers import SAMPLES
+from fedlayers.diagnostics.representation.features import collect
+from fedlayers.diagnostics.representation.probe import PROBE, places, probe_of, watch
+from fedlayers.diagnostics.subject import Subject
+from fl_core.layers import layers_of
+
+CLIENTS = 3
+EACH = 200
+"""Samples of a client."""
+NOTHING = "bn_scale"
+"""Reads the batch normalisations, of which the network has none: what is left is the diagnosis itself."""
+GRADIENTS = "the pass over the gradients"
+
+
+def clients() -> tuple[dict[str, nn.Module], dict[str, tuple[Tensor, Tensor]], nn.Module]:
+    """Models of 2 conv + 2 fc layers after some steps from a common start, samples of 8 x 8 pixels, and the start."""
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
+            *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)),
+        )
+
+    models, data = {}, {}
+    generator = torch.Generator().manual_seed(1)
+    prototypes = torch.randn(10, 1, 8, 8, generator=generator)
+    for k in range(CLIENTS):
+        y = torch.arange(EACH) % 10
+        x = prototypes[y] + 1.5 * torch.randn(EACH, 1, 8, 8, generator=generator)
+        model = network()
+        models[f"client_{k}"], data[f"client_{k}"] = model, (x, y)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for start in range(0, EACH, 20):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[start : start + 20]), y[start : start + 20]).backward()
+            optimizer.step()
+    return models, data, network()
+
+
+def all_metrics(pairs: int = PAIRS) -> list[Measured]:
+    """J4: a diagnosis by all metrics against its distinct passes, and against the metrics one by one; CPU time.
+
+    The passes are timed one by one, too: the one over the gradients, those of each metric that has its own, and of
+    metrics that read the same features the forward passes once and what each does with them. The diagnosis itself
+    (checks, digests, the layers' trace) counts once.
+    """
+    torch.set_num_threads(1)
+    frame = alternate(_sides(), pairs)
+    fixed = frame[NOTHING]
+    alone = [name for name, metric in METRICS.members().items() if not metric.shared and name != NOTHING]
+    shared = [name for name, metric in METRICS.members().items() if metric.shared]
+    distinct = frame[GRADIENTS] + sum(frame[name] - fixed for name in alone)
+    for kind in ("probe", "own"):
+        readers = sum(METRICS[name].features == kind for name in alone)
+        distinct = distinct - (readers - 1) * frame[f"forward passes, {kind}"]
+    singly = fixed + sum(frame[name] - fixed for name in (*alone, *shared))
+    rows = [
+        _row(frame["all"], distinct, "its distinct passes, each timed alone", at_most=1.3),
+        _row(frame["all"], singly, "the metrics one after the other"),
+    ]
+    features = [name for name in alone if METRICS[name].features]
+    rows.append(_row(frame["all of features"], fixed + sum(frame[n] - fixed for n in features), "the same one by one"))
+    print((frame.median() / frame["all"].median()).round(3).sort_values().to_string())
+    return rows
+
+
+def _row(ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | None = None) -> Measured:
+    what = "diagnose, metrics of features" if ours.name == "all of features" else "diagnose, all metrics"
+    seconds = {"seconds": float(ours.median()), "baseline_seconds": float(theirs.median())}
+    return judged("J4", what, baseline, list(ours / theirs), at_most=at_most, **seconds)
+
+
+def _sides() -> dict[str, Callable[[], float]]:
+    """What is timed: all metrics, those of gradients, those of features, each alone, and bare forward passes."""
+    models, data, start = clients()
+    subjects = [Subject(name, model, data[name], EACH) for name, model in models.items()]
+    layers = layers_of(subjects[0].model, subjects[0].data[0][:2])
+    paths = sorted({layer.output for layer in layers if layer.used})
+    members = METRICS.members()
+
+    def measured(*names: str) -> Callable[[], object]:
+        options: dict[str, Any] = {"update_magnitude": {"start": start}} if "update_magnitude" in names else {}
+        return lambda: diagnose(models, data, names, options=options, progress=False)
+
+    def probes() -> None:
+        x = probe_of(subjects, None, PROBE, 0)
+        for subject in subjects:
+            watch(subject, x, places(len(x), 256), paths, lambda *_: None, 0, "eval")
+
+    def own() -> None:
+        for subject in subjects:
+            collect(subject.model, paths, subject.data, samples=SAMPLES)
+
+    works = {
+        "all": measured(*members),
+        GRADIENTS: measured(*(name for name, metric in members.items() if metric.shared)),
+        "all of features": measured(*(name for name, metric in members.items() if metric.features)),
+        **{name: measured(name) for name in members},
+        "forward passes, probe": probes,
+        "forward passes, own": own,
+    }
+    return {name: _timed(work) for name, work in works.items()}
+
+
+def _timed(work: Callable[[], object]) -> Callable[[], float]:
+    def seconds() -> float:
+        start = time.process_time()
+        work()
+        return time.process_time() - start
+
+    return seconds
+
+
+JOBS = {"j4": all_metrics}

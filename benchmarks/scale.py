@@ -1,0 +1,193 @@
+"""How time and memory grow with clients, parameters, depth, samples, layers and rounds, beside what theory says."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from scipy import stats
+
+from benchmarks.curves import CURVES, Curve
+from benchmarks.pairs import RESULTS, Measured
+from fedlayers.diagnostics.pictures.drawing import style
+from fl_core.errors import RunError
+
+POINTS = RESULTS / "scale-points.jsonl"
+PICTURE = RESULTS / "scale.png"
+REPEATS = 3
+"""Processes for each size."""
+TAIL = 3
+"""Largest sizes that a slope is fitted to: below them, what is made once weighs."""
+MEASURES = {"seconds": "CPU time, s", "megabytes": "memory, MB"}
+LEAST = {"seconds": 0.0, "megabytes": 1.0}
+"""Values below which a measure is the allocator's grain, and has no slope."""
+
+
+def scale(repeats: int = REPEATS) -> list[Measured]:
+    """Slopes of time and memory against size on logarithmic axes, beside their exponents in theory; with a picture.
+
+    Every point is measured in a process of its own, by one thread, after the work has run once at the least size; the
+    points that are there already, in results/scale-points.jsonl, are not measured again.
+    """
+    missing = wanted(repeats)
+    for number, (name, size, repeat) in enumerate(missing, 1):
+        seconds, megabytes = point(name, size)
+        line = {"curve": name, "size": size, "repeat": repeat, "seconds": seconds, "megabytes": megabytes}
+        with POINTS.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"{number} of {len(missing)}: {name} {size:,}: {seconds:.3g} s, {megabytes:.3g} MB", flush=True)
+    frame = read()
+    draw(frame)
+    return [row for name in CURVES for row in slopes(name, frame)]
+
+
+def read() -> pd.DataFrame:
+    """The points measured so far: curve, size, repeat, seconds, megabytes."""
+    lines = POINTS.read_text(encoding="utf-8").splitlines() if POINTS.exists() else []
+    return pd.DataFrame(map(json.loads, lines), columns=["curve", "size", "repeat", *MEASURES])
+
+
+def wanted(repeats: int) -> list[tuple[str, int, int]]:
+    """The points yet to be measured: curve, size and repeat, each curve once before any a second time."""
+    done = set(zip(*(read()[column] for column in ("curve", "size", "repeat")), strict=True))
+    every = [(name, size, k) for k in range(repeats) for name, curve in CURVES.items() for size in curve.sizes]
+    return [each for each in every if each not in done]
+
+
+# --- one point -------------------------------------------------------------------------------------------------
+
+
+def point(name: str, size: int) -> tuple[float, float]:
+    """CPU seconds of a curve's work at one size, and the MB by which it raised its process's memory at most.
+
+    The process is forked from one that has imported what is needed and computed nothing.
+
+    Raises:
+        RunError: the process ended without an answer.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.curves"])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(name, size, theirs))
+    process.start()
+    theirs.close()
+    try:
+        seconds, megabytes = ours.recv()
+    except EOFError:
+        process.join()
+        raise RunError(f"{name} at {size:,}: its process ended with {process.exitcode}") from None
+    process.join()
+    return seconds, megabytes
+
+
+def _measure(name: str, size: int, answer: multiprocessing.connection.Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    curve = CURVES[name]
+    with ExitStack() as stack:
+        curve.job(curve.sizes[0], stack)()
+    with ExitStack() as stack:
+        work = curve.job(size, stack)
+        before = _peak_from_now()
+        start = time.process_time()
+        work()
+        seconds = time.process_time() - start
+        answer.send((seconds, max(_memory("VmHWM") - before, 0.0)))
+
+
+def _peak_from_now() -> float:
+    """MB of this process now, which the kernel's peak (VmHWM) is counted from again."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
+
+
+def _memory(which: str) -> float:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[which].split()[0]) * 1024 / 1e6
+
+
+# --- slopes ----------------------------------------------------------------------------------------------------
+
+
+def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
+    """The exponent b in value = a size^b by least squares of the logarithms, with its 95 % interval (Student's t)."""
+    fit = stats.linregress(np.log(sizes), np.log(values))
+    half = float(stats.t.ppf(0.975, len(sizes) - 2) * fit.stderr) if len(sizes) > 2 else math.nan
+    return float(fit.slope), float(fit.slope - half), float(fit.slope + half)
+
+
+def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
+    """A curve's exponents at its largest sizes, each beside theory's: whether it grows so, slower or faster."""
+    curve, rows = CURVES[name], []
+    for measure, theory in (("seconds", curve.time), ("megabytes", curve.memory)):
+        own = frame[(frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])]
+        what, text = f"{curve.title}: {measure}", f"theory, size^{theory:g}: {curve.why}"
+        if own["size"].nunique() < 2 or (own.groupby("size")[measure].median() < LEAST[measure]).any():
+            none = "below 1 MB" if len(own) else "not measured"
+            rows.append(Measured("scale", what, text, math.nan, math.nan, math.nan, holds=none, unit="exponent"))
+            continue
+        found, low, high = slope(own["size"], own[measure].clip(lower=1e-6))
+        grows = "as theory" if low <= theory <= high else "slower" if high < theory else "faster"
+        rows.append(
+            Measured("scale", what, text, found, low, high, f"{theory:g}", grows, pairs=len(own), unit="exponent")
+        )
+        print(f"{what}: size^{found:.2f} [{low:.2f}, {high:.2f}], theory {theory:g}: {grows}")
+    return rows
+
+
+# --- the picture -----------------------------------------------------------------------------------------------
+
+
+def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
+    """Each curve's points on logarithmic axes, time above memory, with theory's slope through the last size."""
+    blocks = -(-len(CURVES) // columns)
+    with style():
+        figure, axes = plt.subplots(2 * blocks, columns, figsize=(2.5 * columns, 3.9 * blocks), layout="constrained")
+        for ax in axes.flat:
+            ax.set_axis_off()
+        for number, (name, curve) in enumerate(CURVES.items()):
+            block, column = divmod(number, columns)
+            for k, measure in enumerate(MEASURES):
+                ax = axes[2 * block + k, column]
+                ax.set_axis_on()
+                _panel(ax, curve, frame[frame["curve"] == name], measure)
+                if k == 0:
+                    ax.set_title(curve.title.replace(" against", "\nagainst"), fontsize=8)
+                else:
+                    ax.set_xlabel(curve.axis, fontsize=7)
+                if column == 0:
+                    ax.set_ylabel(MEASURES[measure], fontsize=7)
+        figure.savefig(path, dpi=110, bbox_inches="tight")
+        plt.close(figure)
+    return path
+
+
+def _panel(ax: Axes, curve: Curve, points: pd.DataFrame, measure: str) -> None:
+    theory, colour = (curve.time, "#0072B2") if measure == "seconds" else (curve.memory, "#D55E00")
+    values = points[measure].clip(lower=1e-3)
+    ax.loglog(points["size"], values, "o", ms=3.5, alpha=0.6, color=colour)
+    medians = values.groupby(points["size"]).median()
+    if len(medians):
+        ax.plot(medians.index, medians, "-", color=colour, lw=1.2)
+        sizes = np.array(curve.sizes, dtype=float)
+        line = medians.iloc[-1] * (sizes / medians.index[-1]) ** theory
+        ax.plot(sizes, line, "--", color="0.45", lw=1, label=f"size^{theory:g}")
+        ax.set_ylim(min(values.min(), *line) / 3, max(values.max(), *line) * 3)
+        ax.legend(fontsize=6, loc="best", frameon=False, handlelength=1.5)
+    ax.tick_params(labelsize=6)
+    ax.minorticks_off()
+
+
+if __name__ == "__main__":
+    sys.exit("python -m benchmarks scale")
