@@ -84,8 +84,8 @@ def _diagnosis(metrics: Sequence[str], clients: int = 2, samples: int = 256, lay
     models = [build("mlp", shape, 10, options={"sizes": (WIDTH,) * (layers - 1)}, seed=k) for k in range(clients)]
     x = torch.randn(max(samples, probe), *shape, generator=generator)
     y = torch.arange(len(x)) % 10
-    common = {"probe": (x[:probe], y[:probe])} if "cka" in metrics else {}
-    return lambda: diagnose(models, (x[:samples], y[:samples]), metrics, progress=False, **common)
+    own, common = (x[:samples], y[:samples]), (x[:probe], y[:probe])
+    return lambda: diagnose(models, own, metrics, probe=common, progress=False)
 
 
 # --- stored runs -----------------------------------------------------------------------------------------------

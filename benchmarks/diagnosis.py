@@ -81,7 +81,7 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
 
 def _row(ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | None = None) -> Measured:
     what = "diagnose, metrics of features" if ours.name == "all of features" else "diagnose, all metrics"
-    seconds = {"seconds": float(ours.median()), "baseline_seconds": float(theirs.median())}
+    seconds: dict[str, Any] = {"seconds": float(ours.median()), "baseline_seconds": float(theirs.median())}
     return judged("J4", what, baseline, list(ours / theirs), at_most=at_most, **seconds)
 
 
