@@ -63,10 +63,12 @@ class Entry:
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
     def scale(self, scale: str = QUICK) -> str:
-        """Rounds, in part of the paper's, and seeds; empty of what has no runs."""
+        """Rounds, in part of the paper's, and seeds, or that these are settings alone; empty of what has no runs."""
         item = items.REGISTRY.get(self.name)
         if item is None or (scale != QUICK and not item.study.paper):
             return ""
+        if isinstance(item, items.View) and item.settings:
+            return "settings, nothing measured"
         study, whole = item.at(scale).study, item.study.paper.values()
         if "nothing is trained" in study.budget:
             return "nothing trained"

@@ -210,6 +210,7 @@ class View:
         source: name of the item whose rows are drawn.
         draw: (header, rows of the source) -> drawing; it computes no measurement.
         scale: of the source.
+        settings: whether it shows how the source's runs are set, and nothing that was measured on them.
     """
 
     name: str
@@ -217,6 +218,7 @@ class View:
     source: str
     draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
     scale: str = QUICK
+    settings: bool = False
 
     @property
     def study(self) -> Item:
