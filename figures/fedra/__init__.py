@@ -1,5 +1,5 @@
 """Figures and tables of FedRA: clients of unequal depth."""
 
-from figures.fedra import depth, tables
+from figures.fedra import allocations, depth, tables
 
-__all__ = ["depth", "tables"]
+__all__ = ["allocations", "depth", "tables"]

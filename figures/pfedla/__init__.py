@@ -1,5 +1,5 @@
 """Figures and tables of pFedLA: aggregation weights against classes and layers, and bytes saved by retention."""
 
-from figures.pfedla import costs, overlap, weights
+from figures.pfedla import costs, overlap, retained, weights
 
-__all__ = ["costs", "overlap", "weights"]
+__all__ = ["costs", "overlap", "retained", "weights"]

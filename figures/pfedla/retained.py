@@ -1,0 +1,100 @@
+"""pFedLA's Fig. 4: the layers that HeurpFedLA leaves with the clients, from stored weights and choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, name_ticks, style
+from fedlayers.diagnostics.pictures.insides import unfreezing
+from figures import items
+from figures.items import Drawing, Finding, View
+from figures.pfedla.overlap import NAME, RETAINED, WEIGHT, setting
+from fl_core.algorithms.hypernetworks import HeurpFedLA
+from fl_core.errors import UsageError
+
+RUN = "heurpfedla"
+MOMENTS = (0, 8, 40)
+"""Recorded rounds at which one client's weights are drawn."""
+
+
+def own_weights(frame: pd.DataFrame) -> pd.DataFrame:
+    """The run's rows of clients' weights on themselves, one a client, layer and round.
+
+    Raises:
+        UsageError: the run has no rows.
+    """
+    own = frame[(frame["run"] == RUN) & (frame["seed"] == 0)]
+    weights = own[(own["metric"] == WEIGHT) & (own["client"] == own["client_b"])]
+    kept = own.loc[own["metric"] == RETAINED, ["client", "layer", "round", "value"]]
+    if weights.empty or kept.empty:
+        raise UsageError(f"{NAME} has no run of {RUN} with seed 0, whose retained layers are drawn")
+    joined = weights.merge(kept.rename(columns={"value": RETAINED}), on=["client", "layer", "round"], how="outer")
+    return joined.astype({"round": int, RETAINED: bool})
+
+
+def as_chosen(weights: pd.DataFrame) -> pd.Series:
+    """Whether no layer that a client gives away has more weight on itself than one that it keeps, by client, round."""
+
+    def holds(part: pd.DataFrame) -> bool:
+        kept = part[RETAINED]
+        return bool(part.loc[kept, "value"].min() >= part.loc[~kept, "value"].max())
+
+    groups = {key: holds(part) for key, part in weights.groupby(["client", "round"], sort=False)}
+    return pd.Series(groups, dtype=bool)
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    weights = own_weights(frame)
+    stored = frame[(frame["run"] == RUN) & (frame["seed"] == 0) & (frame["metric"] == RETAINED)]
+    layers = list(stored["layer"].unique())
+    client = str(weights["client"].iloc[0])
+    moments = [done for done in MOMENTS if done in set(weights["round"])]
+    with style():
+        figure = plt.figure(figsize=(7.8, 4.7), layout="constrained")
+        upper, lower = figure.subfigures(2, 1, height_ratios=[1, 1.15])
+        for ax, done in zip(upper.subplots(1, len(moments), sharey=True), moments, strict=True):
+            part = weights[(weights["client"] == client) & (weights["round"] == done)].set_index("layer").loc[layers]
+            colours = [COLOURS[0] if kept else FAINT for kept in part[RETAINED]]
+            ax.bar(range(len(layers)), part["value"], color=colours, width=0.8)
+            ax.set(title=f"{client.replace('_', ' ')}, round {done}", ylim=(0, 1.02))
+            name_ticks(ax, layers, room=20)
+            if done == moments[0]:
+                ax.set_ylabel("weight on itself\n(blue: kept)")
+        unfreezing(stored, lower.subplots(), RETAINED)
+    chosen = as_chosen(weights)
+    told = stored.groupby(["client", "round"])["value"].sum()
+    k = header["runs"][RUN]["config"]["options"].get("k", HeurpFedLA.Config().k)
+    last = stored[(stored["round"] == stored["round"].max()) & (stored["value"] == 1)]
+    clients = told.index.unique("client").size
+    shares = ", ".join(f"{layer} {n} of {clients}" for layer, n in last["layer"].value_counts().items())
+    findings = (
+        Finding(
+            f"every client keeps as many layers as it is told, k = {k}",
+            f"{told.min():g} to {told.max():g} in {len(told)} choices",
+            bool((told == k).all()),
+        ),
+        Finding(
+            "it keeps those with the largest weight on itself",
+            f"in {int(chosen.sum())} of {len(chosen)} choices",
+            bool(chosen.all()),
+        ),
+        Finding(
+            "all clients keep the same layer",
+            f"after the last round {shares} (one seed: open)",
+            None,
+        ),
+    )
+    caption = (
+        "Above: one client's weights on itself; the layer with the largest stays with it, the others are mixed. Below: "
+        f"the share of clients that keep a layer. {setting(header)} HeurpFedLA with k = {k}, the first of "
+        f"{header['seeds']} seeds. The paper's figure is a sketch; which layers its clients keep it does not print."
+    )
+    table = weights[["client", "round", "layer", "value", RETAINED]].rename(columns={"value": "weight on itself"})
+    return Drawing(figure, table, caption, findings)
+
+
+FIG4 = items.register(View("pfedla.fig4", "The layers that HeurpFedLA retains, round after round", NAME, _draw))
