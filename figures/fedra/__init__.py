@@ -1,5 +1,5 @@
 """Figures and tables of FedRA: clients of unequal depth."""
 
-from figures.fedra import allocations, depth, tables
+from figures.fedra import allocations, depth, nobody, tables
 
-__all__ = ["allocations", "depth", "tables"]
+__all__ = ["allocations", "depth", "nobody", "tables"]

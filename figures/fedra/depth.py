@@ -110,7 +110,7 @@ def doubled(model: Tree, classes: int) -> Tree:
     return {**model, "patch_embed.proj.weight": large, **head}
 
 
-def _pretrain(task: runner.Task, folder: Path) -> pd.DataFrame:
+def pretrained(task: runner.Task, folder: Path) -> pd.DataFrame:
     """Pretrain, store the weights in the folder, and return the run's rows."""
     engine, frame = trained(task)
     small = engine.server.trees["model"]
@@ -119,18 +119,22 @@ def _pretrain(task: runner.Task, folder: Path) -> pd.DataFrame:
     return frame
 
 
-def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
-    """Make a run start from the pretrained weights, pretraining first if they are not there."""
+def prepared(pretraining: RunConfig, config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """Make a run start from the pretrained weights in the folder, pretraining first if they are not there."""
     if run == PRETRAINING:
         return config
     if not (folder / WEIGHTS).is_file():
-        _pretrain(runner.assemble(replace(RUNS[PRETRAINING], seed=0, data_root=config.data_root)), folder)
+        pretrained(runner.assemble(replace(pretraining, seed=0, data_root=config.data_root)), folder)
     return replace(config, init=str(folder / WEIGHTS))
+
+
+def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    return prepared(RUNS[PRETRAINING], config, run, folder)
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record each style's accuracy over the rounds, and how many blocks its client held at most."""
-    frame = _pretrain(task, folder) if run == PRETRAINING else trained(task)[1]
+    frame = pretrained(task, folder) if run == PRETRAINING else trained(task)[1]
     accuracy = tested(frame)
     accuracy = accuracy[accuracy["model"] == "global"]
     held = frame[(frame["metric"] == HELD) & (frame["value"] == 1)]
