@@ -122,7 +122,7 @@ def _picture(settings: Sequence[Setting], shared: bool) -> plt.Figure:
     """Draw numbers above 0 on logarithmic axes: open circles for the paper, dots for here, a line between two."""
     drawn = [each for each in settings if _numbers(each.paper) or _numbers(each.here)]
     lines, panels = (list(dict.fromkeys(names)) for names in zip(*((e.what, e.of) for e in drawn), strict=True))
-    figure = plt.figure(figsize=(max(5.0, 2.2 + 1.45 * len(panels)), 1.3 + 0.24 * len(lines)), layout="constrained")
+    figure = plt.figure(figsize=(max(5.0, 2.2 + 1.45 * len(panels)), 1.5 + 0.24 * len(lines)), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, sharex=shared, squeeze=False)[0]
     for ax, panel in zip(axes, panels, strict=True):
         for each in drawn:

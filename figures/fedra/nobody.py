@@ -137,7 +137,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     before = start.groupby(["run", "seed"])["value"].mean().unstack("seed").reindex_like(means)
     published = table.published()
     with style():
-        figure = plt.figure(figsize=(7.6, 3.0), layout="constrained")
+        figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         _panel(left, means, table)
         left.axvline(100 * before.mean(axis=None), color="0.6", linewidth=0.9, linestyle="--", label="before training")
