@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +16,8 @@ from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command
 from fedlayers.cli.runs import Log, finished
-from fl_core.config import DEALING, READING, RunConfig
-from fl_core.errors import UsageError
-
-AT_SITES = {*READING, *DEALING, "data_root", "download", "workers", "stack", "device"}
-"""What sites say of themselves, or what has no meaning where each client is alone."""
+from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OverSites, say
+from fl_core.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +112,7 @@ class Site(Command):
         connection = Connection.of(found.connection, self.file.parent)
         check_reachable(connection.superlink, connection.ca)
         os.umask(0o077)  # nobody else on this machine reads the site's states
-        serve(found.site(), connection, found.folder / "flower", _say)
+        serve(found.site(), connection, found.folder / "flower", say)
 
     def interrupted(self) -> str:
         return "the site has stopped; the same command goes on"
@@ -139,15 +135,7 @@ class Federate(Command):
 
     out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
     resume: Annotated[Path | None, option("Go on with this federation's run instead of a new one.", "DIR")] = None
-    superlink: Annotated[str, option("Where the superlink listens.", "HOST:PORT")] = "127.0.0.1:8000"
-    keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = Path("keys/server")
-    sites: Annotated[
-        tuple[str, ...], option("Who takes part, in this order; by default all with a key, sorted.", "NAME [NAME ...]")
-    ] = ()
-    least: Annotated[int | None, option("Go on with so many sites when --timeout is over.", "SITES")] = None
-    timeout: Annotated[
-        float | None, option("Seconds to wait for sites to connect, and in each exchange; default: for ever.", "S")
-    ] = None
+    federation: OverSites = ON_THIS_MACHINE
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
     set_model: SetModel = ()
@@ -156,45 +144,32 @@ class Federate(Command):
 
     def main(self, line: str) -> None:
         config = configured(self.config, self.set, self.set_model, self.set_loss)
-        if (self.least is None) != (self.timeout is None):
-            raise UsageError("--least and --timeout belong together: how many sites are enough, and after how long")
+        patience = self.federation.patience
         for name in self.log:
             catalogue.check("logger", name)
         from fl_core.records import store, writing
         from fl_core.restoring import FEDERATION, check_at_home
 
-        sites: Sequence[str] = self.sites
+        known: Sequence[str] = ()
         if self.resume is None:
             writing.check_free(self.out)
         else:
             stored = store.Run(self.resume).task_config()
             check_at_home(self.resume, stored, True)
-            sites = [site["name"] for site in stored[FEDERATION]["sites"]]
-        from fedlayers.remote import flower
+            known = [site["name"] for site in stored[FEDERATION]["sites"]]
+        with self.federation.linked(known) as link:
+            from fedlayers.remote import federation
+            from fedlayers.remote.sites import left
 
-        flower.require()
-        from fedlayers.remote import federation
-        from fedlayers.remote.flower.server import FlowerLink
-        from fedlayers.remote.sites import Patience, left
-
-        patience = Patience(self.least or 1, self.timeout)
-        link = FlowerLink(self.superlink, self.keys, sites, self.least, self.timeout, _say)
-        try:
             if self.resume is not None:
                 engine = federation.resume(self.resume, link, patience=patience, log=self.log)
             else:
                 engine = federation.federate(config, link, self.out, patience=patience, command=line, log=self.log)
             finished(engine, self.resume or self.out)
             print(f"\nbytes that left the sites:\n{left(self.resume or self.out).to_string()}")
-        finally:
-            link.close()
 
     def interrupted(self) -> str:
         out = self.resume or self.out
         begun = (out / "config.json").exists()
-        where = shlex.join(["--superlink", self.superlink, "--keys", str(self.keys)])
+        where = shlex.join(["--superlink", self.federation.superlink, "--keys", str(self.federation.keys)])
         return f"fedlayers federate --resume {out} {where} goes on" if begun else super().interrupted()
-
-
-def _say(line: str) -> None:
-    print(f"fedlayers: {line}", file=sys.stderr, flush=True)

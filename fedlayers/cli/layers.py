@@ -15,13 +15,17 @@ from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import SetLoss, SetMetric, SetModel, configured, option
 from fedlayers.cli.base import Command, ModelCode
+from fedlayers.cli.superlinks import NOWHERE, OverSites, changed
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.ordering import in_order
 
 if TYPE_CHECKING:
     from fedlayers.diagnostics.metrics.base import Metric
+    from fedlayers.diagnostics.report import Report
 
+AT_HOME = ("resamples", "model_code")
+"""What a diagnosis over sites cannot have."""
 _LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 _DTYPES = ("float32", "float64")
 
@@ -32,6 +36,8 @@ class Diagnose(Command):
 
     Either the models of a run are measured, or those of a dataset and a model after every client's first
     local training, one epoch unless --epochs says more.
+    With --superlink that dataset's clients are the sites of a federation, which train and measure there and send
+    numbers alone; metrics and nulls that compare clients cannot be measured so.
     The rows are what fedlayers select reads.
 
     Examples:
@@ -40,6 +46,7 @@ class Diagnose(Command):
         fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
         fedlayers diagnose --dataset heart --null labels clients fresh
         fedlayers diagnose --dataset heart --metrics hessian_spectrum --set hessian_spectrum.density=50
+        fedlayers diagnose --dataset heart --superlink fed.example.org:8443 --keys keys/server --null fresh
     """
 
     dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
@@ -69,6 +76,7 @@ class Diagnose(Command):
         ),
     ] = ()
     null_draws: Annotated[int, option("Random draws of each null.", "N")] = 1
+    federation: OverSites = NOWHERE
     config: Annotated[
         RunConfig,
         arguments.flags(
@@ -95,6 +103,9 @@ class Diagnose(Command):
         if self.dataset is not None:
             config = dataclasses.replace(config, dataset=self.dataset, model=self.model)
             catalogue.check_names(config)
+        elif self.federation.superlink:
+            raise UsageError("--superlink goes with --dataset: the sites measure after their first local training")
+        over = self.federation.check(config, [name for name in AT_HOME if getattr(self, name)])
 
         from fedlayers.cli import tables
         from fedlayers.diagnostics import measure
@@ -106,7 +117,7 @@ class Diagnose(Command):
 
         nulls = check_nulls(self.null, self.null_draws)
         arguments.check_output(self.out, "rows")
-        metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
+        metrics = tuple(dict.fromkeys(self.metrics)) or (_alone() if over else DEFAULT)
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = {
             name: {key: _option(chosen[name], key, value) for key, value in given.items()}
@@ -121,6 +132,8 @@ class Diagnose(Command):
             which, code = self.model or "local", self.model_code
             how |= {"null": nulls, "null_draws": self.null_draws}
             report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, **how)
+        elif over:
+            report = self._at_sites(config, metrics, how)
         else:
             task = runner.assemble(config)
             for note in task.notes():
@@ -140,18 +153,34 @@ class Diagnose(Command):
                 print(f"\n{about}\n{tables.measured(report, name, variant)}")
         if report.header["absent"]:
             print(f"\nwithout a model in this round: {listing(in_order(report.header['absent']))}")
+        if over:
+            left = ", ".join(f"{name} {n:,}" for name, n in report.header["left"].items())
+            print(f"\nbytes that left the sites: {left}")
         if nulls:
             print(f"\nalso measured, for select to compare: {'; '.join(NULLS[name].title for name in nulls)}")
         print(f"\nrows: {self.out}")
 
+    def _at_sites(self, config: RunConfig, metrics: Sequence[str], how: dict[str, Any]) -> Report:
+        from fedlayers.remote import diagnosis
+
+        diagnosis.check(metrics, self.null)
+        del how["resamples"]
+        with self.federation.linked() as link:
+            return diagnosis.diagnose(config, link, metrics, null=self.null, null_draws=self.null_draws, **how)
+
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round takes a number or last, not {self.round!r}")
-        changed = [f.name for f in dataclasses.fields(RunConfig) if getattr(self.config, f.name) != f.default]
-        changed = [name for name in changed if name not in ("options", "model_options")]
-        changed += [name for name in ("set_model", "set_loss") if getattr(self, name)]
-        if changed:
-            raise UsageError(f"--{changed[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
+        names = {field.name for field in dataclasses.fields(RunConfig)} - {"options", "model_options"}
+        given = changed(self.config, names) + [name for name in ("set_model", "set_loss") if getattr(self, name)]
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
+
+
+def _alone() -> tuple[str, ...]:
+    from fedlayers.remote.diagnosis import ALONE
+
+    return ALONE
 
 
 def _option(metric: Metric, key: str, value: Any) -> Any:

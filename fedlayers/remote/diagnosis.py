@@ -11,8 +11,7 @@ from uuid import uuid4
 import numpy as np
 
 from fedlayers.diagnostics.gradients.sensitivity import combine
-from fedlayers.diagnostics.measure import DEFAULT_METRICS
-from fedlayers.diagnostics.metrics.base import METRICS
+from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.diagnostics.report import Report
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
@@ -26,7 +25,7 @@ from fl_core.errors import UsageError
 from fl_core.task import Task
 
 MEASURED_BYTES = 2**26
-ALONE = tuple(name for name in DEFAULT_METRICS if not METRICS[name].pairs)
+ALONE = tuple(name for name in DEFAULT if not METRICS[name].pairs)
 """The metrics that are measured by default, without those that compare clients."""
 COMBINED = "federation_sensitivity"
 
@@ -54,13 +53,15 @@ def diagnose(
         measure_batch, mode, layers, options, null_draws: as of ``of_task``; options are plain numbers and text.
         null: ``labels_within``, ``fresh``, or both.
 
+    Returns:
+        The report; ``left`` of its header has the bytes that left each site.
+
     Raises:
         UsageError: what sites that share numbers alone cannot measure, before any is asked.
         RefusedError: a site does not allow it. PacketError: a site sent what are no rows of its own.
     """
     names = [metrics] if isinstance(metrics, str) else list(metrics)
-    check_alone(names)
-    check_nulls(null)
+    check(names, null)
     line = Line(link)
     facts = federation.greet(line)
     task = federation.task_of(config, federation.together(facts, config.dataset), None)
@@ -83,7 +84,19 @@ def diagnose(
         if packet is None:
             raise UsageError(f"site {site!r} does not answer")
         found[site] = _checked(site, packet, task, names)
-    return _report([found[name] for name in line.names], task, command or "diagnose")
+    report = _report([found[name] for name in line.names], task, command or "diagnose")
+    return replace(report, header={**report.header, "left": line.tally.by_site()})
+
+
+def check(metrics: Sequence[str], null: Sequence[str] = ()) -> None:
+    """Refuse what sites that share numbers alone cannot measure.
+
+    Raises:
+        UsageError: names the metrics that compare clients or the nulls that take all clients' samples together, and
+            what there is.
+    """
+    check_alone(metrics)
+    check_nulls(null)
 
 
 def _checked(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class Tally:
     >>> tally.add("north", "train", 7960)
     >>> tally.bytes, tally.replies
     ({('north', 'train'): 7960}, {('north', 'train'): 1})
+    >>> tally.by_site()
+    {'north': 7960}
     """
 
     bytes: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -58,6 +60,11 @@ class Tally:
         """Count one reply."""
         self.bytes[site, kind] = self.bytes.get((site, kind), 0) + n_bytes
         self.replies[site, kind] = self.replies.get((site, kind), 0) + 1
+
+    def by_site(self) -> dict[str, int]:
+        """The bytes of all kinds together, by site."""
+        sites = dict.fromkeys(site for site, _ in self.bytes)
+        return {name: sum(n for (site, _), n in self.bytes.items() if site == name) for name in sites}
 
     def write(self, writer: Writer, done: int) -> None:
         """Append rows of what left the sites since the last time to :data:`LEFT` beside the run's rows.

@@ -1,0 +1,103 @@
+"""Flags of the commands that reach a federation's sites, and the link to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import OmitArgPrefixes
+
+from fedlayers.cli.arguments import option
+from fl_core.config import DEALING, READING, RunConfig
+from fl_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedlayers.remote.link import SiteLink
+    from fedlayers.remote.sites import Patience
+
+AT_SITES = (*READING, *DEALING, "data_root", "download", "workers", "stack", "device")
+"""What sites say of themselves, or what has no meaning where each client is alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sites:
+    """Over the sites of a federation, whose samples stay there (docs/federation.md)."""
+
+    superlink: Annotated[str, option("Where the superlink listens.", "HOST:PORT")] = ""
+    keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = Path("keys/server")
+    sites: Annotated[
+        tuple[str, ...], option("Who takes part, in this order; by default all with a key, sorted.", "NAME [NAME ...]")
+    ] = ()
+    least: Annotated[int | None, option("Go on with so many sites when --timeout is over.", "SITES")] = None
+    timeout: Annotated[
+        float | None, option("Seconds to wait for sites to connect, and in each exchange; default: for ever.", "S")
+    ] = None
+
+    @property
+    def patience(self) -> Patience:
+        """How long sites are waited for.
+
+        Raises:
+            UsageError: --least without --timeout, or the other way, or numbers that cannot be.
+        """
+        from fedlayers.remote.sites import Patience
+
+        if (self.least is None) != (self.timeout is None):
+            raise UsageError("--least and --timeout belong together: how many sites are enough, and after how long")
+        return Patience(self.least or 1, self.timeout)
+
+    def check(self, config: RunConfig, without: Sequence[str] = ()) -> bool:
+        """Whether sites are asked for at all; what then is not the command line's to say is refused by name.
+
+        Args:
+            without: what else of the command cannot be at sites: flags that were given.
+
+        Raises:
+            UsageError: names the flag.
+        """
+        if not self.superlink:
+            for field in dataclasses.fields(self):
+                if getattr(self, field.name) != field.default:
+                    raise UsageError(f"--{field.name} is of a federation over sites: name its --superlink HOST:PORT")
+            return False
+        _ = self.patience
+        for flag in (*changed(config, AT_SITES), *without):
+            raise UsageError(f"--{flag.replace('_', '-')} cannot be said over sites (--superlink): leave it out")
+        return True
+
+    @contextmanager
+    def linked(self, names: Sequence[str] = ()) -> Iterator[SiteLink]:
+        """Reach the sites, all at once; ``names``: of a run that goes on, in place of the flag's.
+
+        Raises:
+            UsageError: Flower is not installed, or the superlink cannot be reached. RunError: too few sites came.
+        """
+        from fedlayers.remote import flower
+
+        flower.require()
+        from fedlayers.remote.flower.server import FlowerLink
+
+        link = FlowerLink(self.superlink, self.keys, names or self.sites, self.least, self.timeout, say)
+        try:
+            yield link
+        finally:
+            link.close()
+
+
+OverSites = Annotated[Sites, OmitArgPrefixes]
+NOWHERE = Sites()
+ON_THIS_MACHINE = Sites("127.0.0.1:8000")
+
+
+def changed(config: RunConfig, names: Collection[str]) -> list[str]:
+    """Those of some keys that are not as the configuration has them by default."""
+    fields = (field for field in dataclasses.fields(RunConfig) if field.name in names)
+    return [field.name for field in fields if getattr(config, field.name) != field.default]
+
+
+def say(line: str) -> None:
+    print(f"fedlayers: {line}", file=sys.stderr, flush=True)
