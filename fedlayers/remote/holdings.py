@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fl_core.data import FederatedData, files
+from fl_core.data import FederatedData, files, text
 from fl_core.data.arrays import Array, Integers
 from fl_core.data.columns import Reading
 from fl_core.data.federated import ClientData, Split
@@ -22,6 +22,7 @@ from fl_core.data.partitions.base import check_shares, split_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import SHARES
 from fl_core.data.registry import DATASETS
+from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
 from fl_core.tokens import TokenShape
 
@@ -50,6 +51,9 @@ class Holding(Protocol):
         Raises:
             UsageError: the data are not to be scaled.
         """
+
+    def classes(self, number: int, seed: int) -> int:
+        """How many classes the validation samples in that split have; 0 of numbers that are to be predicted."""
 
 
 @dataclass(frozen=True)
@@ -110,24 +114,45 @@ class Given:
     def moments(self, number: int, seed: int) -> Moments:
         raise UsageError(f"site {self.name!r} has data that are as they are to be")
 
+    def classes(self, number: int, seed: int) -> int:
+        return len(self._client.validation.y.unique()) if self._data.classes else 0
+
 
 def common(name: str, data: FederatedData) -> dict[str, Any]:
     """What all sites of a federation must agree on."""
-    words = None
-    if data.words is not None:
-        words = hashlib.sha256("\n".join(data.words).encode()).hexdigest()
     return {
         "name": name,
         "shape": list(data.shape),
         "classes": list(data.classes),
         "tokens": data.shape.tokens if isinstance(data.shape, TokenShape) else 0,
-        "words": words,
+        "words": digest_of_words(data.words),
         "mean": [float(each) for each in data.mean],
         "std": [float(each) for each in data.std],
         "images": data.images,
         "scale": "none",
         "columns": [] if data.preprocessing is None else list(data.preprocessing.columns),
     }
+
+
+def digest_of_words(words: Sequence[str] | None) -> str | None:
+    """By which sites see that they have the same vocabulary; None = the samples are no texts."""
+    return None if words is None else hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
+    """A site's texts in the vocabulary of the federation; anything else as it is."""
+    if source.words is None:
+        if vocabulary is not None:
+            raise UsageError(
+                f"site {name!r}: {source.name} holds no texts, and a vocabulary is for texts: leave it out"
+            )
+        return source
+    if vocabulary is None:
+        raise UsageError(
+            f"site {name!r}: a vocabulary would be fitted on all sites' texts, which no site has; name one that all "
+            'agreed on: vocabulary = "words.txt" (a word a line) or "hashed:4096"'
+        )
+    return text.agreed(source, vocabulary)
 
 
 class Silo:
@@ -144,6 +169,8 @@ class Silo:
         client: whose samples of the data they are, if those have clients; by default those of ``name``.
         classes: all classes of the federation, of which a file may lack some; by default those that it has.
         data_root: of named datasets.
+        vocabulary: of texts, agreed on by all sites: a file with a word a line, or ``hashed:N``, as
+            :func:`fl_core.data.text.agreed` takes it.
         reading: how a file is read, as :class:`fl_core.data.columns.Reading` has it. ``scale="standard"`` scales by the
             means and variances of all sites' training samples, of which each tells its own.
 
@@ -159,6 +186,7 @@ class Silo:
         client: str | None = None,
         classes: Sequence[str] | None = None,
         data_root: Path | str | None = None,
+        vocabulary: Path | str | None = None,
         **reading: Any,
     ) -> None:
         self.name = name
@@ -180,9 +208,12 @@ class Silo:
             source = source.take(np.flatnonzero(source.owner == source.owner_names.index(own)))
         elif client is not None:
             raise UsageError(f"{dataset} names no clients, so that there is no {client!r} among them: leave client out")
-        if source.words is not None or how.scale not in ("none", STANDARD) or how.impute != "none":
-            what = "a vocabulary" if source.words is not None else "impute, and any scale but standard,"
-            raise UsageError(f"site {name!r}: {what} would be fitted on all sites' samples, which no site has")
+        if how.scale not in ("none", STANDARD) or how.impute != "none":
+            raise UsageError(
+                f"site {name!r}: impute, and any scale but standard, would be fitted on all sites' samples, which no "
+                "site has"
+            )
+        source = _agreed(name, source, vocabulary)
         self._scale = source.asked(how.scale, "none").scale
         self._source = source
         self._shares = check_shares(SHARES)
@@ -200,8 +231,8 @@ class Silo:
             "shape": list(source.shape),
             "classes": list(source.classes),
             "columns": list(source.columns),
-            "tokens": 0,
-            "words": None,
+            "tokens": source.shape.tokens if isinstance(source.shape, TokenShape) else 0,
+            "words": digest_of_words(source.words),
             "images": source.is_image,
             "scale": self._scale,
             **{key: [float(each) for each in values] for key, values in zip(("mean", "std"), scale, strict=True)},
@@ -222,6 +253,10 @@ class Silo:
         if self._scale != STANDARD:
             raise UsageError(f"site {self.name!r} has data that are as they are to be")
         return Moments.of(self._source.x[np.sort(self._split(number, seed)[0])])
+
+    def classes(self, number: int, seed: int) -> int:
+        validation = self._split(number, seed)[SPLITS.index("validation")]
+        return len(np.unique(self._source.y[validation])) if self._source.classes else 0
 
     def _split(self, number: int, seed: int) -> tuple[Integers, ...]:
         source = self._source

@@ -15,10 +15,11 @@ from fedlayers.remote.site import Site
 from fl_core import limits
 from fl_core.data.columns import READING
 from fl_core.data.registry import DATASETS
+from fl_core.data.text import HASHED
 from fl_core.errors import UsageError, check_known
 
 TABLES = ("name", "folder", "device", "data", "policy", "privacy", "connection")
-DATA = ("dataset", "client", "classes", "data_root", *READING)
+DATA = ("dataset", "client", "classes", "data_root", "vocabulary", *READING)
 FILE_BYTES = 2**20
 
 
@@ -92,6 +93,8 @@ class SiteFile:
             data["dataset"] = str(here / str(data["dataset"]))
         if "data_root" in data:
             data["data_root"] = str(here / str(data["data_root"]))
+        if "vocabulary" in data and not str(data["vocabulary"]).startswith(f"{HASHED}:"):
+            data["vocabulary"] = str(here / str(data["vocabulary"]))
         policy: Policy = _table("policy", found, Policy)
         privacy: Privacy = _table("privacy", found, Privacy)
         connection = found.get("connection", {})

@@ -144,6 +144,17 @@ class Source:
         order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so that the stable order is theirs
         return self.spelled(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
 
+    def hashed(self, buckets: int) -> Source:
+        """The source of texts with the number of each word's bucket as its code: a vocabulary that nobody has to make.
+
+        The bucket is SHA-256 of the word modulo ``buckets``; words that meet in one are not told apart.
+        """
+        digests = (hashlib.sha256(word.encode()).digest() for word in self.words or ())
+        ids = [*range(len(SPECIAL)), *(len(SPECIAL) + int.from_bytes(each[:8], "big") % buckets for each in digests)]
+        return replace(
+            self, x=np.array(ids, dtype=np.int64)[self.x], words=tuple(f"bucket {k}" for k in range(buckets))
+        )
+
     def spelled(self, vocabulary: tuple[str, ...]) -> Source:
         """The source of texts with the codes of another vocabulary; a word that it does not have is the unknown."""
         code = {word: len(SPECIAL) + k for k, word in enumerate(vocabulary)}

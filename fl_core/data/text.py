@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fl_core import limits
 from fl_core.data import arrays
 from fl_core.data.arrays import Integers
 from fl_core.data.sources import Source
@@ -18,6 +19,9 @@ from fl_core.tokens import PAD, SPECIAL, START
 
 LENGTH = 64
 """Tokens of a sample, the first of which is the start; what is longer is cut off, what is shorter is filled up."""
+
+HASHED = "hashed"
+MOST_WORDS = 2**20
 
 _TOKEN = re.compile(r"[#@]?\w+(?:['’]\w+)*|[^\w\s]")
 
@@ -75,6 +79,53 @@ def source(
     check(columns[text], f"{path}, column {text!r}", place)
     x, words = encode(columns[text])
     return Source(str(path), x, y, found, owner, owner_names, words=words)
+
+
+def agreed(texts: Source, vocabulary: Path | str) -> Source:
+    """A source of texts in a vocabulary that was agreed on before anybody's texts were looked at.
+
+    >>> codes, words = encode(["Late again, thanks"], 6)
+    >>> mine = Source("mine", codes, np.zeros(1, dtype=np.int64), ("no", "yes"), words=words)
+    >>> _ = Path("words.txt").write_text("thanks\\nlate\\n")
+    >>> agreed(mine, "words.txt").x.tolist()
+    [[2, 4, 1, 1, 3, 0]]
+    >>> agreed(mine, "hashed:50").x.tolist()
+    [[2, 51, 6, 18, 31, 0]]
+
+    Args:
+        vocabulary: a file with a word a line, whose token ids follow their order, other words being the unknown one; or
+            ``hashed:N``, N buckets into which words fall by their SHA-256.
+
+    Raises:
+        UsageError: no such file, a line that is no single word as :func:`words_of` has it, a word that is there twice,
+            or a number of buckets that is not from 2 to 2^20.
+    """
+    kind, _, buckets = str(vocabulary).partition(":")
+    if kind == HASHED:
+        if not (buckets.isascii() and buckets.isdigit() and 2 <= int(buckets) <= MOST_WORDS):
+            raise UsageError(f"vocabulary {vocabulary}: {HASHED}:N takes a number of buckets from 2 to {MOST_WORDS:,}")
+        return texts.hashed(int(buckets))
+    return texts.spelled(read_vocabulary(Path(vocabulary)))
+
+
+def read_vocabulary(path: Path) -> tuple[str, ...]:
+    """The words of a file that has one a line; errors as of :func:`agreed`."""
+    if not path.is_file():
+        raise UsageError(f"there is no vocabulary {path}: a file with a word a line, or {HASHED}:N")
+    limits.check_size(path, path.stat().st_size)
+    try:
+        words = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text in UTF-8: {error}") from error
+    lines: dict[str, int] = {}
+    for number, word in enumerate(words, 1):
+        if words_of(word) != [word]:
+            raise UsageError(f"{path}, line {number}: {word[:40]!r} is no single word in lower case")
+        if lines.setdefault(word, number) != number:
+            raise UsageError(f"{path}, line {number}: {word[:40]!r} stands in line {lines[word]} already")
+    if not 1 <= len(words) <= MOST_WORDS:
+        raise UsageError(f"{path} has {len(words):,} words; a vocabulary has from 1 to {MOST_WORDS:,}")
+    return tuple(words)
 
 
 def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:
