@@ -16,7 +16,7 @@ from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command
 from fedlayers.cli.runs import Log, finished
-from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OverSites, say
+from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, say
 from fl_core.config import RunConfig
 
 
@@ -135,7 +135,7 @@ class Federate(Command):
 
     out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
     resume: Annotated[Path | None, option("Go on with this federation's run instead of a new one.", "DIR")] = None
-    federation: OverSites = ON_THIS_MACHINE
+    federation: OfSites = ON_THIS_MACHINE
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
     set_model: SetModel = ()
@@ -161,12 +161,13 @@ class Federate(Command):
             from fedlayers.remote import federation
             from fedlayers.remote.sites import left
 
+            out = self.resume or self.out
             if self.resume is not None:
                 engine = federation.resume(self.resume, link, patience=patience, log=self.log)
             else:
                 engine = federation.federate(config, link, self.out, patience=patience, command=line, log=self.log)
-            finished(engine, self.resume or self.out)
-            print(f"\nbytes that left the sites:\n{left(self.resume or self.out).to_string()}")
+            finished(engine, out)
+            print(f"\nbytes that left the sites:\n{left(out).to_string()}")
 
     def interrupted(self) -> str:
         out = self.resume or self.out

@@ -15,7 +15,7 @@ from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import SetLoss, SetMetric, SetModel, configured, option
 from fedlayers.cli.base import Command, ModelCode
-from fedlayers.cli.superlinks import NOWHERE, OverSites, changed
+from fedlayers.cli.superlinks import NOWHERE, OfSites, changed
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.ordering import in_order
@@ -76,7 +76,7 @@ class Diagnose(Command):
         ),
     ] = ()
     null_draws: Annotated[int, option("Random draws of each null.", "N")] = 1
-    federation: OverSites = NOWHERE
+    federation: OfSites = NOWHERE
     config: Annotated[
         RunConfig,
         arguments.flags(

@@ -11,6 +11,7 @@ from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command
+from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fedlayers.places.base import check_place
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
@@ -192,11 +193,13 @@ class Choose(OneAlgorithm):
 
     All have the same data, start and batches, and are judged on validation samples. With three or more seeds it also
     says how sure the decision is. The winner's run is complete at the end. A shorter race (--share 0.6) with fewer arms
-    costs less and has lost more.
+    costs less and has lost more. With --superlink the runs are federations over its sites, one after another; what
+    sites send are the messages of those runs and their scores.
 
     Examples:
         fedlayers choose --dataset heart --seeds 3 --out out/choose
         fedlayers choose --dataset heart --then-personalise
+        fedlayers choose --dataset heart --superlink fed.example.org:8443 --keys keys/server
         fedlayers choose --dataset digits --arms nothing half all_but_last --share 0.6 --workers 2
     """
 
@@ -209,6 +212,7 @@ class Choose(OneAlgorithm):
     race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     on: On = ""
+    federation: OfSites = NOWHERE
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("What obeys the cuts.")] = "fedper"
     set: Set = ()
@@ -220,20 +224,27 @@ class Choose(OneAlgorithm):
         arguments.check_folder(self.out)
         if self.then_personalise and self.race_only:
             raise UsageError("--then-personalise is held against the winner's end: leave --race-only out")
+        over = self.federation.check(config, ["on"] if self.on else ())
 
         from fedlayers.studies.choose import choose
 
-        choice = choose(
-            config,
-            self.out,
-            arms=self.arms,
-            seeds=seeds,
-            share=self.share,
-            complete=not self.race_only,
-            personalise=self.then_personalise,
-            on=self.on,
-            tell=_say,
-        )
+        asked: dict[str, Any] = {
+            "arms": self.arms,
+            "seeds": seeds,
+            "share": self.share,
+            "complete": not self.race_only,
+            "personalise": self.then_personalise,
+            "tell": _say,
+        }
+        if over:
+            with self.federation.linked() as link:
+                choice = choose(config, self.out, link=link, patience=self.federation.patience, **asked)
+            from fedlayers.remote.sites import left
+
+            runs = sorted(path.parent for path in self.out.glob("*/*/left.jsonl"))
+            print(f"\nbytes that left the sites, all runs together:\n{left(*runs).to_string()}")
+        else:
+            choice = choose(config, self.out, on=self.on, **asked)
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 
 

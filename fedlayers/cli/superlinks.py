@@ -88,7 +88,7 @@ class Sites:
             link.close()
 
 
-OverSites = Annotated[Sites, OmitArgPrefixes]
+OfSites = Annotated[Sites, OmitArgPrefixes]
 NOWHERE = Sites()
 ON_THIS_MACHINE = Sites("127.0.0.1:8000")
 

@@ -21,7 +21,6 @@ from fedlayers.remote.site import check_nulls
 from fedlayers.remote.sites import Line
 from fl_core import rows
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.task import Task
 
 MEASURED_BYTES = 2**26
@@ -81,9 +80,7 @@ def diagnose(
     packets = {name: Packet(dict(head)) for name in line.names}
     found: dict[str, dict[str, Any]] = {}
     for site, packet in line.ask(packets, MEASURED_BYTES):
-        if packet is None:
-            raise UsageError(f"site {site!r} does not answer")
-        found[site] = _checked(site, packet, task, names)
+        found[site] = _checked(site, federation.answered(site, packet), task, names)
     report = _report([found[name] for name in line.names], task, command or "diagnose")
     return replace(report, header={**report.header, "left": line.tally.by_site()})
 

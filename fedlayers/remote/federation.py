@@ -24,6 +24,7 @@ from fl_core.data import FederatedData
 from fl_core.data.hollow import Facts, hollow
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.decision import Instruments
+from fl_core.dropout import read_trace
 from fl_core.engine import Engine
 from fl_core.errors import UsageError, check_distinct, listing
 from fl_core.loggers.base import Logger, loggers_of
@@ -49,6 +50,7 @@ def federate(
     progress: bool = True,
     until: int | None = None,
     log: Collection[str | Logger] = (),
+    known: Sequence[Mapping[str, Any]] = (),
 ) -> Engine:
     """Run an algorithm over the sites of a link: rows and server bit for bit those of ``fedlayers run --stack off``.
 
@@ -57,6 +59,7 @@ def federate(
         out: the run directory, an ordinary one in which no client's state is.
         patience: how long clients are waited for; by default for ever. Rows ``reply_lost`` say who was missing.
         plan, instruments, command, progress, until, log: as of :func:`fl_core.runner.run`.
+        known: what the sites said of themselves in an earlier :func:`greet`, which they still have to say.
 
     Warns:
         UserWarning: the plan was edited by hand, or shares no layer that trains, or all of them.
@@ -68,10 +71,14 @@ def federate(
     """
     line = Line(link)
     facts = greet(line)
+    if known:
+        check_same(list(map(_known, known)), facts, "this federation")
     data = together(facts, config.dataset)
     task = task_of(config, data, plan)
     instruments = instruments or of_diagnostics()
     runner.decision_of(task, instruments).check(task.algorithm(task.plan))
+    if task.config.dropout_trace is not None:
+        task.lost_replies = read_trace(task.config.dropout_trace, line.names)
     if out is not None:
         writing.check_free(Path(out))
     for note in task.algorithm_notes():  # on their data the sites are silent
@@ -105,13 +112,7 @@ def resume(
     line = Line(link)
     facts = greet(line)
     known = stored[FEDERATION]
-    for before, now in zip(known["sites"], map(_known, facts), strict=False):
-        if before != now:
-            raise UsageError(
-                f"{out} began with site {before['name']!r} and other data: {now['name']!r} is not the same"
-            )
-    if len(facts) != len(known["sites"]):
-        raise UsageError(f"{out} began with the sites {listing(site['name'] for site in known['sites'])}")
+    check_same(known["sites"], facts, str(out))
     data = together(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> AtSites:
@@ -129,6 +130,33 @@ def resume(
     )
 
 
+def check_same(before: Sequence[Mapping[str, Any]], facts: Sequence[Mapping[str, Any]], what: str) -> None:
+    """Refuse other sites, or other data at them, than something began with.
+
+    Args:
+        before: name, sizes and digest of each site at that time.
+
+    Raises:
+        UsageError: names the first site that is another, or all.
+    """
+    for then, now in zip(before, map(_known, facts), strict=False):
+        if then != now:
+            raise UsageError(f"{what} began with site {then['name']!r} and other data: {now['name']!r} is not the same")
+    if len(facts) != len(before):
+        raise UsageError(f"{what} began with the sites {listing(site['name'] for site in before)}")
+
+
+def answered(site: str, packet: Packet | None) -> Packet:
+    """The reply of a site that has to reply.
+
+    Raises:
+        UsageError: it did not in time.
+    """
+    if packet is None:
+        raise UsageError(f"site {site!r} does not answer")
+    return packet
+
+
 def greet(line: Line) -> list[dict[str, Any]]:
     """Ask every site who it is; returns their facts, in the federation's order.
 
@@ -140,10 +168,9 @@ def greet(line: Line) -> list[dict[str, Any]]:
     hello = Packet({"kind": "hello", "version": fl_core.__version__, "protocol": protocol.PROTOCOL})
     found = {}
     for site, packet in line.ask(dict.fromkeys(line.names, hello), HELLO_BYTES):
-        if packet is None:
-            raise UsageError(f"site {site!r} does not answer")
+        reply = answered(site, packet)
         try:
-            found[site] = fields(packet.head, protocol.FACTS)
+            found[site] = fields(reply.head, protocol.FACTS)
         except PacketError as error:
             raise PacketError(f"site {site!r}: {error}") from error
     facts = [found[site] for site in line.names]
@@ -227,9 +254,7 @@ def join(
     }
     packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES):
-        if packet is None:
-            raise UsageError(f"site {site!r} does not answer")
-        fields(packet.head, protocol.JOINED)
+        fields(answered(site, packet).head, protocol.JOINED)
     return AtSites(line, line.names, initial, run, patience=patience)
 
 
@@ -242,9 +267,7 @@ def scaling_of(line: Line, facts: Sequence[Mapping[str, Any]], seed: int) -> Pre
     packets = {name: Packet({"kind": "moments", "number": k, "seed": seed}) for k, name in enumerate(line.names)}
     found: dict[str, Moments] = {}
     for site, packet in line.ask(packets, HELLO_BYTES):
-        if packet is None:
-            raise UsageError(f"site {site!r} does not answer")
-        told = fields(packet.head, protocol.TOLD)
+        told = fields(answered(site, packet).head, protocol.TOLD)
         width = facts[0]["shape"][0]
         sound = told["count"] > 0 and len(told["mean"]) == len(told["squares"]) == width and min(told["squares"]) >= 0
         if not sound:

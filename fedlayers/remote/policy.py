@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,9 +105,19 @@ class Policy:
             UsageError: names the first such layer, or one that the model does not have.
         """
         known = {layer.name: layer for layer in layers}
-        sent = set(names)
         for name in self.never_send:
-            if sent & set(known[check_known("layer (never_send)", name, known)].tensors):
+            check_known("layer (never_send)", name, known)
+        sent = set(names)
+        self.check_layers([layer.name for layer in layers if sent & set(layer.tensors)])
+
+    def check_layers(self, names: Collection[str]) -> None:
+        """Refuse to send something of layers, by name, that never leave.
+
+        Raises:
+            UsageError: names the first such layer.
+        """
+        for name in self.never_send:
+            if name in names:
                 raise UsageError(
                     f"the site never sends layer {name!r}: a plan or an algorithm that keeps it local does"
                 )

@@ -2,6 +2,7 @@
 
 ``hello``     who is there: version, shape, classes, sizes, digests
 ``moments``   of tables that are to be scaled: the number of training samples, means, sums of squares
+``race``      runs that are to follow: whether the site allows them, and how many classes its validation samples have
 ``join``      a run: its configuration, the site's number in the federation, everybody's sizes, the model's digest
 ``train``     one exchange, from one version of the client's state to another
 ``finetune``  a copy of one of the client's models, and ``score`` them: the server's part of the models, and the names
@@ -9,9 +10,9 @@
 
 ``measure``   metrics of the client's own model after its first round of training, numbers alone
 
-Replies are ``hello``, ``told``, ``joined``, ``done``, ``measured``, or ``refused`` and ``failed`` with a reason. Each
-request has a stamp, the session of the server and a number that grows in it, and its reply has the same: what comes
-late is known by that.
+Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done``, ``measured``, or ``refused`` and ``failed`` with a
+reason. Each request has a stamp, the session of the server and a number that grows in it, and its reply has the same:
+what comes late is known by that.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ FORMS = {
 HELLO = {"version": str, "protocol": COUNT}
 MOMENTS = {"number": COUNT, "seed": COUNT}
 TOLD = {"count": COUNT, "mean": [NUMBER], "squares": [NUMBER]}
+RACE = {"number": COUNT, "seed": COUNT, "arms": [{"algorithm": str, "options": dict, "layers": [str]}]}
+COUNTED = {"classes": COUNT}
 JOIN = {
     "scaling": (dict, None),
     "run": str,

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Keys of a run's configuration that a site does not take from the server."""
 EXTRA_TREES = 64
+MOST_RUNS = 8
+"""Runs of which a site has its samples and states in memory; of others they are read again when they are asked for."""
 _RUN = re.compile(r"[0-9a-f]{32}")
 _LANE = re.compile(r"main|beside-[0-9]{1,6}")
 
@@ -80,10 +82,12 @@ class Site:
             reply = self._hello(packet)
         elif kind == "moments":
             reply = self._moments(packet)
+        elif kind == "race":
+            reply = self._race(packet)
         elif kind == "join":
             reply = self._join(packet, request, stamp["session"])
         else:
-            check_known("request", kind, ("hello", "moments", "join", "measure", *protocol.WORK))
+            check_known("request", kind, ("hello", "moments", "race", "join", "measure", *protocol.WORK))
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
             reply = joined.measure(packet) if kind == "measure" else joined.work(packet, request, **stamp)
@@ -103,6 +107,14 @@ class Site:
         found = self.holding.moments(asked["number"], asked["seed"])
         return Packet({"kind": "told", "count": found.count, "mean": list(found.mean), "squares": list(found.squares)})
 
+    def _race(self, packet: Packet) -> Packet:
+        asked = fields(packet.head, protocol.RACE)
+        self.policy.check_samples(sum(self.holding.sizes.values()))
+        for arm in asked["arms"]:
+            self.policy.check_algorithm(arm["algorithm"], arm["options"])
+            self.policy.check_layers(arm["layers"])
+        return Packet({"kind": "counted", "classes": self.holding.classes(asked["number"], asked["seed"])})
+
     def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
         asked = fields(packet.head, protocol.JOIN)
         if not _RUN.fullmatch(asked["run"]):
@@ -111,7 +123,7 @@ class Site:
         path = self.folder / asked["run"]
         path.mkdir(parents=True, exist_ok=True)
         Folder(path).write("join", request)
-        self._joined[asked["run"]] = joined
+        self._keep(asked["run"], joined)
         return Packet({"kind": "joined", "sizes": joined.sizes})
 
     def _run(self, run: str) -> _Joined:
@@ -122,8 +134,14 @@ class Site:
                 raise PacketError(f"this site has not joined a run {run[:80]!r}")
             packet = decode(folder.read("join"))
             session = protocol.stamp_of(packet)["session"]
-            self._joined[run] = _Joined(self, fields(packet.head, protocol.JOIN), packet.trees, session)
+            self._keep(run, _Joined(self, fields(packet.head, protocol.JOIN), packet.trees, session))
+        self._joined[run] = self._joined.pop(run)  # the last asked for is the last to be forgotten
         return self._joined[run]
+
+    def _keep(self, run: str, joined: _Joined) -> None:
+        self._joined[run] = joined
+        while len(self._joined) > MOST_RUNS:
+            del self._joined[next(iter(self._joined))]
 
 
 class _Joined:

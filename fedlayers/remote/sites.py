@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 AT_SITE = {"version": str, "trees": Each([str]), "changed": [str]}
 """What a checkpoint has of a client whose state is at its site."""
-GRANTED = ("hello", "told", "joined", "done", "measured")
+GRANTED = ("hello", "told", "counted", "joined", "done", "measured")
 BEGINNING = ""  # the version of a state before the client's first round
 LEFT = "left.jsonl"
 """The file of a federation's run directory with the bytes that left each site."""
@@ -311,18 +311,20 @@ class AtSites:
         return AtSites(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}", self.patience)
 
 
-def left(path: Path | str) -> pd.DataFrame:
-    """The bytes that left each site of a federation's run, by kind of reply: sites x kinds, and all.
+def left(*paths: Path | str) -> pd.DataFrame:
+    """The bytes that left each site of a federation in some runs together, by kind of reply: sites x kinds, and all.
 
     Raises:
-        UsageError: the run is no federation's.
+        UsageError: a run is no federation's.
     """
     import pandas as pd
 
-    folder = Folder(path)
-    if not folder.has(LEFT):
-        raise UsageError(f"{path} has no {LEFT}: it is no federation's run, or has not saved yet")
-    lines = [parsed_json(line) for line in folder.read(LEFT).splitlines()]
+    lines = []
+    for path in paths:
+        folder = Folder(path)
+        if not folder.has(LEFT):
+            raise UsageError(f"{path} has no {LEFT}: it is no federation's run, or has not saved yet")
+        lines += [parsed_json(line) for line in folder.read(LEFT).splitlines()]
     frame = pd.DataFrame(lines, columns=["client", "variant", "value"])
     table = frame.pivot_table(
         index="client", columns="variant", values="value", aggfunc="sum", fill_value=0, sort=False

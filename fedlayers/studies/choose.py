@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -17,7 +17,7 @@ from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of, one_race
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
-from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores, then_personalise
+from fedlayers.studies.personalise import FEDAVG, OWN, OWN_EPOCHS, Personalised, last_scores, then_personalise
 from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing, watched
 from fedlayers.studies.skill import guessing
 from fl_core import __version__, runner, tree
@@ -28,6 +28,11 @@ from fl_core.plan import LayerPlan
 from fl_core.records.files import write_atomically, write_json
 from fl_core.scores import label_of, main_score
 from fl_core.task import Task
+
+if TYPE_CHECKING:
+    from fedlayers.places.federations import Federations
+    from fedlayers.remote.link import SiteLink
+    from fedlayers.remote.sites import Patience
 
 OBEYS = "fedper"
 """What obeys the cuts where the configuration's algorithm takes no plan."""
@@ -183,6 +188,8 @@ def choose(
     each_seed: bool = False,
     personalise: bool = False,
     on: Place | str = "",
+    link: SiteLink | None = None,
+    patience: Patience | None = None,
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates on the same data, start and batches, and judge them on validation samples.
@@ -208,12 +215,17 @@ def choose(
             epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
         on: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.places.base`); default
             this process, or so many as the configuration has ``workers``.
+        link: the sites of a federation, over which all runs are trained, one after another: the clients of the
+            configuration's dataset, of which only defaults are used here. The decision and the runs' rows are those of
+            one process that has all data, clients one by one (``stack="off"``).
+        patience: how long sites are waited for; by default for ever.
         tell: hears what it costs, and a line whenever an arm has reached the end of the race.
 
     Raises:
         UsageError: anything unknown or not fitting, or runs of another configuration below ``out``, before anything is
             trained.
         RunError: every arm failed.
+        RefusedError: a site does not allow an arm, before anything is trained.
 
     >>> import tempfile
     >>> where = tempfile.TemporaryDirectory()
@@ -230,25 +242,34 @@ def choose(
         raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
     algorithm = config.algorithm if find(config.algorithm).splits else OBEYS
     options = config.options if algorithm == config.algorithm else {}
-    config = watched(replace(config, algorithm=algorithm, options=options))
-    task = runner.assemble(replace(config, seed=seeds[0]))
-    for note in task.notes():
+    config = replace(config, algorithm=algorithm, options=options)
+    over = None if link is None else _over(link, patience, config, on)
+    if over is not None:  # whose data may be a file that is not here, so that their defaults are those of their shape
+        config = replace(config, rounds=over.task(config).config.rounds)
+    config = watched(config)
+    made = runner.assemble if over is None else over.task
+    task = made(replace(config, seed=seeds[0]))
+    for note in task.notes() if over is None else task.algorithm_notes():  # of their data sites say nothing
         warnings.warn(note, stacklevel=2)
     racing = arms_of(arms, task.layers, algorithm)
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)
     tasks: dict[str, Task] = {}
-    guesses: dict[int, dict[str, float]] = {}
+    of_seed: dict[int, list[Task]] = {}
     for entry in entries:
         same_data = task.data if entry.config.seed == seeds[0] else None
-        its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
+        its_task = made(entry.config, plan=entry.arm.plan, loaded=same_data)
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
-        guesses.setdefault(entry.config.seed, guessing(its_task.data))
+        of_seed.setdefault(entry.config.seed, []).append(its_task)
+    if personalise:
+        beside = [replace(config, algorithm=name, options={}, seed=seeds[0]) for name in (FEDAVG, OWN)]
+        of_seed[seeds[0]] += [made(each, loaded=task.data) for each in beside]
+    guesses = {seed: guessing(each[0].data) if over is None else over.guesses(each) for seed, each in of_seed.items()}
     finished = (len(seeds) if each_seed else 1) * complete
     whole = until >= int(task.config.rounds or 1)
-    with side_by_side(on, config.workers) as place:
-        cost = foreseen(tasks, entries, until, finished, place.side_by_side)
+    with side_by_side(on if over is None else over, config.workers) as place:
+        cost = foreseen(tasks, entries, until, finished, place.side_by_side, apart=over is not None)
         tell(cost.text())
         began = time.monotonic()
         failed = run_entries(entries, until, place, tell)
@@ -258,24 +279,38 @@ def choose(
         sure = certainty(stands.judged)
         winner = _winner(racing, stands, sure, tasks)
         run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
-        of_seed = _of_seeds(entries, stands) if each_seed and complete else {}
+        leading = _of_seeds(entries, stands) if each_seed and complete else {}
         if complete and not whole:
-            finishing = [run, *(entry for entry in of_seed.values() if entry != run)]
+            finishing = [run, *(entry for entry in leading.values() if entry != run)]
             tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
             reasons = run_entries(finishing, None, place, tell)
             if reasons:
                 raise RunError(next(iter(reasons.values())))
         spent = measured(task, entries, until, finished, place.side_by_side)
-        alternative = then_personalise(task, config, out / "personalised", place, tell) if personalise else None
+        alternative = then_personalise(task, config, out / "personalised", place, tell, made) if personalise else None
     plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
-    choice = Choice(winner, racing, stands, sure, run.path, of_seed, until, cost, spent, took, alternative, whole)
+    choice = Choice(winner, racing, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole)
     write_atomically(out / "standing.csv", stands.rounds.to_csv(index=False).encode())
     write_json(out / "choice.json", choice.to_json())
     if plan is not None:
         plan.save(out / "plan.json")
     return choice
+
+
+def _over(link: SiteLink, patience: Patience | None, config: RunConfig, on: Place | str) -> Federations:
+    """The sites of a link as the place of all runs.
+
+    Raises:
+        UsageError: runs were to be trained side by side, or elsewhere.
+    """
+    from fedlayers.places.federations import Federations
+
+    if on or config.workers > 1:
+        what = f"on={on!r}" if on else f"workers={config.workers}"
+        raise UsageError(f"over sites the runs of a race are trained one after another: leave {what} out")
+    return Federations(link, patience)
 
 
 def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, tasks: Mapping[str, Task]) -> Arm:

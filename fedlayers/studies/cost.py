@@ -50,7 +50,9 @@ class Cost:
         )
 
 
-def foreseen(tasks: Mapping[str, Task], entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+def foreseen(
+    tasks: Mapping[str, Task], entries: Sequence[Entry], until: int, finished: int, workers: int, *, apart: bool = False
+) -> Cost:
     """Estimate the cost of a race before it starts.
 
     Args:
@@ -58,9 +60,10 @@ def foreseen(tasks: Mapping[str, Task], entries: Sequence[Entry], until: int, fi
         until: the round in which the race ends.
         finished: how many of the runs then go on to the end.
         workers: how many runs are trained side by side.
+        apart: whether each client trains on a machine of its own, all at once; they count as fast as this one.
     """
     task = tasks[entries[0].arm.name]
-    full, seconds_a_round = int(task.config.rounds or 1), round_seconds(task)
+    full, seconds_a_round = int(task.config.rounds or 1), round_seconds(task, apart)
     rest = (full - until) * finished
     rounds = until * len(entries) + rest
     moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
@@ -99,11 +102,14 @@ def bytes_a_round(task: Task) -> float:
     return task.config.participation * sum(tree.n_bytes(tree.pick(live, names)) for names in sent)
 
 
-def round_seconds(task: Task) -> float:
-    """Seconds of a round's local training on this machine in one process, from a few timed steps."""
-    training = task.config.training
-    steps = sum(-(-n // training.batch) for n in task.data.weights) * int(task.config.epochs or 0)
-    return steps * task.config.participation * _seconds_a_step(task)
+def round_seconds(task: Task, apart: bool = False) -> float:
+    """Seconds of a round's local training on this machine in one process, from a few timed steps.
+
+    Args:
+        apart: as of :func:`foreseen`: the largest client's alone.
+    """
+    steps = [-(-n // task.config.training.batch) * int(task.config.epochs or 0) for n in task.data.weights]
+    return (max(steps) if apart else sum(steps) * task.config.participation) * _seconds_a_step(task)
 
 
 def _side_by_side(runs: int, workers: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fl_core.task import Task
 OWN_EPOCHS = 2
 """Epochs that each client trains alone."""
 MOST_DEPTHS = 6
-FEDAVG = "fedavg"
+FEDAVG, OWN = "fedavg", "local_head"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,14 @@ def depths(layers: int) -> tuple[int, ...]:
     return tuple(round(k * (layers - 1) / (count - 1)) for k in range(count)) if count > 1 else (0,)
 
 
-def then_personalise(task: Task, config: RunConfig, out: Path, place: Place, tell: Tell) -> Personalised:
+def then_personalise(
+    task: Task,
+    config: RunConfig,
+    out: Path,
+    place: Place,
+    tell: Tell,
+    made: Callable[..., Task] = runner.assemble,
+) -> Personalised:
     """Train FedAvg to the end, then each client's last layers alone at several depths; validation chooses the depth.
 
     The same call goes on after a stop.
@@ -76,24 +84,26 @@ def then_personalise(task: Task, config: RunConfig, out: Path, place: Place, tel
         out: folder of these runs.
         place: where they are trained; the own epochs on this machine, where FedAvg's model is.
         tell: hears what it costs, and a line whenever a run is done.
+        made: makes the tasks of configurations, as :func:`fl_core.task.assemble` does.
 
     Raises:
         UsageError: runs of another configuration below ``out``. RunError: FedAvg failed.
     """
     start = fedavg_entry(config, out)
     names = [f"first_{k}" for k in depths(len(LayerPlan(task.layers, ()).trainable))]
-    own = replace(start.config, algorithm="local_head", init=str(start.path), rounds=1, epochs=OWN_EPOCHS)
+    own = replace(start.config, algorithm=OWN, init=str(start.path), rounds=1, epochs=OWN_EPOCHS)
     own = replace(own, participation=1.0, eval_every=1, checkpoint_every=1)
     arms = arms_of(names, task.layers, own.algorithm)
     entries = [Entry(arm, own, out / f"{arm.name}-{config.seed}") for arm in arms]
-    check_stored(start.path, runner.assemble(start.config, loaded=task.data))
-    cost = _foreseen(runner.assemble(start.config, loaded=task.data), start, len(entries))
+    of_start = made(start.config, loaded=task.data)
+    check_stored(start.path, of_start)
+    cost = _foreseen(of_start, start, len(entries))
     tell(f"FedAvg, then {OWN_EPOCHS} own epochs at {len(entries)} depths: {cost.text()}")
     reasons = run_entries([start], None, place, tell)
     if reasons:
         raise RunError(f"FedAvg failed: {next(iter(reasons.values()))}")
     for entry in entries:
-        check_stored(entry.path, runner.assemble(entry.config, plan=entry.arm.plan, loaded=task.data))
+        check_stored(entry.path, made(entry.config, plan=entry.arm.plan, loaded=task.data))
     near = place if place.here else Here()
     failed = run_entries(entries, None, near, tell)
     done = [*(entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed), start]

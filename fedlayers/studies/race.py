@@ -73,7 +73,8 @@ def watched(config: RunConfig) -> RunConfig:
     """
     if config.eval_every is not None:
         return config
-    return replace(config, eval_every=max(1, int(resolved(config).rounds or 1) // EVALUATIONS))
+    rounds = int(config.rounds or resolved(config).rounds or 1)
+    return replace(config, eval_every=max(1, rounds // EVALUATIONS))
 
 
 def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:
@@ -104,7 +105,7 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
         raise UsageError(
             f"a race takes from {LEAST:g} to all (1) of the rounds, not {share:g}: rankings change until then"
         )
-    filled = resolved(config)
+    filled = config if config.rounds and config.eval_every else resolved(config)
     rounds, every = int(filled.rounds or 1), int(filled.eval_every or 1)
     evaluated = math.ceil(share * rounds / every)
     return min(rounds, every * max(evaluated, min(WINDOW, rounds // every)))

@@ -52,9 +52,19 @@ class WholeRun:
         return int(self.config.device != "cpu")
 
     @property
+    def begun(self) -> bool:
+        """Whether its directory is there."""
+        return (self.path / "config.json").exists()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has nothing left to do."""
+        return self.begun and store.Run(self.path).rounds[-1:] >= [self.last]
+
+    @property
     def last(self) -> int:
         """The round after which it is done."""
-        return self.until or int(resolved(self.config).rounds or 1)
+        return self.until or int(self.config.rounds or resolved(self.config).rounds or 1)
 
     def carry_out(self) -> None:
         """Begin the run, or go on from where it stopped; nothing is done where that is its end.
@@ -69,7 +79,7 @@ class WholeRun:
 
     def _train(self) -> None:
         instruments = self.instruments or of_diagnostics()
-        if not (self.path / "config.json").exists():
+        if not self.begun:
             runner.run(
                 self.config,
                 self.path,
@@ -80,7 +90,7 @@ class WholeRun:
                 progress=False,
                 until=self.until,
             )
-        elif store.Run(self.path).rounds[-1:] < [self.last]:
+        elif not self.over:
             code = runner.code_of(self.config.to_json()).values()  # what the very command names
             runner.resume(self.path, instruments=instruments, code=code, progress=False, until=self.until)
 

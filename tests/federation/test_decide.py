@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,10 +15,18 @@ from fedlayers.cli import superlinks
 from fedlayers.cli.main import main
 from fedlayers.diagnostics.null import NULLS
 from fedlayers.diagnostics.report import Report
+from fedlayers.places.federations import Federations
+from fedlayers.remote.codec import decode
 from fedlayers.remote.holdings import Silo
 from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.policy import Policy
 from fedlayers.remote.site import Site
+from fedlayers.remote.sites import RefusedError, left
+from fedlayers.studies.choose import Choice, choose
+from fedlayers.studies.whole_run import WholeRun, train
+from fl_core.config import RunConfig
 from fl_core.data import load
+from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 
@@ -24,8 +34,8 @@ HOSPITALS = tuple(client.name for client in load("heart").clients)
 AT = ("--superlink", "fed.example.org:8443")
 
 
-def hospitals(folder: Path) -> Loopback:
-    return Loopback({name: Site(Silo(name, "heart"), folder / name) for name in HOSPITALS})
+def hospitals(folder: Path, **policies: Policy) -> Loopback:
+    return Loopback({name: Site(Silo(name, "heart"), folder / name, policies.get(name)) for name in HOSPITALS})
 
 
 @pytest.fixture
@@ -116,3 +126,113 @@ def test_flags_of_a_federation_go_together(
     with pytest.raises(SystemExit):
         fedlayers("diagnose", *words.split())
     assert says in capsys.readouterr().err
+
+
+# --- choosing ----------------------------------------------------------------------------------------------------
+
+RACE = RunConfig(dataset="heart", rounds=4, eval_every=1, stack="off")
+ARMS = ("half", "fedavg")
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Choice, Choice]:
+    """A folder with the same choice made twice: ``here`` in one process, ``there`` over sites."""
+    folder = tmp_path_factory.mktemp("choices")
+    here = choose(RACE, folder / "here", arms=ARMS, seeds=SEEDS, personalise=True)
+    there = choose(RACE, folder / "there", arms=ARMS, seeds=SEEDS, personalise=True, link=hospitals(folder / "sites"))
+    return folder, here, there
+
+
+def decided(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "choice.json").read_text())
+    return {key: value for key, value in found.items() if key not in ("seconds", "foreseen", "measured")}
+
+
+def test_a_choice_over_sites_is_that_of_one_process(chosen: tuple[Path, Choice, Choice]) -> None:
+    folder, here, there = chosen
+    assert decided(folder / "there") == decided(folder / "here")
+    assert there.certainty.skill == here.certainty.skill
+    assert not pd.isna(there.certainty.skill.value)
+    pd.testing.assert_frame_equal(there.standing.rounds, here.standing.rounds, check_exact=True)
+    runs = sorted(path.parent.relative_to(folder / "here") for path in (folder / "here").glob("*/*/config.json"))
+    assert len(runs) > len(ARMS) * len(SEEDS), "with the personalised ones"
+    for run in runs:
+        same_rows(folder / "there" / run, folder / "here" / run)
+    assert there.cost.n_bytes == here.cost.n_bytes
+    assert there.measured.n_bytes == here.measured.n_bytes
+    plans = [choice.plan and choice.plan.shared for choice in (here, there)]
+    assert plans[0] == plans[1]
+
+
+def test_a_choice_that_was_stopped_goes_on_over_the_sites(chosen: tuple[Path, Choice, Choice], tmp_path: Path) -> None:
+    class Stopped(Loopback):
+        """Whose sites go away in the middle of the second arm."""
+
+        def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Any:
+            if sum(decode(each).head["kind"] == "train" for each in requests.values()):
+                self.rounds = getattr(self, "rounds", 0) + 1
+                if self.rounds == 5:
+                    raise KeyboardInterrupt
+            return super().ask(requests, timeout)
+
+    sites = hospitals(tmp_path / "sites")._sites
+    with pytest.raises(KeyboardInterrupt):
+        choose(RACE, tmp_path / "out", arms=ARMS, seeds=SEEDS, link=Stopped(sites))
+    done = [Run(path).rounds for path in sorted((tmp_path / "out" / "arms").iterdir())]
+    assert len(done) == 2
+    assert done != [[3], [3]]
+    again = choose(RACE, tmp_path / "out", arms=ARMS, seeds=SEEDS, link=Loopback(sites))
+    _, here, _ = chosen
+    pd.testing.assert_frame_equal(again.standing.rounds, here.standing.rounds, check_exact=True)
+    assert again.winner.name == here.winner.name
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Policy(algorithms=("fedper",)), "does not allow the algorithm 'fedavg'; it allows: fedper"),
+        (Policy(never_send=("fc4",)), "never sends layer 'fc4'"),
+    ],
+)
+def test_what_a_site_does_not_allow_is_refused_before_a_race(tmp_path: Path, policy: Policy, says: str) -> None:
+    link = hospitals(tmp_path / "sites", va=policy)
+    with pytest.raises(RefusedError, match=says):
+        choose(RACE, tmp_path / "out", arms=ARMS, link=link)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_data_than_a_choice_began_with_is_refused(tmp_path: Path) -> None:
+    place = Federations(hospitals(tmp_path))
+    data = place.task(RACE).data
+    changed = [{**facts, "digest": "5f"} if facts["name"] == "va" else facts for facts in place.facts]
+    place.facts = changed
+    with pytest.raises(UsageError, match="began with site 'va' and other data"):
+        train([WholeRun(tmp_path / "run", RACE)], place, progress=False)
+    assert data.weights == load("heart").weights
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--workers 2", "--workers cannot be said over sites"),
+        ("--on local:2", "--on cannot be said over sites"),
+        ("--clients 3", "--clients cannot be said over sites"),
+    ],
+)
+def test_what_a_choice_over_sites_cannot_have_is_refused(
+    sites: Loopback, capsys: pytest.CaptureFixture[str], words: str, says: str
+) -> None:
+    with pytest.raises(SystemExit):
+        fedlayers("choose", *AT, *words.split())
+    assert says in capsys.readouterr().err
+    assert not any(sites.sent.values())
+
+
+def test_choose_prints_what_left_the_sites(sites: Loopback, capsys: pytest.CaptureFixture[str]) -> None:
+    fedlayers("choose", *AT, *["--rounds", "2", "--eval-every", "1", "--arms", "half", "fedavg", "--out", "out"])
+    said = capsys.readouterr().out
+    table = left(*sorted(Path("out/arms").iterdir()))
+    assert table.to_string() in said
+    asked_apart = {name: sites.received[name] - table["all"][name] for name in HOSPITALS}  # hello and race
+    assert all(0 < n < 2000 for n in asked_apart.values())

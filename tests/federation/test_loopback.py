@@ -57,6 +57,15 @@ def test_every_algorithm_gives_the_same_rows_and_server_over_sites(name: str, tm
     assert server(found) == server(wanted)
 
 
+def test_replies_that_a_trace_loses_are_lost_over_sites_too(tmp_path: Path) -> None:
+    (tmp_path / "lost.csv").write_text(f"round,client\n2,{NAMES[0]}\n2,{NAMES[1]}\n")
+    config = config_for("fedper", participation=1.0, dropout_trace=str(tmp_path / "lost.csv"))
+    wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)
+    assert sum(row["metric"] == "reply_lost" and row["value"] == 1 for row in found.rows) == 2
+    assert comparable(found.rows) == comparable(wanted.rows)
+    assert server(found) == server(wanted)
+
+
 def test_a_plan_that_shares_nothing_is_noted_over_sites_too(tmp_path: Path) -> None:
     plan = LayerPlan(assemble(SHORT, data=TOY).layers, ())
     with pytest.warns(UserWarning, match="the plan, by manual, shares none of the .* every client trains alone"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedlayers.remote.loopback import Loopback
 from fedlayers.remote.site import Site
 from fedlayers.remote.sitefile import SiteFile
 from fedlayers.remote.sites import Line
+from fedlayers.studies.choose import choose
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data.hollow import Facts, hollow
@@ -94,6 +96,12 @@ def test_the_same_texts_hash_alike_at_every_site(folder: Path) -> None:
     one, other = (silo(folder, name, vocabulary="hashed:64").drawn(0, seed=0) for name in NAMES)
     assert one.train.x.equal(other.train.x)
     assert one.train.x.max() < len(SPECIAL) + 64
+
+
+def test_a_race_over_texts_that_the_server_has_not(folder: Path) -> None:
+    sites = link([silo(folder, name, vocabulary=folder / "words.txt") for name in NAMES], folder)
+    choice = choose(replace(CONFIG, eval_every=None), folder / "out", arms=("half", "nothing"), link=sites)
+    assert set(choice.table["arm"]) == {"half", "nothing"}
 
 
 def test_sites_of_other_vocabularies_do_not_fit_together(folder: Path) -> None:
