@@ -158,7 +158,7 @@ class Federate(Command):
             check_at_home(self.resume, stored, True)
             known = [site["name"] for site in stored[FEDERATION]["sites"]]
         with self.federation.linked(known) as link:
-            from fedlayers.remote import federation
+            from fedlayers.remote import federation, report
             from fedlayers.remote.sites import left
 
             out = self.resume or self.out
@@ -168,6 +168,7 @@ class Federate(Command):
                 engine = federation.federate(config, link, self.out, patience=patience, command=line, log=self.log)
             finished(engine, out)
             print(f"\nbytes that left the sites:\n{left(out).to_string()}")
+            print(f"\nreport: {report.write(out)}")
 
     def interrupted(self) -> str:
         out = self.resume or self.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedlayers.remote.codec import decode
 from fedlayers.remote.holdings import Silo
 from fedlayers.remote.loopback import Loopback
 from fedlayers.remote.policy import Policy
+from fedlayers.remote.report import KINDS
 from fedlayers.remote.site import Site
 from fedlayers.remote.sites import RefusedError, left
 from fedlayers.studies.choose import Choice, choose
@@ -236,3 +238,29 @@ def test_choose_prints_what_left_the_sites(sites: Loopback, capsys: pytest.Captu
     assert table.to_string() in said
     asked_apart = {name: sites.received[name] - table["all"][name] for name in HOSPITALS}  # hello and race
     assert all(0 < n < 2000 for n in asked_apart.values())
+
+
+# --- what left the sites -----------------------------------------------------------------------------------------
+
+
+def table_of(page: str) -> dict[str, dict[str, str]]:
+    """A table of a page, by its first column and its head."""
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+    return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[1:]}
+
+
+def test_the_report_of_a_run_shows_what_left_each_site(sites: Loopback, capsys: pytest.CaptureFixture[str]) -> None:
+    out = Path("run")
+    fedlayers("federate", *AT, "--algorithm", "playerfl", "--rounds", "1", "--out", str(out))
+    assert f"report: {out / 'report.html'}" in capsys.readouterr().out
+    page = (out / "report.html").read_text()
+    shown, scores = (table_of(part) for part in page.split("<table>")[1:])
+    lines = [json.loads(line) for line in (out / "left.jsonl").read_text().splitlines()]
+    for site in HOSPITALS:
+        for kind in KINDS:
+            n = sum(int(line["value"]) for line in lines if (line["client"], line["variant"]) == (site, kind))
+            assert shown[site].get(KINDS[kind], "0") == f"{n:,}", kind
+        assert shown[site]["all"] == f"{sites.received[site]:,}"
+    assert list(scores) == list(HOSPITALS)
+    assert (out / "plan.json").exists()
+    assert "Layers that were shared: fc1; that stayed at each site: fc2, fc3, fc4." in page

@@ -17,7 +17,7 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.page import Page
 from fedlayers.remote.flower.local import FEDLAYERS, Local
-from fedlayers.remote.sites import left
+from fedlayers.remote.report import NEVER, add_left
 from fedlayers.studies.compare import Comparison, pretty
 from fedlayers.studies.pictures import of_comparison
 from fedlayers.studies.study_page import _COMPARISON_CAPTIONS as CAPTIONS
@@ -34,8 +34,6 @@ WORDS = {
     "fedavg": "all layers shared",
     "playerfl": "the layers shared that PLayer-FL decides on, from numbers that the sites measure",
 }
-REPLIES = {"join": "joining", "train": "training", "score": "scores", "finetune": "fine-tuning"}
-"""The requests that a site has answered, in words."""
 PARTS = ("keys", "sites", "runs")
 Say = Callable[[str], None]
 
@@ -130,13 +128,9 @@ class Demo:
         return self.out / "report.html"
 
     def _add_traffic(self, page: Page) -> None:
-        page.text(
-            "## What left each hospital\n\nBytes of all its replies. No sample, no label and no layer that stays local "
-            "is among them."
-        )
+        page.text(f"## What left each hospital\n\n{NEVER}")
         for algorithm in ALGORITHMS:
-            found = left(self._path(algorithm)).rename(columns=REPLIES).rename_axis("site")
-            page.table(found, f"`{algorithm}`: {WORDS[algorithm]}.", dict.fromkeys(map(str, found.columns), ",.0f"))
+            add_left(page, self._path(algorithm), f"`{algorithm}`: {WORDS[algorithm]}.")
 
 
 def write(file: Path, text: str) -> Path:

@@ -1,0 +1,69 @@
+"""``report.html`` of a federation's run: what left each site, by kind, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedlayers.diagnostics.pictures.page import Page
+from fedlayers.remote.sites import left
+from fedlayers.studies.compare import Comparison
+from fl_core.errors import listing
+from fl_core.plan import LayerPlan
+from fl_core.records.store import Run
+from fl_core.scores import label_of
+
+REPORT = "report.html"
+KINDS = {
+    "hello": "greeting",
+    "moments": "means and variances",
+    "race": "before a race",
+    "join": "joining",
+    "train": "training",
+    "score": "scores",
+    "finetune": "fine-tuning",
+    "measure": "measurements",
+}
+"""The requests that a site has answered, in words."""
+NEVER = "Bytes of all its replies. No sample, no label and no layer that stays local is among them."
+
+
+def add_left(page: Page, path: Path | str, caption: str) -> None:
+    """Add the table of a run's bytes, as its ``left.jsonl`` has them.
+
+    Raises:
+        UsageError: the run is no federation's.
+    """
+    found = left(path).rename(columns=KINDS).rename_axis("site")
+    page.table(found, caption, dict.fromkeys(map(str, found.columns), ",.0f"))
+
+
+def write(path: Path | str) -> Path:
+    """Write the report of a finished run into its directory; the file.
+
+    Raises:
+        UsageError: the run is no federation's, or has not been evaluated at its end.
+    """
+    run = Run(path)
+    result = Comparison(run.rows()[1])
+    algorithm, rounds = run.config["algorithm"], run.rounds[-1]
+    sites = list(left(path).index)
+    length = f"{rounds} round{'s' * (rounds != 1)} of `{algorithm}`"
+    lead = f"**{len(sites)} sites kept their samples**: {length}."
+    plan = run.path / "plan.json"
+    if plan.is_file():
+        lead += f" {_shared(LayerPlan.load(plan))}"
+    page = Page(f"A federation of {len(sites)} sites", lead)
+    page.text(f"## What left each site\n\n{NEVER}")
+    add_left(page, path, f"{length}.")
+    page.text("## What it comes to")
+    table = result.clients.pivot(index="client", columns="metric", values="value").loc[sites]
+    names = [name for name in table.columns if name in result.table]
+    shown = table[names].rename(columns=label_of).rename_axis("site")
+    page.table(shown, "Test samples of each site, the last round.", dict.fromkeys(map(str, shown.columns), ".3f"))
+    page.write(run.path / REPORT)
+    return run.path / REPORT
+
+
+def _shared(plan: LayerPlan) -> str:
+    head = listing(layer.name for layer in plan.head)
+    return f"Layers that were shared: {listing(plan.shared) or 'none'}; that stayed at each site: {head or 'none'}."
