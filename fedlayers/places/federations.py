@@ -92,8 +92,8 @@ class Federations(Place):
             if run.instruments is not None:
                 options["instruments"] = run.instruments
             if not run.begun:
-                more = {"plan": run.plan, "command": run.command, "known": self.facts}
-                federation.federate(run.config, self.link, run.path, **more, **options)
+                options |= {"plan": run.plan, "command": run.command, "known": self.facts}
+                federation.federate(run.config, self.link, run.path, **options)
             elif not run.over:
                 federation.resume(run.path, self.link, code=code_of(run.config.to_json()).values(), **options)
 
