@@ -45,9 +45,9 @@ def start(local: Local, module: str = "") -> Local:
     return local
 
 
-def server(local: Local, *flags: str) -> list[str]:
-    """The command ``fedlayers federate`` with these flags."""
-    return [*FEDLAYERS, "federate", *flags, "--superlink", local.place, "--keys", str(local.server_keys)]
+def server(local: Local, *flags: str, command: str = "federate") -> list[str]:
+    """The command ``fedlayers federate``, or another that reaches the sites, with these flags."""
+    return [*FEDLAYERS, command, *flags, "--superlink", local.place, "--keys", str(local.server_keys)]
 
 
 def at_home(

@@ -12,8 +12,11 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from fedlayers.cli.main import main
+from fedlayers.diagnostics.report import Report
 from fedlayers.remote.codec import decode
 from fedlayers.remote.federation import federate
 from fedlayers.remote.flower.local import Local
@@ -23,6 +26,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.records.store import Run
 from tests.federation.flower import heart
+from tests.processes import alive
 
 TWO = ("cleveland", "hungarian")  # the first two, which have the same numbers in the whole federation
 SLOW = "tests.federation.flower.slow_site"
@@ -34,9 +38,10 @@ OPTIONS = {"fedpft": {"contrast": False}}  # which compares views of images
 def ended(local: Local, name: str, patience: float = 900) -> str:
     """Wait for a process of a federation to end; what it has said."""
     try:
-        local.processes.pop(name).wait(patience)
+        local.processes[name].wait(patience)
     except subprocess.TimeoutExpired:
         raise RunError(f"{name} did not end: {local.log(name)[-500:]}") from None
+    del local.processes[name]
     return local.log(name)
 
 
@@ -219,17 +224,66 @@ def test_another_version_or_model_is_refused_in_one_line(tmp_path, what, says):
 
 
 @pytest.mark.federation
-def test_ctrl_c_leaves_no_process_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_at_the_server_leaves_a_run_that_goes_on_and_no_process(tmp_path):
+    out = tmp_path / "run"
     with Local(tmp_path / "net", TWO) as local:
         heart.start(local, SLOW)
-        out = tmp_path / "run"
-        local.start("server", heart.server(local, "--algorithm", "fedper", "--rounds", "50", "--out", str(out)))
-        while not (out / "config.json").exists():
+        flags = ["--algorithm", "fedper", "--rounds", "3", "--checkpoint-every", "1", "--out", str(out)]
+        local.start("server", heart.server(local, *flags))
+        while local.log(TWO[0]).count("asked to train") < 2:
+            assert local.processes["server"].poll() is None, local.log("server")
             time.sleep(0.1)
         process = local.processes["server"]
         process.send_signal(signal.SIGINT)
-        said = ended(local, "server", 60)
+        said = ended(local, "server", 300)
         assert process.returncode == 130
+        assert [line for line in said.splitlines() if line.startswith("fedlayers: ")] == [said.splitlines()[-1]]
         assert f"fedlayers federate --resume {out}" in said.splitlines()[-1]
+        assert "Traceback" not in said
+        assert Run(out).rounds[-1] < 3
+        assert not (out / "report.html").exists()
         for name in TWO:
-            assert local.processes[name].poll() is None
+            assert local.processes[name].poll() is None, "sites outlive the server"
+        local.start("again", heart.server(local, "--resume", str(out)))
+        assert "3 rounds of fedper" in ended(local, "again")
+        processes = [*local.processes.values(), process]
+        nodes = [pid for each in local.processes.values() for pid in children(each.pid)]
+        assert len(nodes) >= len(TWO)
+    assert all(each.poll() is not None for each in processes)
+    assert not any(map(alive, nodes)), "supernodes end with their sites"
+    heart.same(out, heart.at_home(tmp_path / "home", TWO, "fedper", rounds=3))
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.federation
+def test_four_hospitals_diagnose_and_choose_as_one_process_does(hospitals, tmp_path):
+    """And federate the plan that is selected from what they measured."""
+
+    def reached(command: str, *flags: str) -> str:
+        hospitals.start(command, heart.server(hospitals, *flags, command=command))
+        return ended(hospitals, command)
+
+    rows = ["--dataset", "heart", "--metrics", "federation_sensitivity", "--null", "labels_within", "fresh", "--out"]
+    assert "bytes that left the sites" in reached("diagnose", *rows, str(tmp_path / "there.jsonl"))
+    main(["diagnose", *rows, str(tmp_path / "here.jsonl")])
+    keys = ["model", "metric", "variant", "layer", "client"]
+    reports = [Report.read(tmp_path / f"{name}.jsonl") for name in ("there", "here")]
+    frames = [report.table.sort_values(keys, ignore_index=True) for report in reports]
+    pd.testing.assert_frame_equal(*frames, check_exact=True)
+
+    main(["select", str(tmp_path / "there.jsonl"), "--out", str(tmp_path / "plan.json")])
+    planned = ["--algorithm", "fedper", "--plan", str(tmp_path / "plan.json"), "--rounds", "1", "--out"]
+    assert "1 round of fedper" in reached("federate", *planned, str(tmp_path / "planned"))
+
+    race = ["--rounds", "2", "--eval-every", "1", "--arms", "half", "fedavg", "--stack"]
+    said = reached("choose", *race[:-1], "--out", str(tmp_path / "there"))
+    assert "all runs together" in said
+    main(["choose", *race, "off", "--out", str(tmp_path / "here")])
+    choices = [json.loads((tmp_path / name / "choice.json").read_text()) for name in ("there", "here")]
+    for key in ("winner", "verdict", "judged", "until"):
+        assert choices[0][key] == choices[1][key], key
+    for run in (tmp_path / "here" / "arms").iterdir():
+        heart.same(tmp_path / "there" / "arms" / run.name, run)
