@@ -66,7 +66,7 @@ def _settings(header: Mapping[str, Any]) -> Iterator[Setting]:
             theirs, own = (option(config, called, defaults) for config in both)
             yield Setting(what, TITLES[run], theirs, own, called)
         sampled = [(float(config["participation"] * config["clients"]),) for config in both]
-        yield Setting(SAMPLED, TITLES[run], *sampled, "participation")
+        yield Setting(SAMPLED, TITLES[run], sampled[0], sampled[1], "participation")
     named = modules(header["runs"][FEDPFT]["layers"])
     for what, called in PARTS.items():
         yield Setting(what, "tensors", (), (float(len(named[what])),), called)

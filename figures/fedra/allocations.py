@@ -184,7 +184,8 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     counts = _holders(run.held)
     with style():
         figure = plt.figure(figsize=(7.6, 4.0), layout="constrained")
-        upper, lower = figure.subfigures(2, 1, height_ratios=[1, 1.25])
+        halves: Any = figure.subfigures(2, 1, height_ratios=[1, 1.25])
+        upper, lower = halves
         for index, ax in enumerate(upper.subplots(1, SHOWN, sharey=True)):
             _grid(ax, run.held[index], run.names, f"allocation, round {index + 1}")
             ax.set_xlabel("block")

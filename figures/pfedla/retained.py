@@ -55,7 +55,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     moments = [done for done in MOMENTS if done in set(weights["round"])]
     with style():
         figure = plt.figure(figsize=(7.8, 4.7), layout="constrained")
-        upper, lower = figure.subfigures(2, 1, height_ratios=[1, 1.15])
+        halves: Any = figure.subfigures(2, 1, height_ratios=[1, 1.15])
+        upper, lower = halves
         for ax, done in zip(upper.subplots(1, len(moments), sharey=True), moments, strict=True):
             part = weights[(weights["client"] == client) & (weights["round"] == done)].set_index("layer").loc[layers]
             colours = [COLOURS[0] if kept else FAINT for kept in part[RETAINED]]

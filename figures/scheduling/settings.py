@@ -47,7 +47,7 @@ def _settings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Settin
             theirs = () if what == OPEN else option(paper, called)
             yield Setting(what, title, theirs, option(here, called), called)
         base = [(float(len(option(config, "unfreeze"))),) for config in (paper, here)]
-        yield Setting(K, title, *base, "len(LayerPlan.shared)")
+        yield Setting(K, title, base[0], base[1], "len(LayerPlan.shared)")
         held = frame.loc[(frame["run"] == run) & (frame["client"] != ""), "n_train"].dropna()
         range_: tuple[Value, ...] = tuple(sorted({float(held.min()), float(held.max())})) if len(held) else ()
         yield Setting(HELD, title, (), range_, "n_train")
