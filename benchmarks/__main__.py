@@ -19,8 +19,8 @@ JOBS: dict[str, Callable[..., Any]] = {
     **training.JOBS,
     "startup": startup.startup,
     "peers": peers.peers,
-    "federation": federation.flower,
     "scale": scale.scale,
+    **federation.JOBS,
 }
 
 
@@ -35,7 +35,7 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, 
     """
     if jobs == ("list",):
         for name, job in JOBS.items():
-            print(f"{name:12} {(job.__doc__ or '').splitlines()[0]}")
+            print(f"{name:16} {(job.__doc__ or '').splitlines()[0]}")
         return
     if jobs == ("plot",):
         print(f"wrote {picture.draw()}")
