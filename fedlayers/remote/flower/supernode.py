@@ -47,7 +47,7 @@ def forget_what_is_over() -> None:
             pull_object=failing(pull_object), confirm_message_received=failing(confirm_message_received), **rest
         )
 
-    flower._pull_and_store_message = stored
+    flower._pull_and_store_message = stored  # type: ignore[assignment]  # called with names alone
 
 
 if __name__ == "__main__":
