@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ Kind = tuple[str, str]
 """A trained model: ``trained`` with a cut or ``ditto``, or ``personalised N`` with a cut."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One stored run: one federation with one seed, every cut trained.
 
@@ -124,6 +125,11 @@ def _judged(table: pd.DataFrame, by: str = "both") -> pd.Series:
 
 def standing(run: Run, names: Sequence[str], share: float, by: str) -> pd.Series:
     """Each arm's mean over the last evaluated rounds up to a share of all, of what it is judged by."""
+    return _standing(run, tuple(names), share, by)
+
+
+@cache  # many methods ask for the same
+def _standing(run: Run, names: tuple[str, ...], share: float, by: str) -> pd.Series:
     rounds = run.rounds.loc[list(names)]
     rounds = rounds[rounds.index.get_level_values("round") <= race_end(FEDERATIONS[run.federation].config, share)]
     scores = pd.concat([_judged(part, by) for _, part in rounds.groupby(level="round")])

@@ -256,7 +256,7 @@ ITEM = items.register(
     Recipe(
         NAME,
         "A prior over the arms of a race, from what is known before training",
-        configurations(),
+        configurations(confirming=False),
         seeds=1,
         budget="some minutes of one core",
         measure=_measure,

@@ -100,7 +100,7 @@ def _ratios(ax: Axes, tables: Mapping[str, pd.DataFrame]) -> None:
     percent = 100 * table[["ratio", "ratio_low", "ratio_high"]]
     spread = np.abs(percent[["ratio_low", "ratio_high"]].to_numpy().T - percent["ratio"].to_numpy())
     ax.errorbar(percent["ratio"], y, xerr=spread, fmt="o", color="0.1", markersize=4.5, lw=1.1, label="all federations")
-    for k, (name, label) in enumerate((("seen", "those it was developed with"), ("unseen", "new ones"))):
+    for k, (name, label) in enumerate((("seen", "those races were developed with"), ("unseen", "all others"))):
         if name in tables:
             ax.plot(
                 100 * tables[name]["ratio"], y + 0.22 - 0.44 * k, linestyle="none", marker=MARKERS[k + 1],
@@ -168,7 +168,7 @@ def best_of_seen(tables: Mapping[str, pd.DataFrame]) -> str:
 def _findings(tables: Mapping[str, pd.DataFrame], counts: Sequence[int]) -> tuple[Finding, ...]:
     enough = len(counts) == len(FEDERATIONS) and min(counts) >= LEAST
     lines = {name: {line.method: line for line in table.itertuples()} for name, table in tables.items()}
-    others = dict.fromkeys((FINALISTS, RACE, best_of_seen(tables)))
+    others = [name for name in dict.fromkeys((FINALISTS, RACE, best_of_seen(tables))) if name != TO_THE_END]
 
     def promise(name: str, part: str) -> bool | None:
         line = lines[part][name]
