@@ -216,7 +216,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for kind, (expected, held) in words.items()
     )
     caption = (
-        f"{len(means)} federations, {len(table)} runs. Macro-F1 on held-out samples minus that of what the race "
+        f"{len(means)} federations, {header['seeds']} seeds, {len(table)} runs. Macro-F1 on held-out samples minus "
+        "that of what the race "
         f"of three ends with ({table['cost'].mean():.2f} full runs), mean over runs. Begun as one FedAvg: "
         f"the first {COMMON:g} of the rounds are common ({table['forked cost'].mean():.2f} full runs). In part: after "
         "the race a further full run whose layers mix the client's and the server's weights."

@@ -67,7 +67,7 @@ def _turned(name: str, data_root: Location | None) -> Source:
     return replace(plain, name=f"{name}_turned", x=turned, owner=owner, owner_names=DIRECTIONS)
 
 
-@dataset("mnist_turned", partition="natural", model="fmnist_cnn", batch=16, lr=1e-3, rounds=24, note="of this study")
+@dataset("mnist_turned", partition="natural", model="fmnist_cnn", batch=16, lr=1e-3, rounds=30, note="of this study")
 def mnist_turned(data_root: Location | None) -> Source:
     """MNIST, seen from another side by each client."""
     return _turned("mnist", data_root)
