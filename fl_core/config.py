@@ -134,7 +134,7 @@ class RunConfig:
     on_divergence: str = "note"
     """note or stop (with exit code 1) once a client's loss is 20 times that of the start and that of guessing."""
     local_scores: bool = False
-    """Score trained local models in every round, not only at evaluations."""
+    """Score trained local models in every round."""
     local_models: int = 100
     """Locally trained models that a checkpoint keeps for diagnoses: those of the first so many clients of the round."""
     data_root: str | None = None
@@ -142,13 +142,13 @@ class RunConfig:
     download: bool = False
     """Let torchvision fetch missing files."""
     client_column: str = CLIENT_COLUMN
-    """Of your own .csv, .parquet or .jsonl file."""
+    """Of your own file."""
     label_column: str = LABEL_COLUMN
-    """Of your own .csv, .parquet or .jsonl file."""
+    """Of your own file."""
     text_column: str = TEXT_COLUMN
-    """Of your own texts, .csv, .parquet or .jsonl."""
+    """Of your own file of texts."""
     columns: list[str] | None = None
-    """Feature columns of your own table that are read; default all."""
+    """Feature columns of your own table to read; default all."""
     drop: list[str] | None = None
     """Feature columns of your own table that are not read."""
     separator: str = SEPARATOR

@@ -58,7 +58,7 @@ def option(help: str, metavar: str | None = None, name: str | None = None) -> An
 
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("The algorithm's own configuration, as often as needed: --set mu=0.1.", "KEY=VALUE", "set"),
+    option("A key of the algorithm, as often as needed: --set mu=0.1.", "KEY=VALUE", "set"),
 ]
 SetEach = Annotated[
     UseAppendAction[tuple[str, ...]],

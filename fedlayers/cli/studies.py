@@ -19,9 +19,7 @@ from fl_core.scores import MAIN
 
 Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
 Score = Annotated[str, option(f"What counts, such as auroc; default {', of numbers '.join(MAIN.values())}.")]
-On = Annotated[
-    str, option("Where whole runs are trained: local:N (processes), ray, or ray:HOST:PORT (a cluster).", "PLACE")
-]
+On = Annotated[str, option("Where runs are trained: local:N, ray, or ray:HOST:PORT.", "PLACE")]
 Arms = Annotated[
     tuple[str, ...],
     option(
@@ -197,8 +195,7 @@ class Choose(OneAlgorithm):
     sites send are the messages of those runs and their scores.
 
     Examples:
-        fedlayers choose --dataset heart --seeds 3 --out out/choose
-        fedlayers choose --dataset heart --then-personalise
+        fedlayers choose --dataset heart --seeds 3 --then-personalise --out out/choose
         fedlayers choose --dataset heart --superlink fed.example.org:8443 --keys keys/server
         fedlayers choose --dataset digits --arms nothing half all_but_last --share 0.6 --workers 2
     """
@@ -206,9 +203,7 @@ class Choose(OneAlgorithm):
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 1
     share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1.")] = 1.0
-    then_personalise: Annotated[
-        bool, option("Also: one run of FedAvg, then a few epochs of each client alone, beside the winner.")
-    ] = False
+    then_personalise: Annotated[bool, option("Also: FedAvg, then a few epochs of each client alone.")] = False
     race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     on: On = ""

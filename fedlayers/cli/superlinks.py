@@ -25,17 +25,15 @@ AT_SITES = (*READING, *DEALING, "data_root", "download", "workers", "stack", "de
 
 @dataclasses.dataclass(frozen=True)
 class Sites:
-    """Over the sites of a federation, whose samples stay there (docs/federation.md)."""
+    """Over a federation's sites, where samples stay: docs/federation.md."""
 
     superlink: Annotated[str, option("Where the superlink listens.", "HOST:PORT")] = ""
     keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = Path("keys/server")
     sites: Annotated[
-        tuple[str, ...], option("Who takes part, in this order; by default all with a key, sorted.", "NAME [NAME ...]")
+        tuple[str, ...], option("Who takes part, in order; default: all with a key, sorted.", "NAME [NAME ...]")
     ] = ()
     least: Annotated[int | None, option("Go on with so many sites when --timeout is over.", "SITES")] = None
-    timeout: Annotated[
-        float | None, option("Seconds to wait for sites to connect, and in each exchange; default: for ever.", "S")
-    ] = None
+    timeout: Annotated[float | None, option("Seconds to wait for sites each time; default: for ever.", "S")] = None
 
     @property
     def patience(self) -> Patience:

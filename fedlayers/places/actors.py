@@ -16,7 +16,7 @@ from fedlayers.places.base import RAY, check_place
 from fedlayers.places.cluster import connected, reachable
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
-from fl_core.errors import UsageError, WorkerError
+from fl_core.errors import RunError, UsageError, WorkerError
 from fl_core.execution.client_runner import ClientRunner, Job, Result
 from fl_core.execution.executors import MakesExecutor, answer_of
 
@@ -36,7 +36,7 @@ class Actors:
 
     Raises:
         UsageError: Ray is not installed, no cluster answers, or a node has another version of this package.
-        WorkerError: every actor is lost.
+        RunError: an actor cannot begin, for what its node lacks. WorkerError: every actor is lost.
     """
 
     def __init__(self, client_runner: ClientRunner, address: str = "") -> None:
@@ -55,8 +55,13 @@ class Actors:
             raise
 
     def _hello(self) -> list[str]:
+        try:
+            said = self._ray.get([actor.hello.remote() for actor in self._actors])
+        except self._ray.exceptions.RayActorError as error:  # such as a node that lacks the model's code
+            words = next(iter(str(error).strip().splitlines()[-1:]), "it ended")
+            raise RunError(f"an actor could not begin: {words}; each node needs what this machine has") from error
         names = []
-        for name, version in self._ray.get([actor.hello.remote() for actor in self._actors]):
+        for name, version in said:
             if version != __version__:
                 raise UsageError(f"node {name} has fedlayers {version}, this machine {__version__}")
             names.append(f"node {name}")

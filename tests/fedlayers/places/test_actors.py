@@ -16,7 +16,7 @@ import fedlayers as fl
 from fedlayers.cli.main import main
 from fedlayers.places import actors
 from fl_core.config import RunConfig
-from fl_core.errors import DivergedError, UsageError, WorkerError
+from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
 from tests.fedlayers.places.works import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
@@ -59,13 +59,14 @@ class Cluster:
     """As much of Ray as is used, with so many free CPUs; the first jobs' actors are lost before they answer.
 
     Attributes:
-        free: CPUs. lost: how many actors are still to be lost. version: of the nodes.
+        free: CPUs. lost: how many actors are still to be lost. version: of the nodes. lacks: why an actor cannot begin.
         made, killed: actors.
     """
 
     free: int = 2
     lost: int = 0
     version: str = actors.__version__
+    lacks: str = ""
     made: list[Actor] = field(default_factory=list)
     killed: list[Actor] = field(default_factory=list)
     exceptions = SimpleNamespace(RayActorError=RayActorError)
@@ -82,7 +83,7 @@ class Cluster:
         def made(kind: Any) -> Any:
             def start(packed: Any) -> Actor:
                 inner = kind(self.get(packed))
-                inner.hello = lambda: ("far", self.version)
+                inner.hello = lambda: RayActorError(f"traceback\n{self.lacks}") if self.lacks else ("far", self.version)
                 inner.use, use = (lambda given: use(self.get(given))), inner.use
                 self.made.append(Actor(self, inner))
                 return self.made[-1]
@@ -159,6 +160,13 @@ def test_an_error_where_a_client_is_trained_is_raised_here(tmp_path: Path, playe
 def test_another_version_is_refused_by_the_nodes_name(tmp_path: Path, played: Cluster) -> None:
     played.version = "0.0.1"
     with pytest.raises(UsageError, match=r"node far has fedlayers 0\.0\.1, this machine"):
+        fl.run(CONFIG, on="ray", progress=False)
+    assert len(played.killed) == 2
+
+
+def test_an_actor_that_cannot_begin_is_told_in_one_line(played: Cluster) -> None:
+    played.lacks = "ModuleNotFoundError: No module named 'mine'"
+    with pytest.raises(RunError, match="could not begin: ModuleNotFoundError: No module named 'mine'; each node needs"):
         fl.run(CONFIG, on="ray", progress=False)
     assert len(played.killed) == 2
 
