@@ -41,7 +41,7 @@ class RunConfig:
     """
 
     dataset: str = "heart"
-    """Registered name, package.module:function, or your file or folder."""
+    """Registered name, package.module:function, your file, or folder."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
@@ -55,14 +55,14 @@ class RunConfig:
     rounds: int | None = None
     """Communication rounds."""
     seed: int = 0
-    """Of everything that is drawn: split, initial model, client samples, batches."""
+    """Of all that is drawn: split, initial model, clients, batches."""
     clients: int | None = None
     """Number of clients."""
     partition: str | None = None
     """natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2, or FedPFT's:
     fedpft_dirichlet, fedpft_pathological."""
     alpha: float | None = None
-    """Concentration of a Dirichlet partition; smaller means that clients differ more."""
+    """Concentration of a Dirichlet partition; the smaller, the less alike the clients."""
     classes_per_client: int | None = None
     """Of the pathological ones and non_iid_1; dominant ones of non_iid_2."""
     samples_per_client: int | None = None
@@ -74,13 +74,13 @@ class RunConfig:
     task: str = CLASSIFICATION
     """Of your own data: classification, or regression."""
     participation: float = 1.0
-    """Fraction of the clients that take part in a round; at least one does."""
+    """Fraction of the clients in a round; at least one takes part."""
     weights: str = "samples"
     """Of clients in a mean: samples (of training) or uniform."""
     client_dropout: float = 0.0
-    """Probability with which the reply of a client that takes part is lost."""
+    """Probability with which a client's reply is lost in a round."""
     dropout_trace: str | None = None
-    """A .csv with the columns round and client: whose replies are lost, rounds from 1 on."""
+    """A .csv with columns round (from 1) and client: whose replies are lost."""
     epochs: int | None = None
     """Local epochs a round."""
     batch: int | None = None
@@ -108,7 +108,7 @@ class RunConfig:
     bn: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
     by: str = "block"
-    """What a layer is: block (normalisations and declared groups joined) or module."""
+    """What a layer is: module, or block (with normalisations and groups)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     model_options: dict[str, Any] = field(default_factory=dict)
