@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.choose import choose
 from figures import items
 from figures.items import Drawing, Finding
@@ -29,8 +30,6 @@ REPETITIONS = 10
 ASKED = 9
 """Repetitions in which nothing may be told apart, at least."""
 RACES = 3
-ARMS, SHARE = ("nothing", "half", "all_but_last"), 0.6
-"""What raced when this was measured, and to which share of the rounds; the default by now has more of both."""
 VERDICT, LEADING, EXCLUDED = "verdict", "leader - arm", "arms excluded"
 TITLES = {
     "noise": "noise, IID clients",
@@ -71,8 +70,6 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         choice = choose(
             replace(config, dataset=str(path)),
             Path(out) / "race",
-            arms=ARMS,
-            share=SHARE,
             seeds=tuple(seeds),
             complete=False,
         )
@@ -97,7 +94,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         axes = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
         for k, (ax, case) in enumerate(zip(axes, cases, strict=True)):
             part = frame[(frame["run"] == case) & (frame["metric"] == LEADING)]
-            place = part["seed"] + part.groupby("seed").cumcount() * 0.3 - 0.15
+            place = part["seed"] + (part.groupby("seed").cumcount() - 1) * 0.22
             ax.errorbar(
                 place, 100 * part["value"], yerr=100 * part["stderr"], linestyle="none", marker=MARKERS[k],
                 color=COLOURS[k], markersize=3.5, lw=0.9,
@@ -113,8 +110,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for part in [frame[(frame["run"] == case) & (frame["metric"] == LEADING)]]
     }
     caption = (
-        f"{seeds_in_words(header['seeds'])}: each draws new data, a repetition, and races {len(ARMS)} arms {RACES} "
-        f"times to {100 * SHARE:.0f} % of the rounds. A mark is the leading arm's macro-F1 minus another's on "
+        f"{seeds_in_words(header['seeds'])}: each draws new data, a repetition, and races the {len(DEFAULT)} "
+        f"arms of the default {RACES} times to the end. A mark is the leading arm's macro-F1 minus another's on "
         "validation, with its simultaneous 95 % interval. Where no arm is shown to do better than guessing, none is "
         "excluded, even if its interval lies above 0."
     )
