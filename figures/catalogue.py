@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from figures import items
 from figures.items import QUICK
+from figures.page import span
 from fl_core.errors import check_known
 
 PATH = items.HERE / "catalogue.csv"
@@ -26,12 +27,6 @@ LACKING = {
 
 
 MANY = 6
-
-
-def span(numbers: Iterable[int]) -> str:
-    """The least and the greatest of some numbers, as text."""
-    each = sorted(numbers)
-    return f"{each[0]}" if each[0] == each[-1] else f"{each[0]}-{each[-1]}"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -18,6 +18,12 @@ def percent(mean: float, low: float, high: float, sign: str = "") -> str:
 def seeds_in_words(count: int) -> str:
     """A number of seeds as text: ``1 seed``, ``3 seeds``."""
     return f"{count} seed{'s' * (count != 1)}"
+
+
+def span(numbers: Iterable[int]) -> str:
+    """The least and the greatest of some numbers, as text: ``3-4``, or ``4`` if they are one."""
+    each = sorted(numbers)
+    return f"{each[0]}" if each[0] == each[-1] else f"{each[0]}-{each[-1]}"
 
 
 def markdown(columns: Mapping[str, Sequence[Any]]) -> str:

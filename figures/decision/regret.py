@@ -28,7 +28,7 @@ from figures.decision.methods import (
 )
 from figures.decision.runs import HELD_OUT, NAME, WORST
 from figures.items import Drawing, Finding
-from figures.page import markdown, missing_runs
+from figures.page import markdown, missing_runs, span
 from fl_core.plan import LayerPlan, layer_from_json
 
 QUARTER = 0.25
@@ -78,9 +78,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     held_out = (
         frame[(frame["split"] == HELD_OUT) & (frame["metric"] == "macro_f1")].groupby("run")["n_samples"].median()
     )
-    runs_each = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
     caption = (
-        f"{len(parts)} federations, {runs_each} runs each. Macro-F1 after the last round, held-out "
+        f"{len(parts)} federations, {span(counts)} runs each. Macro-F1 after the last round, held-out "
         f"samples, {held_out.min():.0f} to {held_out.max():.0f} a run, which no choice saw. Left: summed regret as a "
         "share of a random cut's, with 95 % bootstrap intervals over federations and runs; in brackets the cost in "
         "full runs. Right: regret in each federation, mean over runs, against the cut with the best mean; below 0: "

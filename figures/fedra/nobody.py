@@ -18,7 +18,7 @@ from figures.differences import FEWEST, Difference, difference, joint
 from figures.fedra.depth import MARGIN, PACS, PRETRAIN, PRETRAINING, VIT, accuracies, columns, prepared, pretrained
 from figures.items import Drawing, Finding, View
 from figures.names import title
-from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.page import markdown, missing_runs, percent, seeds_in_words, span
 from figures.recipe import Recipe, labels, scored_at_end, tested, trained
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
@@ -78,7 +78,7 @@ def _held(algorithm: Any, names: list[str], task: runner.Task) -> Iterator[rows.
 STUDY = items.register(Recipe(
     NAME, "Federations in which nobody holds the whole model, on PACS (FedRA)", RUNS, seeds=3,
     one_seed=frozenset({PRETRAINING}),
-    budget="a quarter of an hour of one quiet core, reckoned from Table 1's runs; a third of it is pretraining",
+    budget="25 minutes of one core, a third of which is pretraining",
     prepare=partial(prepared, RUNS[PRETRAINING]), measure=_measure,
 ))  # fmt: skip
 
@@ -152,8 +152,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     caption = (
         "Accuracy of the global model, mean of the styles, where no client can hold all blocks; 95 % intervals over "
         f"seeds. PACS, {config['samples']} images, a client a style, {config['rounds']} of 100 rounds, batches of "
-        f"{config['batch']}, {seeds} to {header['seeds']} seeds. The transformer was pretrained on Tiny-ImageNet for "
-        f"{SHORT.rounds} epochs{weights}; the paper has ImageNet's weights.{missing_runs(header, wanted)}"
+        f"{config['batch']}, {span([seeds, header['seeds']])} seeds. The transformer was pretrained on "
+        f"Tiny-ImageNet for {SHORT.rounds} epochs{weights}; the paper has ImageNet's weights."
+        f"{missing_runs(header, wanted)}"
     )
     findings = _order(means, before) if table.place == "Table 3" else _level(means, frame)
     shown = styles.stack().rename("value").reset_index().rename(columns={"client": "style"})
