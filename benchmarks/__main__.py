@@ -9,7 +9,7 @@ from typing import Any
 
 import tyro
 
-from benchmarks import diagnosis, federation, measurements, peers, picture, scale, startup, training
+from benchmarks import diagnosis, federation, machine, measurements, peers, picture, scale, startup, training
 from benchmarks.pairs import table
 from fl_core.errors import RunError, UsageError, check_known
 
@@ -17,6 +17,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     **measurements.JOBS,
     **diagnosis.JOBS,
     **training.JOBS,
+    **machine.JOBS,
     "startup": startup.startup,
     "peers": peers.peers,
     "scale": scale.scale,

@@ -83,7 +83,7 @@ def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
     return x[:n].clone(), y[:n].clone()
 
 
-def _ten_clients() -> tuple[list[nn.Module], tuple[Tensor, Tensor], tuple[Layer, ...], list[Subject]]:
+def ten_clients() -> tuple[list[nn.Module], tuple[Tensor, Tensor], tuple[Layer, ...], list[Subject]]:
     """Ten clients' models, the samples that all are measured on, the layers, and the clients as metrics take them."""
     models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
     x, y = held_out()
@@ -313,7 +313,7 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
     from torch_cka import CKA
 
     torch.set_num_threads(1)
-    models, (x, y), layers, subjects = _ten_clients()
+    models, (x, y), layers, subjects = ten_clients()
     names = [layer.output for layer in layers]
     n_pairs = CLIENTS * (CLIENTS - 1) // 2
     rows = []
@@ -376,7 +376,7 @@ def _hsic(k: Tensor, m: Tensor) -> Tensor:
 def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
     """Time gradient variance and federation sensitivity of ten clients with 1,000 samples each."""
     torch.set_num_threads(1)
-    models, (x, y), layers, subjects = _ten_clients()
+    models, (x, y), layers, subjects = ten_clients()
 
     def floor() -> None:
         for model in models:

@@ -1,0 +1,292 @@
+"""Shares of the machine: steps and floating-point work a second against what its cores do with nothing else to do."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import training
+from benchmarks.measurements import BATCH, LOSS, held_out, network, plain_pass, ten_clients, trained
+from benchmarks.pairs import PAIRS, Measured, alternate, judged
+from benchmarks.training import OneLayer, plain_epoch, rounds
+from fedlayers.diagnostics.curvature.hessian import hessian_trace
+from fedlayers.diagnostics.gradients.passes import one_pass
+from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
+from fedlayers.diagnostics.metrics.cka import Cka, cka
+from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from fedlayers.diagnostics.subject import Measurement
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData, Split
+from fl_core.execution.transport import allocator_settings
+from fl_core.layers import layers_of
+from fl_core.records import timing
+from fl_core.task import assemble
+
+CORES = 2
+SIDE = 1024
+"""Rows and columns of the matrices whose product is the measure of a core."""
+PRODUCTS = 20
+ROUNDS = 20
+"""Of a run with evaluation and saving."""
+RUNS = 5
+UNIT = "share of the machine"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A job's local training without the rounds: what one core does over and over.
+
+    Attributes:
+        data: as many samples as fall to one core in a round.
+        make: the optimiser of given parameters.
+        layer: the only one that trains; empty = all.
+    """
+
+    model: nn.Module
+    data: Split
+    batch: int
+    make: Callable[[Any], Any]
+    layer: str = ""
+
+    def prepared(self) -> Callable[[], object]:
+        """One pass over the data, as a function."""
+        model = copy.deepcopy(self.model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not self.layer or name.split(".")[0] == self.layer)
+        make = lambda _: self.make([p for p in model.parameters() if p.requires_grad])  # noqa: E731
+        return partial(plain_epoch, model, self.data, self.batch, make)
+
+    def operations(self) -> int:
+        """Floating-point operations of one pass, of matrix products and convolutions forward and backward."""
+        return counted(self.prepared())
+
+
+def counted(work: Callable[[], object]) -> int:
+    """The floating-point operations of a function's matrix products and convolutions; a product of sums counts two.
+
+    >>> counted(lambda: torch.zeros(2, 3) @ torch.zeros(3, 5))
+    60
+    """
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())
+
+
+def products() -> Callable[[], object]:
+    """Products of two matrices in float32, as a function; of 2 SIDE^3 operations each."""
+    a, b = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
+    out = torch.empty(SIDE, SIDE)
+
+    def work() -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(a, b, out=out)
+
+    return work
+
+
+def _serve(link: Connection, steps: Steps) -> None:
+    """A core's process: does what it is asked for, on one thread, and tells how long that took."""
+    torch.set_num_threads(1)
+    works = {"steps": steps.prepared(), "products": products()}
+    while (name := link.recv()) is not None:
+        start = time.perf_counter()
+        works[name]()
+        link.send(time.perf_counter() - start)
+
+
+class Cores:
+    """A process for each core, all of which do the same at once."""
+
+    def __init__(self, links: Sequence[Connection]) -> None:
+        self.links = links
+
+    def seconds(self, name: str) -> float:
+        """How long all of it takes if each goes on at its own rate until all is done: n / sum of the rates."""
+        for link in self.links:
+            link.send(name)
+        return len(self.links) / sum(1 / link.recv() for link in self.links)
+
+
+@contextmanager
+def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
+    """Processes that wait for what to do, with the allocator's settings that workers have."""
+    context = multiprocessing.get_context("spawn")
+    links, processes = [], []
+    try:
+        with allocator_settings():
+            for _ in range(count):
+                here, there = context.Pipe()
+                process = context.Process(target=_serve, args=(there, steps), daemon=True)
+                process.start()
+                there.close()
+                links.append(here)
+                processes.append(process)
+        yield Cores(links)
+    finally:
+        for link in links:
+            link.close()
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _steps(config: RunConfig, data: FederatedData, model: nn.Module, make: Callable[[Any], Any], layer: str) -> Steps:
+    """What falls to each core of a round: an even part of its samples."""
+    clients = max(1, int(config.participation * len(data.clients)))
+    samples = clients * len(data.clients[0].train) // CORES
+    train = [client.train for client in data.clients[:clients]]
+    whole = Split(torch.cat([s.x for s in train])[:samples], torch.cat([s.y for s in train])[:samples])
+    return Steps(model, whole, int(config.batch or 1), make, layer)
+
+
+def _of_rounds(
+    job: str,
+    what: str,
+    config: RunConfig,
+    data: FederatedData,
+    make: Callable[[Any], Any],
+    pairs: int,
+    model: nn.Module | None = None,
+    layer: str = "",
+) -> list[Measured]:
+    """The shares that a job's rounds reach, and its whole runs where all layers train."""
+    start = assemble(config, data=data, model=model).model
+    steps = _steps(config, data, start, make, layer)
+    of_a_round = CORES * steps.operations()
+    algorithm = partial(OneLayer, layer=layer) if layer else None
+    found = []
+    with cores(steps) as machine:
+
+        def at_full_rate() -> float:
+            return of_a_round / (CORES * PRODUCTS * 2 * SIDE**3) * machine.seconds("products")
+
+        with rounds(config, data, algorithm, model=model) as engine:
+            for _ in range(training.SEEN if layer else 0):
+                engine.step()
+            frame = alternate(
+                {
+                    "round": partial(_seconds, engine.step),
+                    "steps": partial(machine.seconds, "steps"),
+                    "products": at_full_rate,
+                },
+                pairs,
+            )
+        of = {name: float(frame[name].median()) for name in frame}
+        same = f"the same steps, {CORES} cores at once"
+        peak = f"sgemm {SIDE}, {CORES} cores at once: {of_a_round / of['products'] / 1e9:.0f} Gflop/s"
+        judge = partial(judged, unit=UNIT, seconds=of["round"])
+        found.append(
+            judge(job, what, same, list(frame.steps / frame["round"]), at_least=0.9, baseline_seconds=of["steps"])
+        )
+        found.append(judge(job, what, peak, list(frame.products / frame["round"]), baseline_seconds=of["products"]))
+        found.append(
+            judged(
+                job, f"{same}, {what}", peak, list(frame.products / frame.steps), unit=UNIT, seconds=of["steps"],
+                baseline_seconds=of["products"],
+            )
+        )  # fmt: skip
+        if not layer:
+            found.append(_of_runs(job, what, config, data, model, machine, min(pairs, RUNS)))
+    return found
+
+
+def _of_runs(
+    job: str, what: str, config: RunConfig, data: FederatedData, model: nn.Module | None, machine: Cores, turns: int
+) -> Measured:
+    """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
+    paces: list[timing.Pace] = []
+
+    def run() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            runner.run(replace(config, rounds=ROUNDS), out, data=data, model=model, progress=False)
+            paces.append(timing.read(out / "timing.jsonl"))
+        return paces[-1].total
+
+    frame = alternate({"run": run, "steps": lambda: ROUNDS * machine.seconds("steps")}, turns)
+    text = f"the same steps alone; of the last run {paces[-1].line()}"
+    return judged(
+        job,
+        f"{what}, runs of {ROUNDS} rounds with evaluation and saving",
+        text,
+        list(frame.steps / frame.run),
+        at_least=0.8,
+        unit=UNIT,
+        seconds=float(frame.run.median()),
+        baseline_seconds=float(frame.steps.median()),
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def rounds_of_training(pairs: int = PAIRS) -> list[Measured]:
+    """Shares of the machine that the rounds of S1, S2 and S4 reach."""
+    training.tuned()
+    torch.set_num_threads(CORES)
+    sgd = partial(torch.optim.SGD, lr=0.005)
+    adamw = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.01, fused=True)
+    config, data = training._cross_device(held=167)
+    found = _of_rounds("S1", f"fedavg, {config.workers} workers", config, data, sgd, pairs)
+    silo, silo_data, model = training._cross_silo(held=667)
+    found += _of_rounds("S2", f"fedavg, {silo.workers} workers", silo, silo_data, adamw, pairs, model)
+    for layer in ("conv1", "conv2", "fc1", "fc2"):
+        found += _of_rounds("S4", f"{layer} alone, clients seen before", config, data, sgd, pairs, layer=layer)
+    return found
+
+
+def diagnoses(pairs: int = PAIRS) -> list[Measured]:
+    """Shares of one core that J1, J2 and J3 reach."""
+    torch.set_num_threads(1)
+    model, (x, y) = trained(network()), held_out()
+    layers = layers_of(model, x[:2])
+    models, (probe_x, probe_y), own_layers, subjects = ten_clients()
+    many = [partial(plain_pass, each, x, y, 250) for each in models]
+    works: dict[tuple[str, str], Callable[[], object]] = {
+        ("J1", "exact trace"): lambda: hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH),
+        ("J1", "one forward and backward pass"): lambda: plain_pass(model, x, y),
+        ("J2", "45 pairs"): lambda: cka(
+            Measurement(subjects, own_layers, batch=BATCH), Cka(probe=(probe_x, probe_y), estimator="minibatch")
+        ),
+        ("J3", "variance, sensitivity"): lambda: one_pass(
+            Measurement(subjects, own_layers, LOSS, batch=250), [GradVariance(), Sensitivity()]
+        ),
+        ("J3", "ten forward and backward passes"): lambda: [each() for each in many],
+    }
+    multiply = products()
+    found = []
+    for (job, what), work in works.items():
+        operations = counted(work)
+
+        def at_full_rate(operations: int = operations) -> float:
+            return operations / (PRODUCTS * 2 * SIDE**3) * _seconds(multiply)
+
+        frame = alternate({"work": partial(_seconds, work), "products": at_full_rate}, pairs)
+        peak = f"sgemm {SIDE}, one thread: {operations / frame.products.median() / 1e9:.0f} Gflop/s"
+        found.append(
+            judged(
+                job, f"{what}, {operations / 1e9:.0f} Gflop", peak, list(frame.products / frame.work), unit=UNIT,
+                seconds=float(frame.work.median()), baseline_seconds=float(frame.products.median()),
+            )
+        )  # fmt: skip
+    return found
+
+
+JOBS = {"shares": rounds_of_training, "j-shares": diagnoses}

@@ -1,0 +1,69 @@
+"""Shares of the machine: what is counted, and that a job's row says what share its rounds reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import machine, training
+from benchmarks.machine import PRODUCTS, SIDE, Steps, cores, counted
+from fl_core.config import RunConfig
+from fl_core.data import Split
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 5))
+
+
+def steps(layer: str = "") -> Steps:
+    return Steps(network(), Split(torch.randn(20, 10), torch.arange(20) % 5), 8, SGD, layer)
+
+
+@pytest.mark.parametrize(
+    ("layer", "products"),
+    [
+        ("", 60 + 30 + 60 + 2 * 30),  # forward, and backward without the gradient of the input
+        ("2", 60 + 30 + 30),
+        ("0", 60 + 30 + 60 + 30),
+    ],
+)
+def test_a_pass_counts_its_matrix_products(layer: str, products: int) -> None:
+    assert steps(layer).operations() == 20 * 2 * products
+
+
+def test_only_the_layer_that_trains_changes() -> None:
+    of_one = steps("2")
+    model = of_one.model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    of_one.prepared()()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "a copy trains"
+
+
+def test_the_measure_of_a_core_is_as_much_work_as_is_said() -> None:
+    assert counted(machine.products()) == PRODUCTS * 2 * SIDE**3
+
+
+@pytest.mark.slow
+def test_a_row_has_the_share_that_rounds_reach() -> None:
+    config: RunConfig = replace(training.TINY, workers=2)
+    data = training.federation(4, 40, (10,), classes=5)
+    rows = machine._of_rounds("tiny", "fedavg", config, data, SGD, pairs=2)
+    assert [row.unit for row in rows] == [machine.UNIT] * 4
+    assert [row.target for row in rows] == [">= 0.9", "", "", ">= 0.8"]
+    assert all(0 < row.ratio < 1.5 for row in rows)
+    assert rows[1].ratio < rows[0].ratio, "a net so small is far below the rate of large products"
+
+
+@pytest.mark.slow
+def test_cores_work_at_once_and_are_gone_afterwards() -> None:
+    with cores(steps(), 2) as both:
+        assert both.seconds("products") > 0
+        assert both.seconds("steps") > 0
+    assert all(link.closed for link in both.links)
