@@ -26,7 +26,7 @@ from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine, Schedule
-from fl_core.execution.executors import executor
+from fl_core.execution.executors import Workers, executor
 from fl_core.execution.home import InProcess
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.records import timing
@@ -312,4 +312,32 @@ def overhead(rounds: int = 100) -> list[Measured]:
     return rows
 
 
-JOBS = {"s1": cross_device, "s2": cross_silo, "s3": tiny, "s4": scheduling, "overhead": overhead}
+def copied(rounds: int = 10) -> list[Measured]:
+    """Bytes copied to workers in S1 with evaluation, against a copy for each client: several algorithms."""
+    tuned()
+    config, data = _cross_device(held=167)
+    found = []
+    for name in ("fedavg", "fedper", "ditto", "scaffold", "local"):
+        task = assemble(replace(config, algorithm=name, rounds=rounds), data=data)
+        schedule = Schedule(rounds, config.participation, eval_every=5, checkpoint_every=rounds)
+        counts = []
+        for repeats in (True, False):
+            client_runner = client_runner_of(task, {})
+            pool = Workers(client_runner, WORKERS, repeats)
+            home = InProcess(pool, task.data, tree.of(task.model))
+            try:
+                engine = Engine(
+                    task.algorithm(task.plan), task.data, tree.of(task.model), client_runner, home, schedule
+                )
+                engine.run(progress=False)
+                counts.append(pool.copied)
+            finally:
+                pool.close()
+        ratio, text = counts[0] / counts[1], f"every tree copied, {counts[1] / 1e6:.0f} MB"
+        what = f"{name}, {rounds} rounds of 10 clients, 3 evaluations of 100, {counts[0] / 1e6:.0f} MB"
+        found.append(Measured("S1", what, text, ratio, ratio, ratio, "< 1", "yes" if ratio < 1 else "no", unit="bytes"))
+        print(found[-1])
+    return found
+
+
+JOBS = {"copied": copied, "s1": cross_device, "s2": cross_silo, "s3": tiny, "s4": scheduling, "overhead": overhead}

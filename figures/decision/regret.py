@@ -79,7 +79,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         frame[(frame["split"] == HELD_OUT) & (frame["metric"] == "macro_f1")].groupby("run")["n_samples"].median()
     )
     caption = (
-        f"{len(parts)} federations, {span(counts)} runs each. Macro-F1 after the last round, held-out "
+        f"{len(parts)} federations, {span(counts)} seeds each. Macro-F1 after the last round, held-out "
         f"samples, {held_out.min():.0f} to {held_out.max():.0f} a run, which no choice saw. Left: summed regret as a "
         "share of a random cut's, with 95 % bootstrap intervals over federations and runs; in brackets the cost in "
         "full runs. Right: regret in each federation, mean over runs, against the cut with the best mean; below 0: "

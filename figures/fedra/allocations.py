@@ -186,7 +186,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(7.6, 4.0), layout="constrained")
         halves: Any = figure.subfigures(2, 1, height_ratios=[1, 1.25])
         upper, lower = halves
-        for index, ax in enumerate(upper.subplots(1, SHOWN, sharey=True)):
+        for index, ax in enumerate(upper.subplots(1, min(SHOWN, len(run.held)), sharey=True, squeeze=False)[0]):
             _grid(ax, run.held[index], run.names, f"allocation, round {index + 1}")
             ax.set_xlabel("block")
         ax = lower.subplots()

@@ -58,6 +58,7 @@ def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFram
     lines: list[dict[str, Any]] = [
         {"method": run, "where": "PACS, here", **mean_interval(values.dropna())._asdict()}
         for run, values in here.iterrows()
+        if values.notna().any()  # of an accuracy of 0 there are no shares
     ]
     for where, values in printed.items():
         own = values.reindex(here.index)  # of the methods that were run
@@ -68,7 +69,8 @@ def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFram
 def _panel(ax: Axes, table: pd.DataFrame, runs: list[str]) -> None:
     """Draw scores from the top, a colour and a marker a place, with intervals where there are any."""
     for k, (where, own) in enumerate(table.groupby("where", sort=False)):
-        values, y = 100 * own.set_index("method").loc[runs, ["value", "low", "high"]], range(len(runs))
+        values = 100 * own.set_index("method").reindex(index=runs, columns=["value", "low", "high"])
+        y = range(len(runs))
         ax.hlines(y, values["low"], values["high"], color=COLOURS[k], linewidth=1.4)
         ax.plot(values["value"], y, linestyle="none", marker=MARKERS[k], color=COLOURS[k], label=where)
     ax.set_yticks(range(len(runs)), list(map(title, runs)))

@@ -57,7 +57,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(7.8, 4.7), layout="constrained")
         halves: Any = figure.subfigures(2, 1, height_ratios=[1, 1.15])
         upper, lower = halves
-        for ax, done in zip(upper.subplots(1, len(moments), sharey=True), moments, strict=True):
+        above = upper.subplots(1, len(moments), sharey=True, squeeze=False)[0]
+        for ax, done in zip(above, moments, strict=True):
             part = weights[(weights["client"] == client) & (weights["round"] == done)].set_index("layer").loc[layers]
             colours = [COLOURS[0] if kept else FAINT for kept in part[RETAINED]]
             ax.bar(range(len(layers)), part["value"], color=colours, width=0.8)

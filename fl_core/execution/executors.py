@@ -70,11 +70,15 @@ class Serial:
 
 
 class Workers:
-    """Persistent worker processes with one thread each, which end with this process however it ends."""
+    """Persistent worker processes with one thread each, which end with this process however it ends.
+
+    Args:
+        repeats: whether the tensors that a worker has of its last job are not given to it again.
+    """
 
     moved = 0.0
 
-    def __init__(self, client_runner: ClientRunner, count: int) -> None:
+    def __init__(self, client_runner: ClientRunner, count: int, repeats: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
         packed = _Packed(client_runner)
         trees = SLOT_TREES + client_runner.training.kept
@@ -86,7 +90,7 @@ class Workers:
         with held_back():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                jobs, results = (Slot.of(room) for _ in range(2))
+                jobs, results = Slot.of(room, repeats), Slot.of(room)
                 arguments = (theirs, jobs.shared, results.shared, packed)
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 with allocator_settings():
@@ -94,6 +98,11 @@ class Workers:
                 theirs.close()
                 self._links.append(Channel(ours, jobs, results, keeps=True))
                 self._processes.append(process)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of tensors that this process has copied to its workers' memory."""
+        return sum(link.sends.copied for link in self._links)
 
     def serve(self, client_runner: ClientRunner) -> None:
         """Run jobs of another client runner from now on, keeping the processes, which take seconds to start."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch import Tensor
 
 from fl_core.algorithms.base import Message, State
 from fl_core.execution.client_runner import Job, Result
@@ -42,15 +43,25 @@ def allocator_settings() -> Iterator[None]:
 
 
 class Slot:
-    """Shared memory for the trees of one job or result at a time; a tree that does not fit is sent as bytes."""
+    """Shared memory for the trees of one job or result at a time; a tree that does not fit is sent as bytes.
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared, self.memory = shared, shared.tensor
+    Args:
+        repeats: whether a tensor that is still where it would be put, such as one that all clients of a round get, is
+            not copied again. Not for tensors that an optimiser's fused steps change, which do not count their changes.
+
+    Attributes:
+        copied: bytes of tensors that were put in so far.
+    """
+
+    def __init__(self, shared: Shared, repeats: bool = False) -> None:
+        self.shared, self.memory, self.repeats = shared, shared.tensor, repeats
+        self.copied = 0
+        self._there: dict[int, _There] = {}
 
     @classmethod
-    def of(cls, n_bytes: int) -> Slot:
+    def of(cls, n_bytes: int, repeats: bool = False) -> Slot:
         """A new slot of at least this many bytes."""
-        return cls(Shared(-(-n_bytes // ALIGNED) * ALIGNED))
+        return cls(Shared(-(-n_bytes // ALIGNED) * ALIGNED), repeats)
 
     def put(self, value: Any) -> Any:
         """Store a job's or result's trees, overwriting earlier ones, and return it with places instead of trees."""
@@ -65,12 +76,26 @@ class Slot:
                 at += -(-tensor.nbytes // ALIGNED) * ALIGNED
             if at > len(self.memory):
                 return _Bytes(save({name: tensor.contiguous() for name, tensor in source.items()}))
-            for name, view in self._views(entries).items():
-                view.copy_(source[name])
+            self._copy(source, entries, end, at)
             end = at
             return _Placed(entries)
 
         return _map_trees(value, place)
+
+    def _copy(self, source: Tree, entries: Sequence[_Entry], start: int, end: int) -> None:
+        """Copy a tree's tensors to these bytes, but those that are there already and have not changed since."""
+        before, coming = self._there, {}
+        self._there = {at: each for at, each in before.items() if each.end <= start or at >= end}
+        for (name, view), (*_, at) in zip(self._views(entries).items(), entries, strict=True):
+            tensor = source[name]
+            there = before.get(at)
+            if there is None or not there.is_still(tensor):
+                view.copy_(tensor)
+                self.copied += view.nbytes
+            if view.nbytes:
+                coming[at] = _There(tensor, at + view.nbytes)
+        if self.repeats:
+            self._there |= coming
 
     def take(self, value: Any, copy: bool) -> Any:
         """Return what :meth:`put` was given; without ``copy`` its tensors are the slot's memory until it is reused."""
@@ -88,6 +113,18 @@ class Slot:
             name: self.memory[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for name, dtype, shape, at in entries
         }
+
+
+class _There:
+    """A tensor that was copied to a slot, held so that no other can have its identity, and its contents' version."""
+
+    def __init__(self, tensor: Tensor, end: int) -> None:
+        self.tensor, self.end = tensor, end
+        self.version = None if tensor.is_inference() else tensor._version
+
+    def is_still(self, tensor: Tensor) -> bool:
+        """Whether it is this tensor with these contents; of an inference tensor nobody knows."""
+        return tensor is self.tensor and self.version is not None and tensor._version == self.version
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
 
     def killing(self):
         if self.done == 1:
-            os.kill(self.executor._processes[0].pid, signal.SIGKILL)
+            os.kill(self.home.executor._processes[0].pid, signal.SIGKILL)
         one_round(self)
 
     with monkeypatch.context() as patch:

@@ -46,7 +46,7 @@ def images(path: Path, side: int, classes: int, domains: int) -> str:
 @pytest.mark.slow
 def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"depth": 4, "embed_dim": 8, "num_heads": 2}
-    changes = {"rounds": 1, "batch": 8, "eval_every": 1, "checkpoint_every": 1}
+    changes = {"rounds": 2, "batch": 8, "eval_every": 1, "checkpoint_every": 2}
     pretrain = {"dataset": images(tmp_path / "little.npz", 32, 5, 1), "model_options": {**options, "patch_size": 8}}
     styles = {"dataset": images(tmp_path / "styles.npz", 64, 7, 2), "model_options": options}
     runs = {}
@@ -69,7 +69,7 @@ def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(frame.loc[frame["metric"] == "accuracy", "client"]) == {"photo", "sketch"}
     text = page(depth.NAME, tmp_path)
     assert "| FedRA | 1 |" in text
-    assert re.search(r"- not comparable \(.*\): alllarge lies above fedra", text)
+    assert re.search(r"- not comparable \(.*\): AllLarge lies above FedRA", text)
     assert "- held: no client holds more blocks than its depth. Measured: at most FedRA 4, 2; InclusiveFL 4, 2" in text
     assert "FedRA learns with every k" in text
     assert "FedRA learns with every k. Measured: points gained: k = 3 " in page("fedra.fig4", tmp_path)

@@ -13,6 +13,7 @@ from fl_core import tree
 from fl_core.algorithms import Message, Round, State
 from fl_core.execution.client_runner import FinetuneJob, Result, ScoreJob, TrainJob
 from fl_core.execution.transport import ALLOCATOR, Channel, Slot, allocator_settings
+from fl_core.tree import Tree
 
 ODD = {
     "mask": torch.tensor([True, False, True]),
@@ -77,6 +78,30 @@ def test_a_copy_outlives_the_slots_next_contents_and_a_view_does_not() -> None:
     slot.put(FinetuneJob(0, 0, second))
     assert kept.tolist() == first["x"].tolist()
     assert seen.tolist() == second["x"].tolist()
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_tensor_that_is_still_there_is_copied_once(repeats: bool) -> None:
+    slot, model, own = Slot.of(1 << 12, repeats), {"x": torch.ones(64)}, {"x": torch.zeros(32)}
+    of_model, of_own = 256, 128
+
+    def put(*trees: tuple[str, Tree]) -> int:
+        before = slot.copied
+        job = TrainJob(0, Round(0), Message(dict(trees)), State())
+        assert parts(slot.take(slot.put(job), copy=True)) == parts(job)
+        return slot.copied - before
+
+    assert put(("model", model)) == of_model
+    assert put(("model", model)) == (0 if repeats else of_model)
+    assert put(("model", model), ("own", own)) == (of_own if repeats else of_model + of_own)
+    model["x"].add_(1)
+    assert put(("model", model)) == of_model, "it has changed"
+    assert put(("model", {"x": model["x"].clone()})) == of_model, "another one"
+    assert put(("own", own)) == of_own, "now at the place of the model's first part"
+    assert put(("model", model)) == of_model, "which was overwritten"
+    personal = {**model, "head": own["x"]}
+    assert put(("personal", personal)) == (0 if repeats else of_model + of_own), "its head is where it was"
+    assert put(("personal", {**personal, "head": own["x"].clone()})) == (of_own if repeats else of_model + of_own)
 
 
 def test_two_ends_of_a_channel() -> None:
