@@ -312,6 +312,21 @@ def overhead(rounds: int = 100) -> list[Measured]:
     return rows
 
 
+def half(pairs: int = PAIRS) -> list[Measured]:
+    """Rounds of S1 and S2 with local training in bfloat16 against the same in float32."""
+    tuned()
+    torch.set_num_threads(THREADS)
+    found = []
+    for name, config, data, model in (("S1", *_cross_device(), None), ("S2", *_cross_silo())):
+        with (
+            rounds(config, data, model=model) as plain,
+            rounds(replace(config, precision="bf16"), data, model=model) as fast,
+        ):
+            what, text = f"fedavg, bf16, {config.workers} workers", "the same in float32"
+            found.append(compare(name, what, fast.step, text, plain.step, pairs=pairs, clock=time.perf_counter))
+    return found
+
+
 def copied(rounds: int = 10) -> list[Measured]:
     """Bytes copied to workers in S1 with evaluation, against a copy for each client: several algorithms."""
     tuned()
@@ -340,4 +355,12 @@ def copied(rounds: int = 10) -> list[Measured]:
     return found
 
 
-JOBS = {"copied": copied, "s1": cross_device, "s2": cross_silo, "s3": tiny, "s4": scheduling, "overhead": overhead}
+JOBS = {
+    "bf16": half,
+    "copied": copied,
+    "s1": cross_device,
+    "s2": cross_silo,
+    "s3": tiny,
+    "s4": scheduling,
+    "overhead": overhead,
+}
