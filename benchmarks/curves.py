@@ -155,7 +155,7 @@ CURVES: dict[str, Curve] = {
         "every byte of every checkpoint is read, one after the other",
     ),
     "resume-rounds": Curve(
-        "resume and one more round against rounds", "rounds with a checkpoint each", (8, 32, 128, 512), _resume, 0, 0,
-        "the last checkpoint is read, and where the rows end",
+        "resume and one more round against rounds", "rounds with a checkpoint each", (8, 32, 128, 512), _resume, 1, 1,
+        "every checkpoint's manifest is read, for it says which files are the run's, and the rows are written anew",
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -29,8 +29,8 @@ from fedlayers.diagnostics.metrics.cka import Cka, cka
 from fedlayers.diagnostics.metrics.grad_variance import GradVariance
 from fedlayers.diagnostics.subject import Measurement
 from fl_core import runner
-from fl_core.config import RunConfig
-from fl_core.data import FederatedData, Split
+from fl_core.data import Split
+from fl_core.engine import Engine
 from fl_core.execution.transport import allocator_settings
 from fl_core.layers import layers_of
 from fl_core.records import timing
@@ -54,6 +54,7 @@ class Steps:
         data: as many samples as fall to one core in a round.
         make: the optimiser of given parameters.
         layer: the only one that trains; empty = all.
+        job: makes the configuration and the data, and the model if it is not the configuration's, of whole rounds.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class Steps:
     batch: int
     make: Callable[[Any], Any]
     layer: str = ""
+    job: Callable[[], tuple[Any, ...]] | None = None
 
     def prepared(self) -> Callable[[], object]:
         """One pass over the data, as a function."""
@@ -102,10 +104,24 @@ def _serve(link: Connection, steps: Steps) -> None:
     """A core's process: does what it is asked for, on one thread, and tells how long that took."""
     torch.set_num_threads(1)
     works = {"steps": steps.prepared(), "products": products()}
-    while (name := link.recv()) is not None:
-        start = time.perf_counter()
-        works[name]()
-        link.send(time.perf_counter() - start)
+    with ExitStack() as stack:
+        if steps.job is not None:
+            works["rounds"] = stack.enter_context(_started(steps.job, steps.layer, workers=0)).step
+        while (name := link.recv()) is not None:
+            start = time.perf_counter()
+            works[name]()
+            link.send(time.perf_counter() - start)
+
+
+@contextmanager
+def _started(job: Callable[[], tuple[Any, ...]], layer: str, **own: Any) -> Iterator[Engine]:
+    """A job's rounds; where one layer trains alone, after so many that what frozen layers give is at hand."""
+    config, data, *model = job()
+    algorithm = partial(OneLayer, layer=layer) if layer else None
+    with rounds(replace(config, stack="off", **own), data, algorithm, *model) as engine:
+        for _ in range(training.SEEN if layer else 0):
+            engine.step()
+        yield engine
 
 
 class Cores:
@@ -144,90 +160,83 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
             process.join()
 
 
-def _steps(config: RunConfig, data: FederatedData, model: nn.Module, make: Callable[[Any], Any], layer: str) -> Steps:
+def _steps(job: Callable[[], tuple[Any, ...]], make: Callable[[Any], Any], layer: str) -> Steps:
     """What falls to each core of a round: an even part of its samples."""
+    config, data, *model = job()
     clients = max(1, int(config.participation * len(data.clients)))
     samples = clients * len(data.clients[0].train) // CORES
     train = [client.train for client in data.clients[:clients]]
     whole = Split(torch.cat([s.x for s in train])[:samples], torch.cat([s.y for s in train])[:samples])
-    return Steps(model, whole, int(config.batch or 1), make, layer)
+    start = assemble(config, data=data, model=next(iter(model), None)).model
+    return Steps(start, whole, int(config.batch or 1), make, layer, job)
 
 
 def _of_rounds(
-    job: str,
-    what: str,
-    config: RunConfig,
-    data: FederatedData,
-    make: Callable[[Any], Any],
-    pairs: int,
-    model: nn.Module | None = None,
-    layer: str = "",
+    name: str, job: Callable[[], tuple[Any, ...]], make: Callable[[Any], Any], pairs: int, layer: str = ""
 ) -> list[Measured]:
     """The shares that a job's rounds reach, and its whole runs where all layers train."""
-    start = assemble(config, data=data, model=model).model
-    steps = _steps(config, data, start, make, layer)
+    steps = _steps(job, make, layer)
     of_a_round = CORES * steps.operations()
-    algorithm = partial(OneLayer, layer=layer) if layer else None
-    found = []
-    with cores(steps) as machine:
+    with cores(steps) as machine, _started(job, layer) as engine:
 
         def at_full_rate() -> float:
             return of_a_round / (CORES * PRODUCTS * 2 * SIDE**3) * machine.seconds("products")
 
-        with rounds(config, data, algorithm, model=model) as engine:
-            for _ in range(training.SEEN if layer else 0):
-                engine.step()
-            frame = alternate(
-                {
-                    "round": partial(_seconds, engine.step),
-                    "steps": partial(machine.seconds, "steps"),
-                    "products": at_full_rate,
-                },
-                pairs,
-            )
-        of = {name: float(frame[name].median()) for name in frame}
-        same = f"the same steps, {CORES} cores at once"
+        sides: dict[str, Callable[[], float]] = {
+            "round": partial(_seconds, engine.step),
+            "own": lambda: machine.seconds("rounds") / CORES,
+            "steps": lambda: machine.seconds("steps"),
+            "products": at_full_rate,
+        }
+        frame = alternate(sides, pairs)
+        of = {side: float(frame[side].median()) for side in frame}
+        workers = job()[0].workers
+        what = f"{layer} alone, clients seen before" if layer else "fedavg"
+        judge = partial(judged, name, unit=UNIT)
         peak = f"sgemm {SIDE}, {CORES} cores at once: {of_a_round / of['products'] / 1e9:.0f} Gflop/s"
-        judge = partial(judged, unit=UNIT, seconds=of["round"])
-        found.append(
-            judge(job, what, same, list(frame.steps / frame["round"]), at_least=0.9, baseline_seconds=of["steps"])
-        )
-        found.append(judge(job, what, peak, list(frame.products / frame["round"]), baseline_seconds=of["products"]))
-        found.append(
-            judged(
-                job, f"{same}, {what}", peak, list(frame.products / frame.steps), unit=UNIT, seconds=of["steps"],
+        found = [
+            judge(
+                f"{what}, {workers} workers", f"the same rounds in one process a core, {CORES} at once",
+                list(frame.own / frame["round"]), at_least=0.9, seconds=of["round"], baseline_seconds=of["own"],
+            ),
+            judge(
+                f"{what}, {workers} workers", f"the same steps as a plain loop, {CORES} at once",
+                list(frame.steps / frame["round"]), seconds=of["round"], baseline_seconds=of["steps"],
+            ),
+            judge(
+                f"{what}, {workers} workers", peak, list(frame.products / frame["round"]), seconds=of["round"],
                 baseline_seconds=of["products"],
-            )
-        )  # fmt: skip
+            ),
+        ]  # fmt: skip
         if not layer:
-            found.append(_of_runs(job, what, config, data, model, machine, min(pairs, RUNS)))
+            found.append(_of_runs(name, what, job, machine, min(pairs, RUNS)))
     return found
 
 
-def _of_runs(
-    job: str, what: str, config: RunConfig, data: FederatedData, model: nn.Module | None, machine: Cores, turns: int
-) -> Measured:
+def _of_runs(name: str, what: str, job: Callable[[], tuple[Any, ...]], machine: Cores, turns: int) -> Measured:
     """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
+    config, data, *model = job()
     paces: list[timing.Pace] = []
 
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
-            runner.run(replace(config, rounds=ROUNDS), out, data=data, model=model, progress=False)
+            own = {"model": model[0]} if model else {}
+            runner.run(replace(config, rounds=ROUNDS, stack="off"), out, data=data, progress=False, **own)
             paces.append(timing.read(out / "timing.jsonl"))
         return paces[-1].total
 
-    frame = alternate({"run": run, "steps": lambda: ROUNDS * machine.seconds("steps")}, turns)
-    text = f"the same steps alone; of the last run {paces[-1].line()}"
+    frame = alternate({"run": run, "own": lambda: ROUNDS * machine.seconds("rounds") / CORES}, turns)
+    text = f"the same rounds in one process a core; of the last run {paces[-1].line()}"
     return judged(
-        job,
-        f"{what}, runs of {ROUNDS} rounds with evaluation and saving",
+        name,
+        f"{what}, {config.workers} workers, runs of {ROUNDS} rounds with evaluation and saving",
         text,
-        list(frame.steps / frame.run),
+        list(frame.own / frame.run),
         at_least=0.8,
         unit=UNIT,
         seconds=float(frame.run.median()),
-        baseline_seconds=float(frame.steps.median()),
+        baseline_seconds=float(frame.own.median()),
     )
 
 
@@ -243,12 +252,10 @@ def rounds_of_training(pairs: int = PAIRS) -> list[Measured]:
     torch.set_num_threads(CORES)
     sgd = partial(torch.optim.SGD, lr=0.005)
     adamw = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.01, fused=True)
-    config, data = training._cross_device(held=167)
-    found = _of_rounds("S1", f"fedavg, {config.workers} workers", config, data, sgd, pairs)
-    silo, silo_data, model = training._cross_silo(held=667)
-    found += _of_rounds("S2", f"fedavg, {silo.workers} workers", silo, silo_data, adamw, pairs, model)
+    device, silo = partial(training._cross_device, held=167), partial(training._cross_silo, held=667)
+    found = _of_rounds("S1", device, sgd, pairs) + _of_rounds("S2", silo, adamw, pairs)
     for layer in ("conv1", "conv2", "fc1", "fc2"):
-        found += _of_rounds("S4", f"{layer} alone, clients seen before", config, data, sgd, pairs, layer=layer)
+        found += _of_rounds("S4", device, sgd, pairs, layer)
     return found
 
 

@@ -138,9 +138,11 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
             rows.append(Measured("scale", what, text, math.nan, math.nan, math.nan, holds=none, unit="exponent"))
             continue
         found, low, high = slope(own["size"], own[measure].clip(lower=1e-6))
-        grows = "as theory" if low <= theory <= high else "slower" if high < theory else "faster"
+        grows = "as theory" if low <= theory <= high else "grows slower" if high < theory else "grows faster"
         rows.append(
-            Measured("scale", what, text, found, low, high, f"{theory:g}", grows, pairs=len(own), unit="exponent")
+            Measured(
+                "scale", what, text, found, low, high, f"= size^{theory:g}", grows, pairs=len(own), unit="exponent"
+            )
         )
         print(f"{what}: size^{found:.2f} [{low:.2f}, {high:.2f}], theory {theory:g}: {grows}")
     return rows

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError, check_known
+from fl_core.tree import is_finite
 
 Batch = tuple[Tensor, Tensor]
 Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's split), or a re-iterable loader of pairs
@@ -204,6 +205,6 @@ def _checked(pair: Any, where: str) -> Batch:
     if len(x) != len(y):
         raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
     for name, tensor in (("samples", x), ("labels", y)):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise UsageError(f"{where}: the {name} hold NaN or infinity")
     return x, y

@@ -25,6 +25,7 @@ from figures import (  # noqa: F401  (most of them register items)
     learning,
     pfedla,
     player_fl,
+    precision,
     recipe,
     regret,
     scheduling,

@@ -122,7 +122,7 @@ def digest(tree: Mapping[str, Tensor]) -> str:
     for name in sorted(tree):
         tensor = tree[name].detach().cpu().contiguous()
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
     return sha.hexdigest()
 
 
@@ -160,12 +160,20 @@ def check_unaliased(tree: Mapping[str, Tensor]) -> None:
         seen[address] = name
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity; in one pass and without a copy, as ``isfinite().all()`` is not.
+
+    >>> is_finite(torch.tensor([1.0, float("nan")])), is_finite(torch.zeros(0)), is_finite(torch.tensor([1, 2]))
+    (False, True, True)
+    """
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    return bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all())  # NaN is the least and the greatest
+
+
 def first_nonfinite(tree: Mapping[str, Tensor]) -> str | None:
     """The first key whose tensor holds NaN or infinity, or None."""
-    for name, tensor in tree.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return name
-    return None
+    return next((name for name, tensor in tree.items() if not is_finite(tensor)), None)
 
 
 class Mean:

@@ -23,9 +23,10 @@ def verify(run: Run) -> list[str]:
     seen: set[str] = set()
     ends = [run.begin()["rows"]]
     manifests = {}
-    for which in run.rounds:
+    rounds = dict.fromkeys(run.rounds)
+    for which in rounds:
         found = manifests[which] = run.manifest(which)
-        if found["previous"] is not None and found["previous"] not in run.rounds:
+        if found["previous"] is not None and found["previous"] not in rounds:
             raise CorruptError(f"{run.checkpoint_path(found['previous'])} is missing")
         for entry in found["states"].values():
             if entry["blob"] not in seen:

@@ -184,7 +184,7 @@ class Run:
             CorruptError: it is damaged.
             ForeignError: it is another run's.
         """
-        if which not in self.rounds:
+        if which < 0 or not self.folder.has(checkpoint_name(which)):
             known = ", ".join(map(str, self.rounds)) or "none yet"
             raise UsageError(f"{self.path} has no checkpoint after round {which}; there are: {known}")
         found, path = self.folder.read_signed(checkpoint_name(which), *CHECKPOINT), self.checkpoint_path(which)

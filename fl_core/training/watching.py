@@ -75,7 +75,7 @@ class Watch:
             NonFiniteError: a feature is not finite.
         """
         self._when, self._output, self._latest = f"at step {step}", "", ""
-        if not _is_finite(x):
+        if not tree.is_finite(x):
             raise NonFiniteError(self._said("the batch has features that are not finite"))
 
     def passes(self, loss: float, grads: Mapping[str, Tensor]) -> None:
@@ -103,11 +103,11 @@ class Watch:
     def _look(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         """Note a module's output if it is the first that is not finite; modules end in the order of the pass."""
         layer = self._layer[name]
-        if not self._output and not all(map(_is_finite, _tensors(output))):
+        if not self._output and not all(map(tree.is_finite, _tensors(output))):
             bad = tree.first_nonfinite({**dict(module.named_parameters()), **dict(module.named_buffers())})
             place = f" (layer {layer!r})" if layer else f" (after layer {self._latest!r})" if self._latest else ""
             module_name = f"module {name!r}{place}" if name else f"the model{place}"
-            side = "output" if all(map(_is_finite, _tensors(inputs))) else "input"
+            side = "output" if all(map(tree.is_finite, _tensors(inputs))) else "input"
             what = f"the {side} of {module_name}" if bad is None else self._tensor(f"{name}.{bad}".lstrip("."))
             self._output = f"first not finite in the forward pass is {what}"
         self._latest = layer or self._latest
@@ -142,7 +142,3 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     elif isinstance(output, (list, tuple)):
         for value in output:
             yield from _tensors(value)
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(tensor.isfinite().all())

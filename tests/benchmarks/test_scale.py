@@ -38,7 +38,7 @@ def test_a_slope_is_the_exponent_and_its_interval_holds_it() -> None:
     assert found == pytest.approx(1.5, abs=0.05)
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.3, "slower"), (1.0, "as theory"), (1.4, "faster")])
+@pytest.mark.parametrize(("seconds", "words"), [(0.3, "grows slower"), (1.0, "as theory"), (1.4, "grows faster")])
 def test_growth_is_told_beside_theory(seconds: float, words: str) -> None:
     time, memory = scale.slopes("round-parameters", points(seconds, 1.0))
     assert (time.holds, memory.holds) == (words, "as theory")

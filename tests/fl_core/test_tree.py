@@ -167,6 +167,17 @@ def test_aliases_are_refused_by_name():
     tree.check_unaliased({"a": torch.zeros(0), "b": torch.zeros(0), "c": base})
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(bad, dtype):
+    for size in (1, 7, 64, 1003):
+        clean = torch.linspace(-3, 3, size).to(dtype)
+        assert tree.is_finite(clean)
+        for at in {0, size // 3, size - 1}:
+            assert not tree.is_finite(clean.index_fill(0, torch.tensor(at), bad))
+    assert not tree.is_finite(torch.full((3, 4), bad, dtype=dtype).t())
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_first_nonfinite(bad):
     clean = {"n": torch.tensor(3), "a": torch.zeros(2), "b": torch.zeros(2), "c": torch.full((1,), bad)}
