@@ -122,7 +122,7 @@ def digest(tree: Mapping[str, Tensor]) -> str:
     for name in sorted(tree):
         tensor = tree[name].detach().cpu().contiguous()
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 

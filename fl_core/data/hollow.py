@@ -99,5 +99,5 @@ def digest_of(client: ClientData) -> str:
         part = client.split(split)
         for tensor in (part.x, part.y):
             sha.update(f"{split}|{tensor.dtype}|{list(tensor.shape)}|".encode())
-            sha.update(tensor.contiguous().numpy())
+            sha.update(tensor.contiguous().numpy().data)
     return sha.hexdigest()
