@@ -44,6 +44,8 @@ ROUNDS = 20
 """Of a run with evaluation and saving."""
 RUNS = 5
 UNIT = "share of the machine"
+SGD = partial(torch.optim.SGD, lr=0.005)
+ADAMW = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.01, fused=True)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
                 links.append(here)
                 processes.append(process)
         yield Cores(links)
+        for link in links:
+            link.send(None)
     finally:
         for link in links:
             link.close()
@@ -175,6 +179,7 @@ def _of_rounds(
     name: str, job: Callable[[], tuple[Any, ...]], make: Callable[[Any], Any], pairs: int, layer: str = ""
 ) -> list[Measured]:
     """The shares that a job's rounds reach, and its whole runs where all layers train."""
+    torch.set_num_threads(CORES)
     steps = _steps(job, make, layer)
     of_a_round = CORES * steps.operations()
     with cores(steps) as machine, _started(job, layer) as engine:
@@ -246,17 +251,23 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def rounds_of_training(pairs: int = PAIRS) -> list[Measured]:
-    """Shares of the machine that the rounds of S1, S2 and S4 reach."""
+def cross_device(pairs: int = PAIRS) -> list[Measured]:
+    """Shares of the machine that the rounds and runs of S1 reach."""
     training.tuned()
-    torch.set_num_threads(CORES)
-    sgd = partial(torch.optim.SGD, lr=0.005)
-    adamw = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.01, fused=True)
-    device, silo = partial(training._cross_device, held=167), partial(training._cross_silo, held=667)
-    found = _of_rounds("S1", device, sgd, pairs) + _of_rounds("S2", silo, adamw, pairs)
-    for layer in ("conv1", "conv2", "fc1", "fc2"):
-        found += _of_rounds("S4", device, sgd, pairs, layer)
-    return found
+    return _of_rounds("S1", partial(training._cross_device, held=167), SGD, pairs)
+
+
+def cross_silo(pairs: int = PAIRS) -> list[Measured]:
+    """Shares of the machine that the rounds and runs of S2 reach."""
+    training.tuned()
+    return _of_rounds("S2", partial(training._cross_silo, held=667), ADAMW, pairs)
+
+
+def scheduling(pairs: int = PAIRS) -> list[Measured]:
+    """Shares of the machine that the rounds of S4 reach, each layer alone, clients seen before."""
+    training.tuned()
+    job = partial(training._cross_device, held=167)
+    return [row for layer in ("conv1", "conv2", "fc1", "fc2") for row in _of_rounds("S4", job, SGD, pairs, layer)]
 
 
 def diagnoses(pairs: int = PAIRS) -> list[Measured]:
@@ -296,4 +307,9 @@ def diagnoses(pairs: int = PAIRS) -> list[Measured]:
     return found
 
 
-JOBS = {"shares": rounds_of_training, "j-shares": diagnoses}
+JOBS = {
+    "shares-s1": cross_device,
+    "shares-s2": cross_silo,
+    "shares-s4": scheduling,
+    "shares-j": diagnoses,
+}

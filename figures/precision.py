@@ -94,7 +94,7 @@ ITEM = items.register(
         "Local training in bfloat16 beside float32",
         RUNS,
         seeds=5,
-        budget="about half an hour of one core that knows bfloat16",
+        budget="about an hour of one core that knows bfloat16, reckoned from two runs",
         measure=_measure,
         draw=_draw,
     )
