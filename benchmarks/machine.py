@@ -108,7 +108,7 @@ def _serve(link: Connection, steps: Steps) -> None:
     works = {"steps": steps.prepared(), "products": products()}
     with ExitStack() as stack:
         if steps.job is not None:
-            works["rounds"] = stack.enter_context(_started(steps.job, steps.layer, workers=0)).step
+            works["rounds"] = stack.enter_context(_started(steps.job(), steps.layer, workers=0)).step
         while (name := link.recv()) is not None:
             start = time.perf_counter()
             works[name]()
@@ -116,9 +116,9 @@ def _serve(link: Connection, steps: Steps) -> None:
 
 
 @contextmanager
-def _started(job: Callable[[], tuple[Any, ...]], layer: str, **own: Any) -> Iterator[Engine]:
-    """A job's rounds; where one layer trains alone, after so many that what frozen layers give is at hand."""
-    config, data, *model = job()
+def _started(made: tuple[Any, ...], layer: str, **own: Any) -> Iterator[Engine]:
+    """The rounds of what a job made; where one layer trains alone, once what frozen layers give is at hand."""
+    config, data, *model = made
     algorithm = partial(OneLayer, layer=layer) if layer else None
     with rounds(replace(config, stack="off", **own), data, algorithm, *model) as engine:
         for _ in range(training.SEEN if layer else 0):
@@ -164,9 +164,9 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
             process.join()
 
 
-def _steps(job: Callable[[], tuple[Any, ...]], make: Callable[[Any], Any], layer: str) -> Steps:
-    """What falls to each core of a round: an even part of its samples."""
-    config, data, *model = job()
+def _steps(job: Callable[[], tuple[Any, ...]], made: tuple[Any, ...], make: Callable[[Any], Any], layer: str) -> Steps:
+    """What falls to each core of a round of what a job made: an even part of its samples."""
+    config, data, *model = made
     clients = max(1, int(config.participation * len(data.clients)))
     samples = clients * len(data.clients[0].train) // CORES
     train = [client.train for client in data.clients[:clients]]
@@ -180,9 +180,10 @@ def _of_rounds(
 ) -> list[Measured]:
     """The shares that a job's rounds reach, and its whole runs where all layers train."""
     torch.set_num_threads(CORES)
-    steps = _steps(job, make, layer)
+    made = job()
+    steps = _steps(job, made, make, layer)
     of_a_round = CORES * steps.operations()
-    with cores(steps) as machine, _started(job, layer) as engine:
+    with cores(steps) as machine, _started(made, layer) as engine:
 
         def at_full_rate() -> float:
             return of_a_round / (CORES * PRODUCTS * 2 * SIDE**3) * machine.seconds("products")
@@ -195,32 +196,32 @@ def _of_rounds(
         }
         frame = alternate(sides, pairs)
         of = {side: float(frame[side].median()) for side in frame}
-        workers = job()[0].workers
         what = f"{layer} alone, clients seen before" if layer else "fedavg"
+        what += f", {made[0].workers} workers"
         judge = partial(judged, name, unit=UNIT)
         peak = f"sgemm {SIDE}, {CORES} cores at once: {of_a_round / of['products'] / 1e9:.0f} Gflop/s"
         found = [
             judge(
-                f"{what}, {workers} workers", f"the same rounds in one process a core, {CORES} at once",
+                what, f"the same rounds in one process a core, {CORES} at once",
                 list(frame.own / frame["round"]), at_least=0.9, seconds=of["round"], baseline_seconds=of["own"],
             ),
             judge(
-                f"{what}, {workers} workers", f"the same steps as a plain loop, {CORES} at once",
+                what, f"the same steps as a plain loop, {CORES} at once",
                 list(frame.steps / frame["round"]), seconds=of["round"], baseline_seconds=of["steps"],
             ),
             judge(
-                f"{what}, {workers} workers", peak, list(frame.products / frame["round"]), seconds=of["round"],
+                what, peak, list(frame.products / frame["round"]), seconds=of["round"],
                 baseline_seconds=of["products"],
             ),
         ]  # fmt: skip
         if not layer:
-            found.append(_of_runs(name, what, job, machine, min(pairs, RUNS)))
+            found.append(_of_runs(name, what, made, machine, min(pairs, RUNS)))
     return found
 
 
-def _of_runs(name: str, what: str, job: Callable[[], tuple[Any, ...]], machine: Cores, turns: int) -> Measured:
+def _of_runs(name: str, what: str, made: tuple[Any, ...], machine: Cores, turns: int) -> Measured:
     """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
-    config, data, *model = job()
+    config, data, *model = made
     paces: list[timing.Pace] = []
 
     def run() -> float:
@@ -235,7 +236,7 @@ def _of_runs(name: str, what: str, job: Callable[[], tuple[Any, ...]], machine: 
     text = f"the same rounds in one process a core; of the last run {paces[-1].line()}"
     return judged(
         name,
-        f"{what}, {config.workers} workers, runs of {ROUNDS} rounds with evaluation and saving",
+        f"{what}, runs of {ROUNDS} rounds with evaluation and saving",
         text,
         list(frame.own / frame.run),
         at_least=0.8,

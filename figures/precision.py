@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
+from fedlayers.studies.compare import headline
 from figures import items
 from figures.differences import Difference, difference, joint
 from figures.items import Drawing, Finding
@@ -36,10 +37,7 @@ RUNS = {
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    accuracy = tested(trained(task)[1])
-    final = accuracy[(accuracy["round"] == accuracy["round"].max()) & (accuracy["model"] != "local")]
-    main = "personal" if (final["model"] == "personal").any() else "global"
-    return final[final["model"] == main]
+    return tested(headline(trained(task)[1]))
 
 
 def gaps(frame: pd.DataFrame) -> dict[str, Difference]:

@@ -146,7 +146,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             height = np.array([counts.get((run, arm), 0) for run in table["run"]])
             choices.bar(places, height, 0.7, bottom=below, color=COLOURS[k])
             below += height
-        scores.set_ylabel("test macro-F1, %")
+        scores.set_ylabel("test macro-F1, mean of hospitals, %")
         choices.set_ylabel("races won")
         for ax in (scores, choices):
             ax.set_xticks(places, strengths)

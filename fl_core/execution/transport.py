@@ -92,10 +92,9 @@ class Slot:
             if there is None or not there.is_still(tensor):
                 view.copy_(tensor)
                 self.copied += view.nbytes
-            if view.nbytes:
+            if self.repeats and view.nbytes:
                 coming[at] = _There(tensor, at + view.nbytes)
-        if self.repeats:
-            self._there |= coming
+        self._there |= coming
 
     def take(self, value: Any, copy: bool) -> Any:
         """Return what :meth:`put` was given; without ``copy`` its tensors are the slot's memory until it is reused."""
