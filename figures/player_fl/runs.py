@@ -15,7 +15,7 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.scores import CLASSIFICATION, SHOWN
 
-NAME = "player_fl.runs"
+NAME, TUNED = "player_fl.runs", "player_fl.tuned"
 METHODS = {name: names.ALGORITHMS[name] for name in (
     "local", "fedavg", "fedprox", "pfedme", "ditto", "local_adaptation", "fedbabu", "fedlp", "fedlama", "pfedla",
     "playerfl", "playerfl_random",
@@ -125,7 +125,12 @@ def apart(header: Mapping[str, Any]) -> dict[str, str]:
     """Datasets on which methods are not compared with the paper, at the scale of stored rows, each with the reason."""
     if items.at_paper(header):
         return {name: FAR[name] for name in STAND_IN}
-    return {**FAR, "heart": RATES_DIFFER}
+    return FAR if tuned_alike(header) else {**FAR, "heart": RATES_DIFFER}
+
+
+def tuned_alike(header: Mapping[str, Any]) -> bool:
+    """Whether every method of the stored rows has a learning rate that was sought as the others' were."""
+    return header.get("item") == TUNED
 
 
 def config(dataset: str, method: str, scale: str) -> RunConfig:
@@ -154,7 +159,7 @@ def recipes(scale: str) -> dict[str, RunConfig]:
     return {f"{data}.{name}": config(data, name, scale) for data in CASES for name in (*METHODS, *BESIDE)}
 
 
-def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record each client's final test scores, for every model that exists, and the shared layers."""
     engine, frame = trained(task)
     done = frame["round"] == task.config.rounds
@@ -177,5 +182,5 @@ def network(config: Mapping[str, Any]) -> str:
 STUDY = items.register(Recipe(
     NAME, "PLayer-FL's methods on the datasets at hand", recipes(items.QUICK), seeds=3,
     more_seeds={f"{data}.{name}": case.seeds for data, case in CASES.items() for name in (*METHODS, *BESIDE)},
-    budget="about 86 minutes of one core", measure=_measure, paper=recipes("paper"), paper_seeds=10,
+    budget="about 86 minutes of one core", measure=measure, paper=recipes("paper"), paper_seeds=10,
 ))  # fmt: skip

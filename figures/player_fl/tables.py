@@ -75,7 +75,8 @@ CODES = "measured, ranked as in the authors' code"
 OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2))
 
 
-def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
+def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
+    """Draw one table of scores: every dataset's cells, mean ranks, and a critical-difference diagram."""
     found = {reading.name: cells(frame, table, reading) for reading in READINGS}
     ours, code = found[DEFAULT.name], found[RELEASED.name]
     shown = list(ours.ranking.values.columns)
@@ -214,5 +215,5 @@ def _register(name: str, title: str, draw: Callable[[Mapping[str, Any], pd.DataF
 
 
 for _name, _table in TABLES.items():
-    _register(_name, _title(_table), partial(_draw, table=_table))
+    _register(_name, _title(_table), partial(draw, table=_table))
 _register("table2", "Mean ranks of fairness and incentive (PLayer-FL, Table 2)", _draw_ranks)

@@ -12,7 +12,7 @@ from figures import items
 from figures.differences import LEAST, against, joint, outcome
 from figures.items import Finding
 from figures.page import markdown
-from figures.player_fl.runs import ABSENT, BESIDE, BY_METHOD, CASES, LAST, METHODS, STAND_IN, network
+from figures.player_fl.runs import ABSENT, BESIDE, BY_METHOD, CASES, LAST, METHODS, STAND_IN, network, tuned_alike
 from figures.player_fl.scores import CONTROL, SCORE, Cells, Table, friedman_printed
 from figures.ranking import ALPHA
 from fl_core.statistics import RANGE_BELOW
@@ -98,7 +98,20 @@ def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, fram
 
 def rates(header: Mapping[str, Any]) -> list[str]:
     """A paragraph on which methods were tuned alike; none at the paper's scale, where every rate is the authors'."""
+    if tuned_alike(header):
+        return [_tuned(header)]
     return [] if items.at_paper(header) else [BY_METHOD]
+
+
+def _tuned(header: Mapping[str, Any]) -> str:
+    """The learning rates that tuning chose, methods x datasets."""
+    methods = list(dict.fromkeys(run.partition(".")[2] for run in header["runs"]))
+    columns = {"method": [NAMES[name] for name in methods]}
+    for dataset, case in CASES.items():
+        own = {name: header["runs"].get(f"{dataset}.{name}") for name in methods}
+        if any(own.values()):
+            columns[case.title] = [f"{about['config']['lr']:g}" if about else "–" for about in own.values()]
+    return f"Learning rates, the best of as many for every method, by macro-F1 on validation:\n\n{markdown(columns)}"
 
 
 def spreads(result: Cells) -> str:

@@ -1,0 +1,176 @@
+"""PLayer-FL's Table 1 with every method tuned alike: a learning rate by method and dataset, chosen on validation.
+
+Written before it was run. Every method tries as many learning rates as every other on a dataset (:data:`GRIDS`), each
+trained in full over the same two seeds, which the table does not use; the best macro-F1 on validation samples is taken
+(:func:`fedlayers.studies.tune.tune`). The methods are then trained with their rates over :data:`SEEDS` seeds, eight or
+more, and judged on test samples, which tuning never reads. All else is as in :mod:`figures.player_fl.runs`, whose runs
+have the authors' rates on Fed-Heart and one rate for all methods elsewhere.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.patches import Rectangle
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, style
+from fedlayers.studies.tune import APART, SCORE, tune
+from figures import items
+from figures.items import Drawing, Finding
+from figures.page import missing_runs
+from figures.player_fl import runs as untuned
+from figures.player_fl.runs import BESIDE, CASES, METHODS
+from figures.player_fl.tables import TABLES, draw
+from figures.player_fl.words import NAMES
+from figures.recipe import Recipe, labels, rows_file
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+
+NAME, TUNING = untuned.TUNED, "player_fl.tuning"
+GRIDS = {
+    "heart": (5e-3, 1e-2, 5e-2, 1e-1, 5e-1),
+    "fashion_mnist": (3e-4, 1e-3, 3e-3, 1e-2),
+    "fed_isic": (3e-4, 1e-3, 3e-3, 1e-2),
+}
+"""Learning rates that are tried, by dataset: on Fed-Heart the paper's grid (Table A.4); its others are of full networks
+and more steps, and the cut ones here want larger rates too. The other two datasets are too far from the paper's for a
+verdict (:data:`figures.player_fl.runs.FAR`)."""
+PFEDME = (5e-3, 1e-2, 5e-2, 1e-1, 5e-1)
+"""Of pFedMe, whose outer step is no step of AdamW: the paper gives it other rates too. As many as each other method's,
+from the least."""
+SEEDS = {"heart": 20}
+"""Seeds of a dataset's runs where they are not eight."""
+CHOSEN = "chosen_lr"
+"""Metric of the row that says which rate was chosen."""
+
+
+def base(dataset: str, method: str) -> RunConfig:
+    """The configuration of one method on one dataset, without a learning rate."""
+    return replace(untuned.config(dataset, method, items.QUICK), lr=None)
+
+
+def grid(dataset: str, method: str) -> tuple[float, ...]:
+    """The learning rates that a method tries; as many for each method."""
+    tried = GRIDS[dataset]
+    return PFEDME[: len(tried)] if method == "pfedme" else tried
+
+
+def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Try a method's learning rates; a row for each with its score on validation samples, and one for the chosen."""
+    config, dataset = task.config, str(task.config.dataset)
+    asked = replace(
+        base(dataset, str(config.algorithm)),
+        rounds=config.rounds,
+        eval_every=max(1, (config.rounds or 1) // 10),
+        data_root=config.data_root,
+        options={},
+    )
+    with tempfile.TemporaryDirectory() as place:
+        result = tune(
+            asked,
+            [str(config.algorithm)],
+            {"lr": ",".join(f"{rate:g}" for rate in grid(dataset, str(config.algorithm)))},
+            place,
+            trials=len(GRIDS[dataset]),
+            seeds=(APART, APART + 1),
+            options={str(config.algorithm): dict(config.options)},
+        )
+    named = labels(task)
+    lines = []
+    for _, line in result.table.iterrows():
+        status = {"status": line["failed"]} if line["failed"] else {}
+        lines.append(
+            rows.row(SCORE, line["value"], split="validation", variant=f"lr={line['lr']:g}", **status, **named)
+        )
+    chosen = result.tuned.settings[str(config.algorithm)]["lr"]
+    return rows.frame([*lines, rows.row(CHOSEN, chosen, **named)])
+
+
+def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """The configuration with the learning rate that tuning chose for this method on this dataset."""
+    path = rows_file(folder.parent / TUNING, run, 0)
+    if not path.is_file():
+        raise UsageError(f"{run} was not tuned yet: first {SEARCH.command} --only {run}")
+    frame = rows.read(path)[1]
+    return replace(config, lr=float(frame.loc[frame["metric"] == CHOSEN, "value"].iloc[0]))
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    """Draw each dataset as a heat map, methods x learning rates from the least, with the chosen rate framed."""
+    tried = frame[frame["metric"] == SCORE]
+    tried = tried.assign(
+        dataset=tried["run"].str.partition(".")[0],
+        method=tried["run"].str.partition(".")[2],
+        rate=tried["variant"].str.removeprefix("lr=").astype(float),
+    )
+    datasets = [name for name in GRIDS if name in set(tried["dataset"])]
+    lines, ends, whole = [], [], 0
+    with style():
+        figure, panels = plt.subplots(1, len(datasets), figsize=(1.4 + 2.6 * len(datasets), 4.4), squeeze=False)
+        for ax, dataset in zip(panels[0], datasets, strict=True):
+            own = tried[tried["dataset"] == dataset]
+            methods = [name for name in (*METHODS, *BESIDE) if name in set(own["method"])]
+            values = np.full((len(methods), len(GRIDS[dataset])), np.nan)
+            for at, method in enumerate(methods):
+                part = own[own["method"] == method].set_index("rate")["value"]
+                values[at] = [100 * part.get(rate, np.nan) for rate in grid(dataset, method)]
+                best = int(np.nanargmax(values[at]))
+                ax.add_patch(Rectangle((best - 0.5, at - 0.5), 1, 1, fill=False, linewidth=1.6, edgecolor=COLOURS[1]))
+                whole += 1
+                ends += [f"{NAMES[method]} on {CASES[dataset].title}"] * (best in (0, len(values[at]) - 1))
+                lines += [
+                    {
+                        "dataset": dataset,
+                        "method": method,
+                        "lr": rate,
+                        "measured": value,
+                        "chosen": rate == grid(dataset, method)[best],
+                    }
+                    for rate, value in zip(grid(dataset, method), values[at], strict=True)
+                ]
+            ax.imshow(values, cmap="Greys", aspect="auto", vmin=np.nanmin(values), vmax=1.6 * np.nanmax(values))
+            for (at, column), value in np.ndenumerate(values):
+                ax.text(column, at, "–" if np.isnan(value) else f"{value:.1f}", ha="center", va="center", fontsize=6.5)
+            ax.set_yticks(range(len(methods)), [NAMES[name] for name in methods], fontsize=7)
+            ax.set_xticks(range(values.shape[1]), [f"{rate:g}" for rate in GRIDS[dataset]], fontsize=7)
+            ax.set_title(CASES[dataset].title, fontsize=8)
+            ax.set_xlabel("learning rate", fontsize=7)
+        for ax in panels[0][1:]:
+            ax.set_yticklabels([])
+    pfedme = ", ".join(f"{rate:g}" for rate in PFEDME)
+    caption = (
+        f"Macro-F1 % on validation samples by method and learning rate; framed: the best, which the table's runs have. "
+        f"pFedMe's rates are of its outer step, in this order: {pfedme}. Mean over clients by training samples, over "
+        f"two seeds and the last three of ten evaluations; the table's seeds are others.{missing_runs(header)}"
+    )
+    finding = Finding(
+        "no chosen rate lies at an end of its grid, where a better one might be beyond",
+        f"{len(ends)} of {whole} do: {', '.join(ends)}" if ends else f"none of {whole} does",
+        not ends,
+    )
+    return Drawing(figure, pd.DataFrame(lines), caption, (finding,))
+
+
+RUNS = {f"{dataset}.{name}": base(dataset, name) for dataset in GRIDS for name in (*METHODS, *BESIDE)}
+SEARCH = items.register(Recipe(
+    TUNING, "Learning rates of PLayer-FL's methods, sought alike", RUNS, seeds=1,
+    budget="about two hours of one core", measure=_tune, draw=_draw,
+))  # fmt: skip
+STUDY = items.register(Recipe(
+    NAME, "PLayer-FL's methods, tuned alike", RUNS, seeds=8,
+    more_seeds={run: SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in SEEDS},
+    budget="about two hours of one core", measure=untuned.measure, prepare=_with_its_rate,
+))  # fmt: skip
+TABLE = items.register(items.View(
+    name="player_fl.table1_tuned", title="Test macro-F1, every method tuned alike (PLayer-FL, Table 1)", source=NAME,
+    draw=partial(draw, table=TABLES["table1"]),
+))  # fmt: skip
