@@ -1,0 +1,287 @@
+"""FedRA's Tables 2, 4 and 6 on PACS: labels that differ too, depths that change, adapters in other places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from figures import items
+from figures.differences import FEWEST, Difference, difference, joint
+from figures.fedra import nobody
+from figures.fedra.depth import DEPTHS, MARGIN, TITLES, prepared
+from figures.fedra.nobody import FAR, SHORT, SMALL
+from figures.items import Drawing, Finding, View
+from figures.names import title
+from figures.page import markdown, missing_runs, percent, span
+from figures.recipe import Recipe, tested, trained
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, listing
+from fl_core.statistics import mean_interval
+
+NAME = "fedra.further"
+PARTS = 3
+"""Clients a style where labels differ too; in the paper five a domain."""
+LIMITED: dict[str, Any] = {"depths": DEPTHS}
+PLACES = {"both": ("attn.proj", "mlp.fc2"), "proj": ("attn.proj",), "fc2": ("mlp.fc2",)}
+"""Layers that have adapters, by setting of Table 6."""
+SPLIT = replace(
+    SMALL, partition="natural_dirichlet", alpha=0.5, clients=PARTS * len(DEPTHS), samples=3000,
+    rounds=10, eval_every=10, checkpoint_every=10,
+)  # fmt: skip
+"""Twelve clients with 250 images each: about 50 steps of SGD a client."""
+
+
+def recipes() -> dict[str, RunConfig]:
+    """Every method in every setting of the three tables, ``SETTING.METHOD``."""
+    runs = {}
+    for method in ("alllarge", "fedra", "depthfl", "inclusivefl", "allsmall"):
+        # a style's clients come one after another, and depths in turn, so that every style has clients of several
+        options: dict[str, Any] = {} if method.startswith("all") else {"depths": DEPTHS * PARTS}
+        runs[f"labels.{method}"] = replace(SPLIT, algorithm=method, options=options)
+    for method in ("alllarge", "fedra", "inclusivefl", "allsmall"):
+        options = {} if method.startswith("all") else {"random_depths": True}
+        runs[f"drawn.{method}"] = replace(SMALL, algorithm=method, options=options)
+    for setting, targets in PLACES.items():
+        for method in ("fedra", "inclusivefl"):
+            runs[f"{setting}.{method}"] = replace(SMALL, algorithm=method, options={**LIMITED, "lora_targets": targets})
+    return runs
+
+
+RUNS = recipes()
+
+
+def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """Start from the weights of :mod:`figures.fedra.nobody`, which are pretrained first where they are not there."""
+    shared = folder.parent / nobody.NAME
+    shared.mkdir(exist_ok=True)
+    return prepared(SHORT, config, run, shared)
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Record the global model's accuracy at every client, at the start and at the end."""
+    accuracy = tested(trained(task)[1])
+    return accuracy[accuracy["model"] == "global"]
+
+
+STUDY = items.register(Recipe(
+    NAME, "Labels that differ too, depths that change, adapters in other places, on PACS (FedRA)", RUNS, seeds=3,
+    budget="about half an hour of one core, and pretraining where fedra.nobody was not trained", prepare=_prepare,
+    measure=_measure,
+))  # fmt: skip
+
+
+# --- Tables 2, 4 and 6 -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """One of the tables.
+
+    Attributes:
+        place: in the paper.
+        what: in which way its clients are other than Table 1's.
+        settings: its settings in words, by the beginning of its runs' names.
+        printed: the same settings as the published numbers have them.
+        data: the paper's data sets.
+    """
+
+    place: str
+    what: str
+    settings: Mapping[str, str]
+    printed: Mapping[str, str]
+    data: tuple[str, ...] = ("nico++",)
+
+    @property
+    def runs(self) -> list[str]:
+        """Its runs, setting by setting."""
+        return [run for run in RUNS if run.partition(".")[0] in self.settings]
+
+    def published(self) -> pd.DataFrame:
+        """The published means over domains, runs x data sets, as shares; of the transformer."""
+        every = items.published("fedra")
+        own = every[(every["place"] == self.place) & (every["client"] == "") & (every["model"] == "vit")]
+        values = own.set_index(["dataset", "setting", "method"])["value"] / 100
+        return pd.DataFrame(
+            {
+                TITLES[data]: {
+                    run: values[data, self.printed[setting], method]
+                    for run in self.runs
+                    for setting, _, method in (run.partition("."),)
+                }
+                for data in self.data
+            }
+        )
+
+    def named(self, run: str) -> str:
+        """A run in words: its method, and its setting where there are several."""
+        setting, _, method = run.partition(".")
+        return title(method) + (f", {self.settings[setting]}" if len(self.settings) > 1 else "")
+
+
+AT = "feature skew, [12,10,8,6,4,3], adapters at "
+TABLES = {
+    "fedra.table2": Table(
+        "Table 2",
+        f"{PARTS} clients a style, whose labels differ too (Dirichlet, α = {SPLIT.alpha:g})",
+        {"labels": ""},
+        {"labels": "feature and label skew, [12,10,8,6,4,3]*5"},
+        ("domainnet", "nico++"),
+    ),
+    "fedra.table4": Table(
+        "Table 4",
+        "depths of 1 to 12 blocks are drawn anew for every client in every round",
+        {"drawn": ""},
+        {"drawn": "feature skew, 1 to 12 blocks, drawn each round"},
+    ),
+    "fedra.table6": Table(
+        "Table 6",
+        f"depths {', '.join(map(str, DEPTHS))}, adapters at the attention's output, the MLP's second layer, or both",
+        {setting: " and ".join(targets) for setting, targets in PLACES.items()},
+        {setting: AT + " and ".join(targets) for setting, targets in PLACES.items()},
+    ),
+}
+
+
+def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
+    """Accuracy at the ``start`` or the ``end``, (run, style) x seeds; of several clients a style their mean.
+
+    Clients of a style are weighted by their test samples, as if the style's were one set.
+    """
+    own = frame[frame["metric"] == "accuracy"]
+    edge = own.groupby(["run", "seed"])["round"].transform("min" if when == "start" else "max")
+    own = own[own["round"] == edge]
+    own = own.assign(
+        style=own["client"].str.replace(r"_\d+$", "", regex=True), total=own["value"] * own["n_samples"].astype(float)
+    )
+    sums = own.groupby(["run", "style", "seed"], sort=False)[["total", "n_samples"]].sum()
+    return (sums["total"] / sums["n_samples"].astype(float)).unstack("seed")
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
+    frame = frame[frame["run"].isin(table.runs)]
+    if frame.empty:
+        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(table.runs)}")
+    styles = by_style(frame, "end")
+    means, before = (
+        each.groupby("run", sort=False).mean().reindex([run for run in table.runs if run in set(frame["run"])])
+        for each in (styles, by_style(frame, "start"))
+    )
+    published = table.published()
+    with style():
+        figure = plt.figure(figsize=(7.6, 1.9 + 0.24 * len(means)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        _here(left, means, before, table)
+        for k, data in enumerate(published):
+            right.plot(100 * published[data].reindex(means.index), range(len(means)), linestyle="none",
+                       marker=MARKERS[k + 1], color=COLOURS[k + 1], label=data)  # fmt: skip
+        right.set(xlabel="accuracy, %", title=f"published ({table.place})")
+        for ax in (left, right):
+            ax.legend(fontsize=7, loc="best")
+    config = header["runs"][means.index[0]]["config"]
+    seeds = means.notna().sum(axis=1)
+    caption = (
+        f"Accuracy of the global model, mean of the styles; {table.what}. 95 % intervals over seeds. PACS, "
+        f"{config['samples']} images, {config['rounds']} of 100 rounds, batches of {config['batch']}, "
+        f"{span([int(seeds.min()), int(seeds.max())])} seeds. The transformer was pretrained on Tiny-ImageNet for "
+        f"{SHORT.rounds} epochs; the paper has ImageNet's weights.{missing_runs(header, table.runs)}"
+    )
+    shown = styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
+    findings = (_learns(means, before), *_findings(means, published, table))
+    return Drawing(figure, shown, caption, findings, _page(styles, means, published, table))
+
+
+def _here(ax: Axes, means: pd.DataFrame, before: pd.DataFrame, table: Table) -> None:
+    """Draw a dot and its interval for each run, and a line where accuracy was before training."""
+    for y, run in enumerate(means.index):
+        found = mean_interval(means.loc[run].dropna())
+        ax.hlines(y, 100 * found.low, 100 * found.high, color=COLOURS[0], linewidth=1.4)
+        ax.plot(100 * found.value, y, linestyle="none", color=COLOURS[0], marker=MARKERS[0], label="_" if y else "here")
+    ax.axvline(100 * before.mean(axis=None), color="0.6", linewidth=0.9, linestyle="--", label="before training")
+    ax.set_yticks(range(len(means)), [table.named(run) for run in means.index])
+    ax.set(ylim=(len(means) - 0.5, -0.5), xlabel="accuracy, %", title="PACS, here")
+
+
+def _told(gap: Difference) -> str:
+    return f"{percent(*gap.interval, sign='+')} ({gap.how or FEWEST})" if gap.pairs else "no pair of runs"
+
+
+def _above(gap: Difference) -> bool | None:
+    return True if gap.how == "above" else False if gap.how == "below" else None
+
+
+def _learns(means: pd.DataFrame, before: pd.DataFrame) -> Finding:
+    """Whether FedRA ends above its start, in every setting."""
+    own = [run for run in means.index if run.endswith(".fedra")]
+    both = pd.concat({"end": means, "start": before})
+    gaps = {run: difference(both.xs(run, level=1), "end", "start") for run in own}
+    said = "; ".join(_told(gap) for gap in gaps.values())
+    return Finding("FedRA learns", f"points gained {said}", joint([_above(gap) for gap in gaps.values()]))
+
+
+def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> list[Finding]:
+    """FedRA against every other method of its setting as published; of places of adapters also against one another."""
+    findings = []
+    for setting, words in table.settings.items():
+        control = f"{setting}.fedra"
+        for run in (each for each in table.runs if each.startswith(f"{setting}.") and each != control):
+            wanted = published.loc[control] - published.loc[run]
+            gap = difference(means, control, run)
+            above = _above(gap)
+            if (wanted > 0).all() or (wanted < 0).all():
+                higher = bool((wanted > 0).all())
+                where = f" ({words})" if words else ""
+                findings.append(Finding(
+                    f"FedRA lies {'above' if higher else 'below'} {title(run.partition('.')[2])}, as in "
+                    f"{table.place}{where}",
+                    f"points {_told(gap)}",
+                    above if higher or above is None else not above,
+                ))  # fmt: skip
+    if len(table.settings) > 1:
+        gaps = {
+            f"{table.settings[one]} - {table.settings[other]}": difference(means, f"{one}.fedra", f"{other}.fedra")
+            for one, other in combinations(table.settings, 2)
+        }
+        findings.append(Finding(
+            f"FedRA is level within {100 * MARGIN:g} points wherever adapters sit, as in {table.place}",
+            f"points {'; '.join(f'{name} {_told(gap)}' for name, gap in gaps.items())}; two one-sided tests",
+            joint([gap.level(MARGIN) for gap in gaps.values()]),
+        ))  # fmt: skip
+    return [*findings, Finding(f"accuracies are those of {table.place}", "see the table", None, FAR)]
+
+
+def _page(styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table) -> str:
+    names = list(styles.index.get_level_values("style").unique())
+    beside = {
+        f"{data} (published)": [f"{100 * value:.2f}" for value in published[data].reindex(means.index)]
+        for data in published
+    }
+    cells: dict[str, Any] = {
+        "method": [table.named(run) for run in means.index],
+        "seeds": [int(means.loc[run].notna().sum()) for run in means.index],
+        **{
+            name.replace("_", " "): [percent(*mean_interval(styles.loc[(run, name)].dropna())) for run in means.index]
+            for name in names
+        },
+        "mean": [percent(*mean_interval(means.loc[run].dropna())) for run in means.index],
+        **beside,
+    }
+    return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. Published: FedRA, {table.place}, ViT."
+
+
+WHAT = {
+    "fedra.table2": "Clients whose features and labels differ",
+    "fedra.table4": "Depths that change from round to round",
+    "fedra.table6": "Adapters in other places",
+}
+for _name, _table in TABLES.items():
+    items.register(View(_name, f"{WHAT[_name]}, PACS (FedRA, {_table.place})", NAME, partial(_draw, table=_table)))

@@ -1,0 +1,76 @@
+"""FedRA where labels differ too, depths change or adapters sit elsewhere: what its three tables decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from figures import items
+from figures.fedra import further
+from fl_core import rows
+from fl_core.errors import UsageError
+
+HEADER = {
+    "runs": {name: {"config": config.to_json()} for name, config in further.RUNS.items()},
+    "seeds": 3, "missing": [], "failed": {},
+}  # fmt: skip
+ORDER = {"alllarge": 0.5, "fedra": 0.4, "depthfl": 0.3, "inclusivefl": 0.3, "allsmall": 0.25}
+
+
+def frame_of(ends: dict[str, float], setting_gains: dict[str, float] | None = None, seeds: int = 3) -> pd.DataFrame:
+    """Rows of every run: 0.2 at the start, at the end that of its method, and of two clients a style one larger."""
+    made = []
+    for run in further.RUNS:
+        setting, _, method = run.partition(".")
+        end = ends[method] + (setting_gains or {}).get(setting, 0.0)
+        for seed in range(seeds):
+            for done, value in ((0, 0.2), (5, end + 0.002 * seed)):
+                made += [
+                    rows.row("accuracy", value + more, run=run, seed=seed, round=done, client=client, model="global",
+                             split="test", n_samples=n)
+                    for client, more, n in (("photo_0", 0.03, 10), ("photo_1", -0.01, 30), ("art_painting", 0.0, 7))
+                ]  # fmt: skip
+    return rows.frame(made)
+
+
+def verdicts(name: str, frame: pd.DataFrame) -> list[str]:
+    item: Any = items.find(name)
+    drawing = item.draw(HEADER, frame)
+    plt.close(drawing.figure)
+    assert "| method | seeds | photo | art painting | mean |" in drawing.text
+    return [finding.verdict for finding in drawing.findings]
+
+
+def test_a_styles_clients_count_by_their_test_samples() -> None:
+    found = further.by_style(frame_of(ORDER), "end")
+    assert list(found.index.get_level_values("style").unique()) == ["photo", "art_painting"]
+    assert found.loc[("labels.fedra", "photo"), 0] == pytest.approx(0.4 + (10 * 0.03 - 30 * 0.01) / 40)
+    assert (further.by_style(frame_of(ORDER), "start").loc["labels.fedra"].round(9) == 0.2).all(axis=None)
+
+
+@pytest.mark.parametrize("name", further.TABLES)
+def test_differences_decide(name: str) -> None:
+    as_published = verdicts(name, frame_of(ORDER))
+    assert as_published == ["held"] * (len(as_published) - 1) + ["not comparable"]
+    assert "did not hold" in verdicts(name, frame_of({**ORDER, "fedra": 0.1}))
+    few = verdicts(name, frame_of(ORDER, seeds=2))
+    assert set(few) == {"open", "not comparable"}
+    with pytest.raises(UsageError, match="has none of the runs"):
+        verdicts(name, frame_of(ORDER).assign(run="pretraining"))
+
+
+def test_places_that_differ_are_not_level() -> None:
+    assert verdicts("fedra.table6", frame_of(ORDER, {"proj": 0.1}))[-2] == "did not hold"
+
+
+def test_published_means_are_read_for_every_run() -> None:
+    two, four, six = (table.published() for table in further.TABLES.values())
+    assert two.loc["labels.fedra"].round(4).to_dict() == {"DomainNet": 0.6161, "NICO++": 0.8544}
+    assert four.loc["drawn.inclusivefl", "NICO++"] == pytest.approx(0.8873)
+    assert six["NICO++"].round(4).to_dict() == {
+        "both.fedra": 0.8648, "both.inclusivefl": 0.8064, "proj.fedra": 0.8638, "proj.inclusivefl": 0.8183,
+        "fc2.fedra": 0.8565, "fc2.inclusivefl": 0.8134,
+    }  # fmt: skip
