@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import training
 from benchmarks.measurements import BATCH, LOSS, held_out, network, plain_pass, ten_clients, trained
+from benchmarks.operations import counted
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.training import OneLayer, plain_epoch, rounds
 from fedlayers.diagnostics.curvature.hessian import hessian_trace
@@ -77,17 +77,6 @@ class Steps:
     def operations(self) -> int:
         """Floating-point operations of one pass, of matrix products and convolutions forward and backward."""
         return counted(self.prepared())
-
-
-def counted(work: Callable[[], object]) -> int:
-    """The floating-point operations of a function's matrix products and convolutions; a product of sums counts two.
-
-    >>> counted(lambda: torch.zeros(2, 3) @ torch.zeros(3, 5))
-    60
-    """
-    with FlopCounterMode(display=False) as counter:
-        work()
-    return int(counter.get_total_flops())
 
 
 def products() -> Callable[[], object]:

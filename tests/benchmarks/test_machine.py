@@ -11,6 +11,7 @@ from torch import nn
 
 from benchmarks import machine, training
 from benchmarks.machine import PRODUCTS, SIDE, Steps, cores, counted
+from benchmarks.operations import least
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData, Split
 
@@ -69,3 +70,13 @@ def test_cores_work_at_once_and_are_gone_afterwards() -> None:
         assert both.seconds("products") > 0
         assert both.seconds("steps") > 0
     assert all(link.closed for link in both.links)
+
+
+@pytest.mark.parametrize(("layer", "share"), [("0", (60 + 30 + 60 + 30) / 210), ("2", (30 + 30) / 210)])
+def test_what_a_layer_alone_cannot_save_begins_where_it_stands(layer: str, share: float) -> None:
+    model = network()
+    frozen, *others = model.parameters()
+    frozen.requires_grad_(False)
+    assert least(model, layer, torch.zeros(1, 10), torch.zeros(1, dtype=torch.long)) == pytest.approx(share)
+    assert not frozen.requires_grad
+    assert all(parameter.requires_grad for parameter in others)

@@ -128,6 +128,7 @@ def test_every_peer_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{name}: {why}" in printed
 
 
+@pytest.mark.slow
 def test_a_side_that_differs_or_fails_stops_the_run() -> None:
     with remote({"faulty": faulty}, SHARED) as sides:
         torch.testing.assert_close(sides["faulty"].weights(), [torch.tensor([4.0, 4.0])])

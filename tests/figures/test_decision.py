@@ -186,6 +186,7 @@ def test_a_shift_of_inputs_is_zero_for_clients_alike_and_its_size_otherwise():
     assert prior._shift(moved) == pytest.approx(0.5 / np.sqrt(1.25), abs=0.03)
 
 
+@pytest.mark.slow
 def test_what_one_race_has_lost_is_what_the_stored_runs_say():
     header, frame = regret.ITEM.read(regret.ITEM.path())
     runs = methods.runs_of(frame, {name: regret.trained_layers(about) for name, about in header["runs"].items()})

@@ -38,6 +38,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_every_metric_with_rows_and_what_stands_beside_it_is_drawn(drawn: Path) -> None:
     names = [*gallery.load(gallery.folder()).metrics, *BESIDES]
     assert {path.stem for path in (drawn / "gallery").iterdir()} == set(names)
@@ -49,6 +50,7 @@ def test_every_metric_with_rows_and_what_stands_beside_it_is_drawn(drawn: Path) 
             assert len(picture.convert("RGB").getcolors(1 << 22) or []) > 30, path.name
 
 
+@pytest.mark.slow
 def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> None:
     fresh = (drawn / "gallery.md").read_text().replace("](gallery/", "](pictures/gallery/")
     assert fresh == gallery.PAGE.read_text()

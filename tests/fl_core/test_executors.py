@@ -296,6 +296,7 @@ def _until(true: Any, seconds: float) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.slow
 def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)

@@ -83,6 +83,7 @@ def test_what_raises_ends_the_others(tmp_path: Path, two: Local) -> None:
     assert result.error is None
 
 
+@pytest.mark.slow
 def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path: Path, two: Local) -> None:
     """PLayer-FL decides in its first round there, too."""
     for folder, on in (("here", ""), ("there", two)):

@@ -1,0 +1,67 @@
+"""Counts floating-point operations, and those that training a single layer cannot do without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def counted(work: Callable[[], object]) -> int:
+    """The floating-point operations of a function's matrix products and convolutions; a product of sums counts two.
+
+    >>> counted(lambda: torch.zeros(2, 3) @ torch.zeros(3, 5))
+    60
+    """
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())
+
+
+def least(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
+    """The least operations of a step that trains one layer alone, as a share of those of a step that trains all.
+
+    The way forward from that layer on (what comes before it is frozen and known), the way back to it, and its own
+    weights' gradients.
+
+    >>> two = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    >>> x, y = torch.zeros(1, 4), torch.zeros(1, dtype=torch.long)
+    >>> least(two, "0", x, y), least(two, "1", x, y)  # of 5 products: 2 forward, 2 of weights, 1 back
+    (0.8, 0.4)
+    """
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    try:
+        whole = counted(lambda: _step(model.requires_grad_(True), x, y))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.split(".")[0] == layer)
+        alone = counted(lambda: _step(model, x, y))
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trains[name])
+    before = 0
+    for name, child in model.named_children():
+        if name == layer:
+            break
+        before += _forward(model, child, x)
+    return (alone - before) / whole
+
+
+def _step(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+
+
+def _forward(model: nn.Module, child: nn.Module, x: Tensor) -> int:
+    """Operations of one part of the model in a forward pass."""
+    given: list[Tensor] = []
+    handle = child.register_forward_hook(lambda _module, inputs, _output: given.append(inputs[0]))
+    try:
+        with torch.no_grad():
+            model(x)
+            handle.remove()
+            return sum(counted(lambda part=part: child(part)) for part in given)  # type: ignore[misc]
+    finally:
+        handle.remove()
