@@ -197,7 +197,7 @@ def figures_by_paper(wanted: Iterable[str]) -> str:
         rows = []
         for line in (line for line in lines if line["name"].startswith(f"{paper}.")):
             page = f"figures/pictures/{line['name']}.md"
-            reason = f"cannot: {line['note']}" if line["note"] else "planned"
+            reason = f"cannot: {line['note']}" if line["note"] else f"planned; a run of {line['hours']}"
             state = f"[its page]({page})" if page in wanted else reason
             rows.append(f"| `{line['name'].partition('.')[2]}` | {line['title']} | {state} | {line['lacks']} |")
         head = "| name | what it shows | here | data that cannot be had |\n| --- | --- | --- | --- |"

@@ -38,12 +38,14 @@ class Entry:
         title: one line.
         note: why it cannot be had, where that is so.
         lacks: data behind it that cannot be had (:data:`LACKING`), separated by semicolons.
+        hours: of what is planned, how long a run of so many rounds takes, measured on a study of its paper.
     """
 
     name: str
     title: str
     note: str = ""
     lacks: str = ""
+    hours: str = ""
 
     @property
     def paper(self) -> str:
@@ -111,6 +113,7 @@ def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
     wide = [max(len(str(line[k])) for line in cells) for k in range(4)]
     for *texts, entry in cells:
         reason = f" ({entry.note})" if texts[1] == "cannot" else f" (without {entry.lacks})" if entry.lacks else ""
+        reason += f"; a run of {entry.hours}" if texts[1] == "planned" and entry.hours else ""
         shown = "  ".join(f"{text:<{width}}" for text, width in zip(texts, wide, strict=True))
         yield f"{shown}  {entry.title}{reason}"
     if lacking := [name for name in LACKING if any(name in entry.lacks for *_, entry in cells)]:

@@ -142,6 +142,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 ax.text(column, at, "–" if np.isnan(value) else f"{value:.1f}", ha="center", va="center", fontsize=6.5)
             ax.set_yticks(range(len(methods)), [NAMES[name] for name in methods], fontsize=7)
             ax.set_xticks(range(values.shape[1]), [f"{rate:g}" for rate in GRIDS[dataset]], fontsize=7)
+            ax.grid(visible=False)
             ax.set_title(CASES[dataset].title, fontsize=8)
             ax.set_xlabel("learning rate", fontsize=7)
         for ax in panels[0][1:]:
@@ -166,11 +167,8 @@ SEARCH = items.register(Recipe(
     budget="about two hours of one core", measure=_tune, draw=_draw,
 ))  # fmt: skip
 STUDY = items.register(Recipe(
-    NAME, "PLayer-FL's methods, tuned alike", RUNS, seeds=8,
+    NAME, "Test macro-F1, every method tuned alike (PLayer-FL, Table 1)", RUNS, seeds=8,
     more_seeds={run: SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in SEEDS},
     budget="about two hours of one core", measure=untuned.measure, prepare=_with_its_rate,
-))  # fmt: skip
-TABLE = items.register(items.View(
-    name="player_fl.table1_tuned", title="Test macro-F1, every method tuned alike (PLayer-FL, Table 1)", source=NAME,
     draw=partial(draw, table=TABLES["table1"]),
 ))  # fmt: skip

@@ -35,6 +35,10 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
+def test_what_is_planned_says_what_a_run_takes() -> None:
+    assert all(entry.hours for entry in PUBLISHED if entry.state() == "planned")
+
+
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
     main(["list", *arguments])
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
@@ -50,7 +54,8 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pyt
     for line, entry in zip(lines, entries, strict=True):
         assert line[2:4] == [entry.data or "-", entry.scale() or "-"]
         reason = entry.note if entry.state() == "cannot" else entry.lacks and f"without {entry.lacks}"
-        assert line[4] == entry.title + (f" ({reason})" if reason else "")
+        hours = f"; a run of {entry.hours}" if entry.state() == "planned" else ""
+        assert line[4] == entry.title + (f" ({reason})" if reason else "") + hours
     told = {line[0]: line[2:4] for line in lines}
     assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
     assert told["pfedla.table3"][1] == "nothing trained"

@@ -42,7 +42,7 @@ def test_every_method_tries_as_many_rates() -> None:
 def test_a_run_has_the_rate_that_did_best_on_validation(tmp_path: Path, tiny: dict[str, RunConfig]) -> None:
     main([tuned.TUNING, "--train", "--out", str(tmp_path)])
     assert "no chosen rate lies at an end" in page(tuned.TUNING, tmp_path)
-    main([tuned.TABLE.name, "--train", "--out", str(tmp_path)])
+    main([tuned.NAME, "--train", "--out", str(tmp_path)])
     header = items.REGISTRY[tuned.NAME].read(tmp_path / tuned.NAME)[0]
     for run in tiny:
         frame = rows.read(tmp_path / tuned.TUNING / f"{run}-0.jsonl")[1]
@@ -50,7 +50,7 @@ def test_a_run_has_the_rate_that_did_best_on_validation(tmp_path: Path, tiny: di
         assert len(tried) == len(tuned.GRIDS["heart"])
         assert (frame.loc[frame["metric"] == tuned.SCORE, "split"] == "validation").all()
         assert tried.idxmax() == f"lr={header['runs'][run]['config']['lr']:g}"
-    text = page(tuned.TABLE.name, tmp_path)
+    text = page(tuned.NAME, tmp_path)
     assert "the best of as many for every method" in text
     assert "a rate by method" not in text
 
