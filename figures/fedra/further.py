@@ -18,8 +18,8 @@ from figures import items
 from figures.differences import FEWEST, Difference, difference, joint
 from figures.fedra import nobody
 from figures.fedra.depth import DEPTHS, MARGIN, TITLES, prepared
-from figures.fedra.nobody import FAR, SHORT, SMALL
-from figures.items import Drawing, Finding, View
+from figures.fedra.nobody import FAR, LAST_LAYER, SHORT, SMALL
+from figures.items import Drawing, Finding, View, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
 from figures.recipe import Recipe, tested, trained
@@ -185,8 +185,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
             right.plot(100 * published[data].reindex(means.index), range(len(means)), linestyle="none",
                        marker=MARKERS[k + 1], color=COLOURS[k + 1], label=data)  # fmt: skip
         right.set(xlabel="accuracy, %", title=f"published ({table.place})")
-        for ax in (left, right):
-            ax.legend(fontsize=7, loc="best")
+        figure.legend(loc="outside upper center", ncols=4, fontsize=7.5)
     config = header["runs"][means.index[0]]["config"]
     seeds = means.notna().sum(axis=1)
     caption = (
@@ -196,7 +195,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         f"{SHORT.rounds} epochs; the paper has ImageNet's weights.{missing_runs(header, table.runs)}"
     )
     shown = styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
-    findings = (_learns(means, before), *_findings(means, published, table))
+    compared = [_learns(means, before), *_findings(means, published, table)]
+    level = Finding(f"accuracies are those of {table.place}", "see the table", None, FAR)
+    findings = (*set_apart(compared, LAST_LAYER), level)
     return Drawing(figure, shown, caption, findings, _page(styles, means, published, table))
 
 
@@ -256,7 +257,7 @@ def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> lis
             f"points {'; '.join(f'{name} {_told(gap)}' for name, gap in gaps.items())}; two one-sided tests",
             joint([gap.level(MARGIN) for gap in gaps.values()]),
         ))  # fmt: skip
-    return [*findings, Finding(f"accuracies are those of {table.place}", "see the table", None, FAR)]
+    return findings
 
 
 def _page(styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table) -> str:
