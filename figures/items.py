@@ -12,7 +12,7 @@ import io
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -24,6 +24,11 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageChops
 
 from fedlayers.places.base import Place, Result, carry_out, opened
+from figures.drawing import COLUMNS as COLUMNS
+from figures.drawing import VERDICTS as VERDICTS
+from figures.drawing import Drawing as Drawing
+from figures.drawing import Finding as Finding
+from figures.drawing import set_apart as set_apart
 from figures.making import Making
 from figures.papers import published as published
 from figures.papers import published_table as published_table
@@ -41,75 +46,15 @@ SEEN = 8
 SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
 """Where a sentence of a caption ends."""
 FORMATS = ("png", "pdf")
-COLUMNS = (
-    "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
-    "measured", "measured_low", "measured_high", "measured_what",
-)  # fmt: skip
-"""Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
 QUICK = "quick"
 SCALES = (QUICK, "paper")
 """What runs on two cores within an hour, and the papers' full setting."""
 ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was made, which does not change its rows
 
 
-@dataclass(frozen=True)
-class Finding:
-    """An expectation and its outcome.
-
-    Attributes:
-        expected: the expectation.
-        measured: what was found.
-        held: its outcome; None if the runs do not decide it.
-        apart: why the measurement is too far from the paper's for a verdict on the paper; empty where it is not.
-    """
-
-    expected: str
-    measured: str
-    held: bool | None
-    apart: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """One of :data:`VERDICTS`; not comparable goes before all others."""
-        if self.apart:
-            return "not comparable"
-        return "open" if self.held is None else "held" if self.held else "did not hold"
-
-    def __str__(self) -> str:
-        reason = f" ({self.apart})" if self.apart else ""
-        return f"{self.verdict}{reason}: {self.expected}. Measured: {self.measured}."
-
-
-VERDICTS = ("held", "did not hold", "open", "not comparable")
-
-
-def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
-    """The findings as not comparable with the paper's, for a reason; without a reason as they are."""
-    return tuple(replace(each, apart=reason) if reason else each for each in findings)
-
-
 def at_paper(header: Mapping[str, Any]) -> bool:
     """Whether rows were made at the papers' scale, by their header."""
     return str(header.get("item", "")).endswith("@paper")
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A picture with its table, caption and findings, as a drawing function returns it.
-
-    Attributes:
-        figure: in the package's style, without a caption.
-        table: columns :data:`COLUMNS`, or an item's own.
-        caption: what is seen, and then the sizes behind it: the first sentences stand beneath the picture.
-        findings: each expectation with its verdict.
-        text: Markdown for the page, between caption and findings.
-    """
-
-    figure: Figure
-    table: pd.DataFrame
-    caption: str
-    findings: tuple[Finding, ...]
-    text: str = ""
 
 
 @dataclass(frozen=True)

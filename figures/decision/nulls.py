@@ -37,7 +37,7 @@ Batch normalisation is in one network only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,33 +45,22 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
-from scipy import stats
 
 from fedlayers.diagnostics import Report, measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS, known
 from fedlayers.diagnostics.pictures.drawing import style
 from figures import items
+from figures.decision.curves import CHANCE, CONTROL, DRAWS, LEAST, NULLS, OTHER, SAME_DECISION, held_against, summary
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, seeds_in_words
 from figures.recipe import Recipe, labels
 from fl_core import models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
-from fl_core.statistics import Interval
 
 NAME = "decision.nulls"
-DRAWS = 3
-NULLS = ("labels", "clients", "fresh")
 TITLES = {"labels": "labels", "clients": "who holds what", "fresh": "training"}
-CHANCE = {"labels": 1 / (DRAWS + 1), "clients": 1 / (DRAWS + 1), "fresh": 0.5}
-SAME_DECISION = "same decision"
-IDENTICAL = 1e-6
-LEAST = 6
-"""Federations from which on a metric has a verdict."""
-CONTROL = "digits"
-"""Dealt at random from the beginning."""
 NARROW: dict[str, Any] = {"model_options": {"width": 0.25}, "batch": 8}
 SETS: dict[str, tuple[str, dict[str, Any]]] = {
     "fashion_mnist": ("Fashion-MNIST", {"dataset": "fashion_mnist", "clients": 3, "samples": 240, **NARROW}),
@@ -89,7 +78,6 @@ SETS: dict[str, tuple[str, dict[str, Any]]] = {
 SPECTRUM = "hessian_spectrum"
 WITH_SPECTRUM = ("heart", "digits")
 OTHER_STARTS = 2
-OTHER = "other start"
 OPTIONS: dict[str, dict[str, Any]] = {SPECTRUM: {"k": 1, "tol": 0.1}, "cca": {"positions": "mean"}}
 
 
@@ -158,133 +146,6 @@ def _decisions(report: Report, metrics: Sequence[str], named: Mapping[str, Any])
             for null, each in detail.items()
         ]
     return lines
-
-
-# --- comparing -------------------------------------------------------------------------------------------------
-
-
-def shapes(values: pd.DataFrame, log: bool) -> NDArray[np.float64]:
-    """Curves [K, L] without their means, over the layers at which all have a value.
-
-    Args:
-        values: one line a layer, one column a curve.
-        log: whether to take logarithms, where all values are above 0.
-    """
-    table = values.dropna().to_numpy(float).T
-    table = np.log10(table) if log and (table > 0).all() else table
-    centred: NDArray[np.float64] = table - table.mean(axis=1, keepdims=True) if table.size else table
-    return centred
-
-
-def gone(curves: NDArray[np.float64]) -> float:
-    """The share of the variance of the first curve, of [1 + K, L], that the others do not have; NaN if it is flat."""
-    real, draws = curves[0], curves[1:]
-    size = float(real @ real)
-    if curves.shape[1] < 2 or size == 0:
-        return float("nan")
-    if len(draws) == 1:
-        return min(1.0, float(((real - draws[0]) ** 2).sum()) / size)
-    others = [np.delete(draws, k, axis=0).mean(axis=0) for k in range(len(draws))]
-    away = np.mean([((real - other) ** 2).sum() for other in others])
-    apart = np.mean([((draw - other) ** 2).sum() for draw, other in zip(draws, others, strict=True)])
-    return float(np.clip((away - apart) / size, 0.0, 1.0))
-
-
-def _apart(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    return float(((a - b) ** 2).sum())
-
-
-def odd_one_out(curves: NDArray[np.float64]) -> bool:
-    """Whether the first curve is further from the mean of the others than any other is from the mean of its others."""
-    away = [((curve - np.delete(curves, k, axis=0).mean(axis=0)) ** 2).sum() for k, curve in enumerate(curves)]
-    return bool(away[0] > max(away[1:]))
-
-
-@dataclass(frozen=True)
-class Held:
-    """One metric of one run held against one null.
-
-    Attributes:
-        gone: see the module's docstring; NaN where there is nothing to compare.
-        told: odd one out, or moved.
-        changed: whether any curve differs from the real one at all.
-    """
-
-    gone: float
-    told: bool
-    changed: bool
-
-
-def held_against(frame: pd.DataFrame, metric: str, null: str) -> dict[tuple[str, int], Held]:
-    """Every run's metric against a null, by (federation, seed); runs without a value at two layers are missing."""
-    part = frame[frame["metric"] == metric]
-    marks = part["model"].astype(str)
-    wanted = (marks == "") | marks.str.startswith(f"null {null} ")
-    wanted |= marks.str.startswith(OTHER) & (null == "fresh")
-    found = {}
-    for (run, seed), own in part[wanted].groupby(["run", "seed"]):
-        variant = _common_variant(own, metric)
-        look = known(metric).look.of(variant)
-        columns = own[own["variant"] == variant].pivot(index="layer", columns="model", values="value")
-        curves = shapes(columns[sorted(columns.columns)], look.log)
-        if curves.shape[1] < 2:
-            continue
-        real, others = curves[0], curves[1:]
-        if null == "fresh":
-            start, further = others[0], others[1:]
-            told = bool(all(_apart(real, start) > _apart(start, other) for other in further))
-            others = others[:1]
-        else:
-            told = odd_one_out(curves)
-        size = float(np.abs(curves).max())
-        changed = bool(size > 0 and np.abs(others - real).max() > IDENTICAL * size)
-        found[str(run), int(str(seed))] = Held(gone(np.vstack([real, others])), changed and told, changed)
-    return found
-
-
-def _common_variant(part: pd.DataFrame, metric: str) -> str:
-    """The variant that decides, where every curve has it; else the metric's first."""
-    of_model = [set(each["variant"]) for _, each in part.groupby("model")]
-    common = set.intersection(*of_model)
-    return next(name for name in (*known(metric).preferred, *sorted(common)) if name in common)
-
-
-def _share(told: Sequence[bool]) -> Interval:
-    """The share of runs, with the exact 95 % interval."""
-    ends = stats.binomtest(sum(told), len(told)).proportion_ci(method="exact")
-    return Interval(sum(told) / len(told), ends.low, ends.high)
-
-
-def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """One line a metric and null: runs, the share told apart with its interval, what is gone, the same decision.
-
-    ``verdict`` is True (knows), False (cannot know) or None (not shown); ``gone`` is the median over federations of
-    the mean over seeds, with the least and the greatest.
-    """
-    same = frame[frame["metric"] == SAME_DECISION]
-    lines = []
-    for metric in (name for name in METRICS.members() if (frame["metric"] == name).any()):
-        for null in NULLS:
-            held = held_against(frame, metric, null)
-            counted = {key: each for key, each in held.items() if null != "clients" or key[0] != CONTROL}
-            share = _share([h.told for h in counted.values()]) if counted else None
-            by_set = pd.Series({key: h.gone for key, h in counted.items()}, dtype=float).groupby(level=0).mean()
-            decided = same[(same["variant"] == metric) & (same["model"] == null)]
-            decided = decided[(decided["run"] != CONTROL) | (null != "clients")]["value"].dropna()
-            told = share or Interval(float("nan"), float("nan"), float("nan"))
-            known_of = None if share is None else True if share.low > CHANCE[null] else None
-            if counted and not any(each.changed for each in counted.values()):
-                known_of = False
-            known_of = known_of if by_set.size >= LEAST else None
-            lines.append(
-                {
-                    "metric": metric, "null": null, "runs": len(counted), "federations": by_set.size,
-                    "told_apart": told.value, "told_low": told.low, "told_high": told.high, "chance": CHANCE[null],
-                    "gone": by_set.median(), "gone_least": by_set.min(), "gone_greatest": by_set.max(),
-                    "same_decision": decided.mean(), "decisions": len(decided), "verdict": known_of,
-                }
-            )  # fmt: skip
-    return pd.DataFrame(lines)
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------

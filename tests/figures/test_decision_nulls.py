@@ -12,6 +12,7 @@ import pytest
 
 from fedlayers.diagnostics import measure
 from figures.decision import nulls
+from figures.decision.curves import NULLS, OTHER, SAME_DECISION, gone, odd_one_out, shapes, summary
 from fl_core import rows, runner
 
 LAYERS = ("l1", "l2", "l3")
@@ -20,30 +21,28 @@ REAL = (1.0, 2.0, 6.0)
 
 def test_what_is_left_by_hand():
     """Real (-2, -1, 3), of size 14; a null with the same curve leaves nothing, a flat one all."""
-    curves = nulls.shapes(
-        pd.DataFrame({"": REAL, "null labels 1": REAL, "null labels 2": REAL}, index=LAYERS), log=False
-    )
+    curves = shapes(pd.DataFrame({"": REAL, "null labels 1": REAL, "null labels 2": REAL}, index=LAYERS), log=False)
     assert curves[0] == pytest.approx([-2, -1, 3])
-    assert nulls.gone(curves) == 0
-    assert nulls.gone(np.vstack([curves[0], np.zeros(3)])) == 1
-    assert nulls.gone(np.array([[-2.0, -1, 3], [-2.0, 0, 2]])) == pytest.approx(2 / 14)
+    assert gone(curves) == 0
+    assert gone(np.vstack([curves[0], np.zeros(3)])) == 1
+    assert gone(np.array([[-2.0, -1, 3], [-2.0, 0, 2]])) == pytest.approx(2 / 14)
     draws = np.array([[0.0, 1, -1], [0.0, -1, 1]])  # either's other differs from it by 8, from the real one by 24 and 8
     away = np.mean([((curves[0] - draws[1]) ** 2).sum(), ((curves[0] - draws[0]) ** 2).sum()])
-    assert nulls.gone(np.vstack([curves[:1], draws])) == pytest.approx((away - 8) / 14)
-    assert np.isnan(nulls.gone(np.zeros((3, 3))))
+    assert gone(np.vstack([curves[:1], draws])) == pytest.approx((away - 8) / 14)
+    assert np.isnan(gone(np.zeros((3, 3))))
 
 
 def test_logarithms_are_taken_where_all_values_allow_it_and_layers_without_values_are_left_out():
     table = pd.DataFrame({"": [1.0, 10.0, np.nan], "a": [10.0, 100.0, 1.0]}, index=LAYERS)
-    assert nulls.shapes(table, log=True) == pytest.approx(np.array([[-0.5, 0.5]] * 2))
+    assert shapes(table, log=True) == pytest.approx(np.array([[-0.5, 0.5]] * 2))
     table.loc["l1", ""] = 0.0
-    assert nulls.shapes(table, log=True)[0] == pytest.approx([-5, 5])
+    assert shapes(table, log=True)[0] == pytest.approx([-5, 5])
 
 
 def test_the_odd_one_out_is_the_furthest_from_the_mean_of_the_others():
     close = [[0.0, 1], [0.1, 0.9], [-0.1, 1.1]]
-    assert nulls.odd_one_out(np.array([[3.0, -2], *close]))
-    assert not nulls.odd_one_out(np.array([[0.0, 1], *close]))
+    assert odd_one_out(np.array([[3.0, -2], *close]))
+    assert not odd_one_out(np.array([[0.0, 1], *close]))
 
 
 def made_up(knows: dict[str, float], seeds: int = 2) -> pd.DataFrame:
@@ -58,7 +57,7 @@ def made_up(knows: dict[str, float], seeds: int = 2) -> pd.DataFrame:
                 bent = shape * np.array([1, 1 + knows[null], 1])
                 curves |= {f"null {null} {k}": bent * generator.uniform(0.99, 1.01, 3) for k in range(1, 4)}
             curves["null fresh 1"] = shape * np.array([1, 1, 1 + knows["fresh"]])
-            curves |= {f"{nulls.OTHER} {k}": curves["null fresh 1"] * generator.uniform(0.9, 1.1, 3) for k in (1, 2)}
+            curves |= {f"{OTHER} {k}": curves["null fresh 1"] * generator.uniform(0.9, 1.1, 3) for k in (1, 2)}
             lines += [
                 rows.row("grad_norm", float(value), model=model, layer=layer, **about)
                 for model, curve in curves.items()
@@ -69,7 +68,7 @@ def made_up(knows: dict[str, float], seeds: int = 2) -> pd.DataFrame:
                 for model in curves
                 for k, layer in enumerate(LAYERS)
             ]
-            lines.append(rows.row(nulls.SAME_DECISION, 1.0, model="labels", **{**about, "variant": "grad_norm"}))
+            lines.append(rows.row(SAME_DECISION, 1.0, model="labels", **{**about, "variant": "grad_norm"}))
     return rows.frame(lines)
 
 
@@ -78,7 +77,7 @@ def made_up(knows: dict[str, float], seeds: int = 2) -> pd.DataFrame:
 )
 def test_a_metric_is_said_to_know_what_bends_its_curve(knows):
     frame = made_up(knows)
-    table = nulls.summary(frame).set_index(["metric", "null"])
+    table = summary(frame).set_index(["metric", "null"])
     for null, bend in knows.items():
         line = table.loc[("grad_norm", null)]
         assert bool(line["verdict"]) == bool(bend)
@@ -102,16 +101,16 @@ def test_a_federation_is_measured_with_its_nulls_and_other_starts(monkeypatch, t
     task = runner.assemble(replace(nulls.configurations()["heart"], seed=0))
     frame = nulls._measure(task, "heart", tmp_path)
     marks = {"", "null fresh 1", *(f"null {n} {k}" for n in ("labels", "clients") for k in range(1, 4))}
-    marks |= {f"{nulls.OTHER} {k}" for k in (1, 2)}
-    curves = frame[frame["metric"] != nulls.SAME_DECISION]
+    marks |= {f"{OTHER} {k}" for k in (1, 2)}
+    curves = frame[frame["metric"] != SAME_DECISION]
     assert set(curves["model"]) == marks
     report = measure.of_task(task, wanted, progress=False)
     values = report.values("grad_norm")
     mean = (values * task.data.weights).sum(axis=1) / sum(task.data.weights)
     own = curves[(curves["metric"] == "grad_norm") & (curves["model"] == "")]
     assert own["value"].to_numpy(float) == pytest.approx(mean.to_numpy(), rel=1e-5)
-    starts = curves[(curves["metric"] == "grad_norm") & curves["model"].isin(["null fresh 1", f"{nulls.OTHER} 1"])]
+    starts = curves[(curves["metric"] == "grad_norm") & curves["model"].isin(["null fresh 1", f"{OTHER} 1"])]
     assert starts["value"].nunique() == 2 * len(values)
-    told = frame[frame["metric"] == nulls.SAME_DECISION]
-    assert set(told["model"]) >= set(nulls.NULLS)
+    told = frame[frame["metric"] == SAME_DECISION]
+    assert set(told["model"]) >= set(NULLS)
     assert told["value"].dropna().between(0, 1).all()
