@@ -40,11 +40,10 @@ GRIDS = {
     "heart": (1e-3, 5e-3, 1e-2, 5e-2, 1e-1, 5e-1),
     "fashion_mnist": (3e-4, 1e-3, 3e-3, 1e-2),
 }
-"""Learning rates that are tried, by dataset: on Fed-Heart the paper's grid (Table A.4), to which 1e-3 was added when nine of
-fourteen methods had chosen its least, 5e-3; its others are of full networks and more steps, and the cut ones here want
-larger rates too. Fed-ISIC, with this grid and eight seeds, would take about
-two hours of one core and was not run; the other two datasets are too far from the paper's for a verdict
-(:data:`figures.player_fl.runs.FAR`)."""
+"""Learning rates that are tried, by dataset: on Fed-Heart the paper's grid (Table A.4), to which 1e-3 was added when
+nine of fourteen methods had chosen its least, 5e-3; its others are of full networks and more steps, and the cut ones
+here want larger rates too. Fed-ISIC, with this grid and eight seeds, would take about two hours of one core and was not
+run; the other two datasets are too far from the paper's for a verdict (:data:`figures.player_fl.runs.FAR`)."""
 PFEDME = (5e-3, 1e-2, 5e-2, 1e-1, 5e-1, 1.0)
 """Of pFedMe, whose outer step is no step of AdamW: the paper gives it other rates too. As many as each other method's,
 from the least."""
