@@ -297,7 +297,7 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
                 rows.append(replace(mean, target="<= 0.4", holds="yes" if high <= 0.40 else "no") if before else mean)
                 if before and count == 3:
                     floor = float(np.mean([least(model, layer, *batch) for layer in ("conv1", "conv2", "fc1")]))
-                    text = f"the operations that cannot be saved: {floor:.3f} of a round of all layers"
+                    text = f"the operations that cannot be saved, {floor:.3f} of all"
                     rows.append(
                         Measured(
                             "S4", mean.what, text, ratio / floor, low / floor, high / floor, "<= 1.1",
