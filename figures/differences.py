@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS
+from figures.page import percent
 from fl_core.statistics import Interval, mean_interval
 
 LEAST = 3
@@ -37,6 +38,16 @@ class Difference(NamedTuple):
     def how(self) -> str:
         """The verdict, see :func:`outcome`."""
         return outcome(self.interval, self.pairs)
+
+    @property
+    def above(self) -> bool | None:
+        """Whether the run lies above the other; None where that is undecided or has too few pairs."""
+        return {"above": True, "below": False}.get(self.how)
+
+    @property
+    def told(self) -> str:
+        """The difference in percentage points with half its interval, and the verdict in brackets."""
+        return f"{percent(*self.interval, sign='+')} ({self.how or FEWEST})" if self.pairs else "no pair of runs"
 
     def level(self, margin: float) -> bool | None:
         """Whether the two are level: both one-sided tests at 5 % put the difference within the margin.

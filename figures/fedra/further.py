@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.differences import FEWEST, Difference, difference, joint
+from figures.differences import difference, joint
 from figures.fedra import nobody
 from figures.fedra.depth import DEPTHS, MARGIN, TITLES, prepared
 from figures.fedra.nobody import FAR, LAST_LAYER, SHORT, SMALL
@@ -212,21 +212,13 @@ def _here(ax: Axes, means: pd.DataFrame, before: pd.DataFrame, table: Table) -> 
     ax.set(ylim=(len(means) - 0.5, -0.5), xlabel="accuracy, %", title="PACS, here")
 
 
-def _told(gap: Difference) -> str:
-    return f"{percent(*gap.interval, sign='+')} ({gap.how or FEWEST})" if gap.pairs else "no pair of runs"
-
-
-def _above(gap: Difference) -> bool | None:
-    return True if gap.how == "above" else False if gap.how == "below" else None
-
-
 def _learns(means: pd.DataFrame, before: pd.DataFrame) -> Finding:
     """Whether FedRA ends above its start, in every setting."""
     own = [run for run in means.index if run.endswith(".fedra")]
     both = pd.concat({"end": means, "start": before})
     gaps = {run: difference(both.xs(run, level=1), "end", "start") for run in own}
-    said = "; ".join(_told(gap) for gap in gaps.values())
-    return Finding("FedRA learns", f"points gained {said}", joint([_above(gap) for gap in gaps.values()]))
+    said = "; ".join(gap.told for gap in gaps.values())
+    return Finding("FedRA learns", f"points gained {said}", joint([gap.above for gap in gaps.values()]))
 
 
 def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> list[Finding]:
@@ -237,15 +229,14 @@ def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> lis
         for run in (each for each in table.runs if each.startswith(f"{setting}.") and each != control):
             wanted = published.loc[control] - published.loc[run]
             gap = difference(means, control, run)
-            above = _above(gap)
             if (wanted > 0).all() or (wanted < 0).all():
                 higher = bool((wanted > 0).all())
                 where = f" ({words})" if words else ""
                 findings.append(Finding(
                     f"FedRA lies {'above' if higher else 'below'} {title(run.partition('.')[2])}, as in "
                     f"{table.place}{where}",
-                    f"points {_told(gap)}",
-                    above if higher or above is None else not above,
+                    f"points {gap.told}",
+                    gap.above if higher or gap.above is None else not gap.above,
                 ))  # fmt: skip
     if len(table.settings) > 1:
         gaps = {
@@ -254,7 +245,7 @@ def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> lis
         }
         findings.append(Finding(
             f"FedRA is level within {100 * MARGIN:g} points wherever adapters sit, as in {table.place}",
-            f"points {'; '.join(f'{name} {_told(gap)}' for name, gap in gaps.items())}; two one-sided tests",
+            f"points {'; '.join(f'{name} {gap.told}' for name, gap in gaps.items())}; two one-sided tests",
             joint([gap.level(MARGIN) for gap in gaps.values()]),
         ))  # fmt: skip
     return findings

@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.differences import FEWEST, Difference, difference, joint
+from figures.differences import Difference, difference, joint
 from figures.fedra.depth import MARGIN, PACS, PRETRAIN, PRETRAINING, VIT, accuracies, columns, prepared, pretrained
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import title
-from figures.page import markdown, missing_runs, percent, seeds_in_words, span
+from figures.page import markdown, missing_runs, seeds_in_words, span
 from figures.recipe import Recipe, labels, scored_at_end, tested, trained
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
@@ -185,27 +185,27 @@ def _named(method: str) -> str:
 
 
 def _told(gaps: Mapping[str, Difference]) -> str:
-    parts = []
-    for setting, gap in gaps.items():
-        shown = f"{percent(*gap.interval, sign='+')} ({gap.how or FEWEST})" if gap.pairs else "no pair of runs"
-        parts.append(f"{HERE[setting]} {shown}")
-    return ", ".join(parts)
+    return ", ".join(f"{HERE[setting]} {gap.told}" for setting, gap in gaps.items())
 
 
 def _order(means: pd.DataFrame, before: pd.DataFrame) -> tuple[list[Finding], list[Finding]]:
     """Findings on what FedRA gains and on how it compares with InclusiveFL, and apart from them on its level."""
     gaps = {setting: difference(means, f"{setting}.fedra", f"{setting}.inclusivefl") for setting in DEPTHS}
-    verdicts = [True if gap.how == "above" else False if gap.how == "below" else None for gap in gaps.values()]
     gains = {
         setting: difference(pd.concat({"end": means, "start": before}).xs(f"{setting}.fedra", level=1), "end", "start")
         for setting in DEPTHS
         if f"{setting}.fedra" in means.index
     }
-    learns = [True if gap.how == "above" else False if gap.how == "below" else None for gap in gains.values()]
     return [
-        Finding("FedRA learns where no client holds the whole model", f"points gained {_told(gains)}", joint(learns)),
         Finding(
-            "FedRA lies above InclusiveFL in every setting, as in Table 3", f"points {_told(gaps)}", joint(verdicts)
+            "FedRA learns where no client holds the whole model",
+            f"points gained {_told(gains)}",
+            joint([gap.above for gap in gains.values()]),
+        ),
+        Finding(
+            "FedRA lies above InclusiveFL in every setting, as in Table 3",
+            f"points {_told(gaps)}",
+            joint([gap.above for gap in gaps.values()]),
         ),
     ], [Finding("accuracies are those of Table 3", "see the table", None, FAR)]
 

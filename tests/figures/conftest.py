@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from PIL import Image
@@ -86,6 +87,14 @@ def small(monkeypatch: pytest.MonkeyPatch, item: recipe.Recipe, runs: dict[str, 
     tiny = replace(item, runs=runs, seeds=2)
     monkeypatch.setitem(items.REGISTRY, item.name, tiny)
     return tiny
+
+
+def drawn(name: str, header: Mapping[str, Any], frame: pd.DataFrame) -> items.Drawing:
+    """What an item draws of given rows; its figure is closed."""
+    item: Any = items.find(name)
+    drawing: items.Drawing = item.draw(header, frame)
+    plt.close(drawing.figure)
+    return drawing
 
 
 def made(folder: Path) -> set[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from figures import items
 from figures.fedra import further
 from fl_core import rows
 from fl_core.errors import UsageError
+from tests.figures.conftest import drawn
 
 HEADER = {
     "runs": {name: {"config": config.to_json()} for name, config in further.RUNS.items()},
@@ -38,9 +35,7 @@ def frame_of(ends: dict[str, float], setting_gains: dict[str, float] | None = No
 
 def verdicts(name: str, frame: pd.DataFrame) -> list[bool | None]:
     """What the findings decide, of which none is compared with the paper."""
-    item: Any = items.find(name)
-    drawing = item.draw(HEADER, frame)
-    plt.close(drawing.figure)
+    drawing = drawn(name, HEADER, frame)
     assert "| method | seeds | photo | art painting | mean |" in drawing.text
     assert all(finding.verdict == "not comparable" for finding in drawing.findings)
     return [finding.held for finding in drawing.findings]
@@ -62,6 +57,14 @@ def test_differences_decide(name: str) -> None:
     assert set(few) == {None}
     with pytest.raises(UsageError, match="has none of the runs"):
         verdicts(name, frame_of(ORDER).assign(run="pretraining"))
+
+
+def test_stored_rows_bear_out_why_nothing_is_compared() -> None:
+    frame = further.STUDY.read(further.STUDY.path())[1]
+    at_end = further.by_style(frame, "end")
+    one, *others = (at_end.loc[f"{setting}.fedra"] for setting in further.PLACES)
+    assert one.notna().all(axis=None)
+    assert all(other.equals(one) for other in others), "adapters do train: LAST_LAYER no longer holds"
 
 
 def test_places_that_differ_are_not_level() -> None:

@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from figures import items, recipe
+from figures import recipe
 from figures.fedra import allocations, depth, nobody
 from fl_core import rows
 from fl_core.errors import UsageError
-from tests.figures.conftest import made, small
+from tests.figures.conftest import drawn, made, small
 from tests.figures.test_fedra_depth import images
 
 STYLES = ("photo", "sketch")
@@ -46,9 +45,7 @@ def frame_of(ends: dict[str, float], seeds: int = 3, noise: float = 0.002) -> pd
 
 def verdicts(name: str, frame: pd.DataFrame) -> list[bool | None]:
     """What the findings decide, of which none on accuracies is compared with the paper."""
-    item: Any = items.find(name)
-    drawing = item.draw(HEADER, frame)
-    plt.close(drawing.figure)
+    drawing = drawn(name, HEADER, frame)
     assert "| clients | method |" in drawing.text
     assert all(finding.apart or "Eq. 3 every block" in finding.expected for finding in drawing.findings)
     return [finding.held for finding in drawing.findings]

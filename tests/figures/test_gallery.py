@@ -38,7 +38,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_every_metric_with_rows_and_what_stands_beside_it_is_drawn(drawn: Path) -> None:
     names = [*gallery.load(gallery.folder()).metrics, *BESIDES]
     assert {path.stem for path in (drawn / "gallery").iterdir()} == set(names)
