@@ -46,14 +46,14 @@ SMALL = 0.02
 def recipes() -> dict[str, RunConfig]:
     """FedPer on each dataset, as small as in the comparison of PLayer-FL's methods; MNIST like Fashion-MNIST.
 
-    The clients' optimiser begins anew in each round, as when these rows were made.
+    Clients keep the state of their optimiser (AdamW) from round to round, as in the decision's federations.
     """
     sizes = {name: dict(case.quick) for name, case in CASES.items()}
     sizes = {"heart": sizes.pop("heart"), "mnist": sizes["fashion_mnist"], **sizes}
     sizes["heart"]["rounds"] = CASES["heart"].rounds
     return {
         name: scored_at_end(
-            RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", keep_optimizer=False, **size)
+            RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", keep_optimizer=True, **size)
         )
         for name, size in sizes.items()
     }

@@ -1,0 +1,316 @@
+"""FedPFT's Tables 1, 4, 5, 7 and 8 on CIFAR-10: accuracy, and what a classifier fitted to the features adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.diagnostics.representation.mismatch import classifier_input, mismatch, probe_accuracy
+from figures import items
+from figures.differences import difference, joint
+from figures.fedpft.insides import BASE, TITLES, behind, final_models
+from figures.fedpft.pictures import METHODS
+from figures.items import Drawing, Finding, View, set_apart
+from figures.names import title
+from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.recipe import Recipe, labels, trained
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, listing
+from fl_core.models.prompted import PROMPTS, Prompted
+from fl_core.statistics import mean_interval
+
+NAME = "fedpft.fitted"
+ALPHAS = (0.5, 1.0)
+"""Of the paper's three parameters of Dirichlet; with the third, 0.1, a client has two or three classes."""
+OWN: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedper": {},
+    "fedbn": {},
+    "fedcac": {},
+    "no_contrast": {"algorithm": "fedpft", "options": {"contrast": False}},
+    "fedpft": {},
+}
+"""The methods, and what each has beyond the algorithm of its name."""
+RUNS: dict[str, RunConfig] = {
+    f"{method}@{alpha:g}": replace(BASE, **{"algorithm": method, "alpha": alpha} | own)
+    for alpha in ALPHAS
+    for method, own in OWN.items()
+}
+PAPER = {
+    run: replace(config, clients=40, samples_per_client=500, batch=100, rounds=1000, eval_every=50, checkpoint_every=50)
+    for run, config in RUNS.items()
+}
+ORIGIN, PROBE, MATCH = "origin_accuracy", "probe_accuracy", "match_accuracy"
+QUANTITIES = {
+    ORIGIN: "the model's own classifier (Origin)",
+    PROBE: "a new classifier (Probe)",
+    MATCH: "a linear map before its own (Match)",
+}
+BARE, CONTRAST = "none", PROMPTS[1]
+KINDS = {BARE: "no prompts", "": "classification prompts", CONTRAST: "contrastive prompts"}
+"""What FedPFT's features passed, by the variant in its rows; the empty one is what its classifier takes in."""
+MARGIN = 0.02
+"""Accuracy within which two count as level."""
+FAR = "12 of the paper's 1000 rounds, 10 of its 40 clients with 200 of its 500 images"
+
+
+# --- measuring -------------------------------------------------------------------------------------------------
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Each client's Origin, Probe and Match accuracy after the last round; of FedPFT Probe behind other prompts too."""
+    engine, _ = trained(task)
+    models = final_models(engine, task.model)
+    train, test = (
+        {client.name: (client.split(name).x, client.split(name).y) for client in task.data.clients}
+        for name in ("train", "test")
+    )
+    seed = task.config.seed
+    table = mismatch(models, train, test, seed=seed)
+    named = {"round": task.config.rounds, **labels(task)}
+    lines = []
+    for client, model in models.items():
+        if not isinstance(model, Prompted) or model.contrast_prompts is None:
+            continue
+        for kind, (used, layer) in {BARE: (model, "transform"), CONTRAST: (behind(model, CONTRAST), "head")}.items():
+            fitted, tested = (classifier_input(used, layer, data[client], seed=seed) for data in (train, test))
+            found = probe_accuracy(fitted, tested, task.data.n_classes, seed=seed)
+            what = {"variant": kind, "client": client, "layer": layer, "split": "test", **named}
+            lines.append(rows.row(PROBE, found.accuracy, n_samples=len(tested[1]), n_train=len(fitted[1]), **what))
+    every = table.assign(**named)
+    return pd.concat([every, rows.frame(lines)], ignore_index=True) if lines else every
+
+
+STUDY = items.register(Recipe(
+    NAME, "Accuracy, and how well classifiers fit the features, by method on CIFAR-10 (FedPFT)", RUNS, seeds=3,
+    budget="about 80 minutes of one core; a run takes 1 to 5", measure=_measure, paper=PAPER, paper_seeds=3,
+))  # fmt: skip
+
+
+# --- Tables 1, 4, 5, 7 and 8 -----------------------------------------------------------------------------------
+
+
+Side = tuple[str, str]
+"""A line with a quantity."""
+PRINTED = {("Table 7", ORIGIN): "accuracy"}
+"""What a table's quantity is called in the published numbers, where not as here."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One of the tables.
+
+    Attributes:
+        place: in the paper.
+        lines: what is compared, methods or ``fedpft>KIND`` (:data:`KINDS`), with its name in the published numbers.
+        quantities: metrics in their order.
+        claims: pairs of lines; the paper has the first above the second at both parameters.
+    """
+
+    place: str
+    lines: Mapping[str, str]
+    quantities: tuple[str, ...]
+    claims: tuple[tuple[str, str], ...] = ()
+
+    def published(self) -> pd.Series:
+        """The published shares, by (alpha, line, quantity)."""
+        every = items.published("fedpft")
+        own = every[(every["place"] == self.place) & (every["dataset"] == "cifar10")]
+        known = own.set_index(["setting", "method", "quantity"])["value"] / 100
+        names = {quantity: PRINTED.get((self.place, quantity), quantity) for quantity in self.quantities}
+        return pd.Series({
+            (alpha, line, quantity): known[f"dirichlet {alpha:.1f}", name, printed]
+            for alpha in ALPHAS
+            for line, name in self.lines.items()
+            for quantity, printed in names.items()
+        })  # fmt: skip
+
+    def named(self, line: str) -> str:
+        """A line in words: its method, or where FedPFT's own are compared what the features passed."""
+        method, _, kind = line.partition(">")
+        return KINDS[kind] if self.place == "Table 5" else TITLES.get(method, title(method))
+
+
+def _line(method: str, kind: str) -> str:
+    return f"{method}>{kind}" if kind else method
+
+
+def _methods(*names: str) -> dict[str, str]:
+    return {name: METHODS.get(name, name) for name in names}
+
+
+OURS, HALF, FEDAVG = "fedpft", "no_contrast", "fedavg"
+REST = (FEDAVG, "fedper", "fedbn", "fedcac")
+TABLES = {
+    "fedpft.table1": Table("Table 1", _methods("fedavg", "fedper", "fedbn", "fedcac", "fedpft"), tuple(QUANTITIES)),
+    "fedpft.table4": Table(
+        "Table 4", _methods("fedavg", "no_contrast", "fedpft"), (PROBE,), ((OURS, HALF), (HALF, FEDAVG))
+    ),
+    "fedpft.table5": Table(
+        "Table 5", {_line(OURS, kind): f"fedpft, {words}" for kind, words in KINDS.items()}, (PROBE,)
+    ),
+    "fedpft.table7": Table("Table 7", _methods(*OWN), (ORIGIN,), tuple((OURS, other) for other in (*REST, HALF))),
+    "fedpft.table8": Table("Table 8", _methods(*OWN), (PROBE,), tuple((OURS, other) for other in (*REST, HALF))),
+}
+
+
+def measured(frame: pd.DataFrame) -> pd.DataFrame:
+    """Means over clients, (alpha, line, quantity) x seeds."""
+    means = frame[frame["metric"].isin(list(QUANTITIES))].groupby(["run", "variant", "metric", "seed"])["value"]
+    table = means.mean().unstack("seed")
+    table.index = pd.MultiIndex.from_tuples(
+        [
+            (float(alpha), _line(method, variant), metric)
+            for run, variant, metric in table.index
+            for method, _, alpha in (run.partition("@"),)
+        ],
+        names=["alpha", "line", "quantity"],
+    )
+    return table
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
+    values, published = measured(frame), table.published()
+    values = values[[key in published.index for key in values.index]]
+    if values.empty:
+        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(table.lines)}")
+    with style():
+        deep = 0.2 + 0.14 * len(table.quantities)
+        figure = plt.figure(figsize=(7.6, 1.5 + deep * len(table.lines)), layout="constrained")
+        axes = figure.subplots(1, len(ALPHAS), sharey=True)
+        for ax, alpha in zip(axes, ALPHAS, strict=True):
+            _panel(ax, values, published, table, alpha)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=7.5)
+    config = next(iter(header["runs"].values()))["config"]
+    what = "three classifiers" if len(table.quantities) > 1 else QUANTITIES[table.quantities[0]]
+    caption = (
+        f"Test accuracy with {what}, mean of the clients, 95 % intervals over seeds; hollow: published, "
+        f"{table.place}. CIFAR-10, {config['clients']} clients with {config['samples_per_client']} training images "
+        f"each, {config['rounds']} of 1000 rounds of {config['epochs']} epochs, ResNet-8, "
+        f"{seeds_in_words(header['seeds'])}.{missing_runs(header)}"
+    )  # fmt: skip
+    findings = set_apart(_findings(values, table), FAR)
+    return Drawing(figure, _long(values, published, table), caption, findings, _page(values, published, table))
+
+
+def _panel(ax: Axes, values: pd.DataFrame, published: pd.Series, table: Table, alpha: float) -> None:
+    """Draw every line's quantities from the top: a filled mark with its interval here, a hollow one published."""
+    lines = list(table.lines)
+    for k, quantity in enumerate(table.quantities):
+        offset = 0.22 * (k - (len(table.quantities) - 1) / 2)
+        look: dict[str, Any] = {"linestyle": "none", "color": COLOURS[k], "marker": MARKERS[k], "markersize": 4.5}
+        for y, line in enumerate(lines):
+            if (alpha, line, quantity) in values.index:
+                found = mean_interval(values.loc[(alpha, line, quantity)].dropna())
+                ax.hlines(y + offset, 100 * found.low, 100 * found.high, color=COLOURS[k], linewidth=1.3)
+                ax.plot(100 * found.value, y + offset, label=f"{'_' * bool(y)}{QUANTITIES[quantity]}", **look)
+        theirs = [100 * published[alpha, line, quantity] for line in lines]
+        ax.plot(theirs, [y + offset for y in range(len(lines))], **look, fillstyle="none", label="published")
+    ax.set_yticks(range(len(lines)), [table.named(line) for line in lines])
+    ax.set(ylim=(len(lines) - 0.5, -0.5), xlabel="accuracy, %", title=f"α = {alpha:g}")
+
+
+def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
+    """What the paper says of the table, at both parameters together."""
+    if table.place == "Table 1":
+        return [
+            _above(values, "a new classifier is more accurate than FedAvg's own", (FEDAVG, PROBE), (FEDAVG, ORIGIN)),
+            _level(values, "a new classifier is no more accurate than FedPFT's own", (OURS, PROBE), (OURS, ORIGIN)),
+            *(
+                _above(values, f"a new classifier on FedPFT's features lies above one on {title(other)}'s",
+                       (OURS, PROBE), (other, PROBE))
+                for other in REST
+            ),
+        ]  # fmt: skip
+    if table.place == "Table 5":
+        return [
+            _level(values, f"features behind {words} serve a new classifier as those behind classification prompts do",
+                   (_line(OURS, kind), PROBE), (OURS, PROBE))
+            for kind, words in KINDS.items() if kind
+        ]  # fmt: skip
+    quantity = table.quantities[0]
+    said = "accuracy" if quantity == ORIGIN else "accuracy of a new classifier"
+    return [
+        _above(values, f"{said}: {table.named(a)} lies above {table.named(b)}", (a, quantity), (b, quantity))
+        for a, b in table.claims
+    ]
+
+
+def _gaps(values: pd.DataFrame, one: Side, other: Side) -> dict[float, Any]:
+    return {alpha: difference(values.loc[alpha], one, other) for alpha in ALPHAS if alpha in values.index}
+
+
+def _above(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
+    gaps = _gaps(values, one, other)
+    said = "; ".join(f"α = {alpha:g}: points {gap.told}" for alpha, gap in gaps.items())
+    return Finding(expected, said, joint([gap.above for gap in gaps.values()]))
+
+
+def _level(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
+    gaps = _gaps(values, one, other)
+    said = "; ".join(f"α = {alpha:g}: points {percent(*gap.bounds, sign='+')}" for alpha, gap in gaps.items())
+    return Finding(
+        f"{expected}, within {100 * MARGIN:g} points", f"{said} (90 % intervals: two one-sided tests at 5 %)",
+        joint([gap.level(MARGIN) for gap in gaps.values()]),
+    )  # fmt: skip
+
+
+def _cells(values: pd.DataFrame, table: Table) -> Sequence[tuple[float, str, str]]:
+    return [
+        (alpha, line, quantity) for alpha in ALPHAS for line in table.lines for quantity in table.quantities
+        if (alpha, line, quantity) in values.index
+    ]  # fmt: skip
+
+
+def _long(values: pd.DataFrame, published: pd.Series, table: Table) -> pd.DataFrame:
+    """A row per parameter, line and quantity: mean with its interval, seeds, and the published value."""
+    return pd.DataFrame([
+        {
+            "alpha": alpha, "line": table.named(line), "quantity": quantity,
+            **mean_interval(values.loc[(alpha, line, quantity)].dropna())._asdict(),
+            "seeds": int(values.loc[(alpha, line, quantity)].notna().sum()),
+            "published": published[alpha, line, quantity],
+        }
+        for alpha, line, quantity in _cells(values, table)
+    ])  # fmt: skip
+
+
+def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
+    """The numbers as a table, and what they are."""
+    cells: dict[str, list[str]] = {"": [table.named(line) for line in table.lines]}
+    for alpha in ALPHAS:
+        for quantity in table.quantities:
+            head = f"{quantity.removesuffix('_accuracy').capitalize()} %, α = {alpha:g}"
+            keys = [(alpha, line, quantity) for line in table.lines]
+            cells[head] = [
+                percent(*mean_interval(values.loc[key].dropna())) if key in values.index else "–" for key in keys
+            ]
+            cells[f"{head} (published)"] = [f"{100 * published[key]:.2f}" for key in keys]
+    note = (
+        "± is half the 95 % interval over seeds. Origin: the model as it is, after the last round (the paper: its "
+        "best). Probe: a new linear classifier on the features; Match: a linear map before the model's own classifier; "
+        "both trained on the client's training images with the extractor at rest, SGD for 100 epochs."
+    )
+    return f"{markdown(cells)}\n\n{note}"
+
+
+WHAT = {
+    "fedpft.table1": "Accuracy before and after the classifier is matched to the features, CIFAR-10",
+    "fedpft.table4": "Linear separability of three methods' features, CIFAR-10",
+    "fedpft.table5": "Linear separability of FedPFT's features, by kind of prompt, CIFAR-10",
+    "fedpft.table7": "Accuracy of six of the thirteen methods, CIFAR-10, Dirichlet",
+    "fedpft.table8": "Linear separability of six methods' features, CIFAR-10",
+}
+for _name, _table in TABLES.items():
+    items.register(View(
+        _name, f"{WHAT[_name]} (FedPFT, {_table.place}, α of 0.5 and 1)", NAME, partial(_draw, table=_table)
+    ))  # fmt: skip
