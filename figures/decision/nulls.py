@@ -235,10 +235,9 @@ def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
     metrics = list(dict.fromkeys(table["metric"]))
     columns: dict[str, list[str]] = {"metric": metrics}
     columns["in words"] = [
-        in_words(_verdicts(table, metric))
-        if table.loc[table["metric"] == metric, "federations"].max() >= LEAST
-        else f"open: {table.loc[table['metric'] == metric, 'federations'].max()} federations"
+        in_words(_verdicts(table, metric)) if n >= LEAST else f"open: {n} federation{'s' * (n != 1)}"
         for metric in metrics
+        for n in [int(table.loc[table["metric"] == metric, "federations"].max())]
     ]
     for null in NULLS:
         part = table[table["null"] == null].set_index("metric").loc[metrics]
