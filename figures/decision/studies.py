@@ -1,0 +1,174 @@
+"""Whole studies on federations where every cut was trained: does the sentence that leads a study's report say true?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.studies import outcome
+from fedlayers.studies.study import CHOSEN, Outcome, study
+from figures import items
+from figures.decision.federations import FEDERATIONS
+from figures.decision.methods import HELD_OUT
+from figures.decision.runs import NAME as RUNS
+from figures.decision.runs import TRAINED
+from figures.differences import Difference, difference, joint
+from figures.items import Drawing, Finding
+from figures.page import markdown, missing_runs, percent
+from figures.recipe import Recipe, labels
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+
+NAME = "decision.studies"
+STUDIED = ("tweets_table", "digits_turned", "pacs")
+"""A table with 16 % positives, images turned by client, and four styles of pictures."""
+RACES = 3
+AGAINST = {"fedavg": "all", "local": "nothing"}
+"""What the lead holds the choice against, and the cut that is the same in the runs of every cut."""
+DECIDED, WON, GAIN = "decided", "races won", "gain in macro_f1"
+
+
+def configurations() -> dict[str, RunConfig]:
+    """The studied federations' configurations, by name."""
+    return {name: FEDERATIONS[name].config for name in STUDIED}
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """A study with its defaults on other seeds than the runs of every cut have; its lead, its races, its gains."""
+    seeds = range(100 * (task.config.seed + 1), 100 * (task.config.seed + 1) + RACES)
+    with TemporaryDirectory() as out:
+        found = study(task.config, tuple(reversed(AGAINST)), tuple(seeds), Path(out) / "study", progress=False)
+        return rows.frame([{**line, **labels(task)} for line in said(found)])
+
+
+def said(found: Outcome) -> list[rows.Row]:
+    """What a study says, as rows: the lead's words, which arm won how many races, and what the choice gains."""
+    assert found.choice is not None
+    decided = not found.lead.text.startswith("**Not decided")
+    lines = [rows.row(DECIDED, float(decided), variant=found.lead.text.replace("**", ""))]
+    winners = [entry.arm.name for entry in found.choice.of_seed.values()]
+    lines += [rows.row(WON, winners.count(arm), variant=arm) for arm in dict.fromkeys(winners)]
+    for line in outcome.worth(found.comparison, CHOSEN).itertuples():
+        if line.metric == "macro_f1":
+            half = (line.high - line.low) / 2
+            lines.append(rows.row(GAIN, line.value, stderr=half, variant=line.against, estimator=line.sign))
+    return lines
+
+
+# --- held against the runs of every cut ------------------------------------------------------------------------
+
+
+def known(frame: pd.DataFrame, federation: str, won: Mapping[str, float]) -> dict[str, Difference]:
+    """What the winners of the races gain in the runs of every cut, by what they are held against.
+
+    Args:
+        frame: rows of :mod:`figures.decision.runs`, whose held-out samples no choice saw.
+        won: races won by each arm, by which the arms' scores are weighted.
+    """
+    own = frame[(frame["run"] == federation) & (frame["metric"] == "macro_f1") & (frame["split"] == HELD_OUT)]
+    scores = own[own["estimator"] == TRAINED].pivot(index="variant", columns="seed", values="value")
+    scores.loc[CHOSEN] = sum(count * scores.loc[arm] for arm, count in won.items()) / sum(won.values())
+    return {name: difference(scores, CHOSEN, cut) for name, cut in AGAINST.items()}
+
+
+def borne_out(sign: str, gap: Difference) -> bool | None:
+    """Whether a study's sign is that of the runs of every cut; None where either tells nothing apart."""
+    if sign not in ("higher", "lower") or gap.above is None:
+        return None
+    return gap.above == (sign == "higher")
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    source: Any = items.find(RUNS)
+    every_cut = source.read(source.path())[1]
+    present = [name for name in STUDIED if (frame["run"] == name).any()]
+    lines, leads = [], {}
+    for name in present:
+        part = frame[(frame["run"] == name) & (frame["seed"] == 0)]
+        won = part[part["metric"] == WON].set_index("variant")["value"].to_dict()
+        lead = part[part["metric"] == DECIDED].iloc[0]
+        leads[name] = str(lead["variant"])
+        gains = part[part["metric"] == GAIN].set_index("variant")
+        for against, gap in known(every_cut, name, won).items():
+            gain = gains.loc[against]
+            lines.append({
+                "federation": name, "against": against, "gain": gain["value"], "half": gain["stderr"],
+                "sign": gain["estimator"], "known": gap.interval.value, "known_low": gap.interval.low,
+                "known_high": gap.interval.high, "runs": gap.pairs, "true": borne_out(str(gain["estimator"]), gap),
+                "races": ", ".join(f"{arm} {count:g}" for arm, count in won.items()),
+            })  # fmt: skip
+    table = pd.DataFrame(lines)
+    findings = []
+    for name in present:
+        own = table[table["federation"] == name]
+        claims = own[own["sign"].isin(["higher", "lower"])]
+        told = "; ".join(
+            f"against {outcome.AGAINST[line.against]} {line.sign} ({100 * line.gain:+.1f} points), there "
+            f"{percent(line.known, line.known_low, line.known_high, sign='+')}"
+            for line in own.itertuples()
+        )
+        verdict = joint(list(claims["true"])) if len(claims) else None
+        findings.append(Finding(
+            f"{FEDERATIONS[name].title}: what the study tells apart is so in the runs of every cut", told, verdict
+        ))  # fmt: skip
+    caption = (
+        f"The choice's macro-F1 on test samples minus that of sharing every layer or none: a whole study with {RACES} "
+        "seeds (95 %, holding together), and beside it the same difference on held-out samples in other runs, in which "
+        f"every cut was trained ({table['runs'].max()} seeds, 95 %). The studies' races are of other seeds."
+    )
+    cells: dict[str, list[str]] = {
+        "federation": [FEDERATIONS[name].title for name in table["federation"]],
+        "races won": list(table["races"]),
+        "against": [outcome.AGAINST[name] for name in table["against"]],
+        "study": [f"{100 * line.gain:+.1f} ± {100 * line.half:.1f}, {line.sign}" for line in table.itertuples()],
+        "runs of every cut": [
+            percent(line.known, line.known_low, line.known_high, sign="+") for line in table.itertuples()
+        ],
+    }
+    quoted = "\n\n".join(f"{FEDERATIONS[name].title}: *{text}*" for name, text in leads.items())
+    text = f"{markdown(cells)}\n\nWhat the studies' reports lead with:\n\n{quoted}{missing_runs(header)}"
+    return Drawing(_picture(table), table, caption, tuple(findings), text)
+
+
+def _picture(table: pd.DataFrame) -> plt.Figure:
+    with style():
+        figure = plt.figure(figsize=(7.4, 1.4 + 0.3 * len(table)), layout="constrained")
+        ax = figure.subplots()
+        y = pd.Series(range(len(table)))
+        shown = {
+            "the study": (table["gain"], table["half"]),
+            "runs of every cut": (table["known"], (table["known_high"] - table["known_low"]) / 2),
+        }
+        for k, (label, (value, half)) in enumerate(shown.items()):
+            ax.errorbar(
+                100 * value, y + 0.2 * (k - 0.5), xerr=100 * half, linestyle="none", marker=MARKERS[k],
+                color=COLOURS[k], markersize=4.5, lw=1.2, label=label,
+            )  # fmt: skip
+        ax.axvline(0, color="0.6", lw=0.8)
+        names = [
+            f"{FEDERATIONS[line.federation].title},\nagainst {outcome.AGAINST[line.against]}"
+            for line in table.itertuples()
+        ]
+        ax.set_yticks(y, names)
+        ax.set(ylim=(len(table) - 0.5, -0.5), xlabel="points of macro-F1 that the choice gains")
+        figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
+    return figure
+
+
+ITEM = items.register(
+    Recipe(
+        NAME,
+        "Studies held against runs of every cut: an imbalanced table, turned images, styles",
+        configurations(),
+        seeds=1,
+        budget="about 45 minutes of one core",
+        measure=_measure,
+        draw=_draw,
+    )
+)

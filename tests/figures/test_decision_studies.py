@@ -1,0 +1,79 @@
+"""Studies held against runs of every cut: what is kept of a study, and when its claims count as borne out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedlayers.studies.outcome import Lead
+from figures.decision import studies
+from figures.differences import difference
+from fl_core import rows
+from tests.fedlayers.test_outcome import BAD, FAIR, GOOD, comparison
+from tests.figures.conftest import drawn
+
+
+def outcome_of(text: str, winners: tuple[str, ...]) -> Any:
+    entries = {seed: SimpleNamespace(arm=SimpleNamespace(name=name)) for seed, name in enumerate(winners)}
+    return SimpleNamespace(
+        lead=Lead(text, (), ""),
+        choice=SimpleNamespace(of_seed=entries),
+        comparison=comparison(choose=GOOD, fedavg=FAIR, local=[0.99, 0.80, 0.92], majority=BAD),
+    )
+
+
+def test_what_a_study_says_is_kept() -> None:
+    lines = rows.frame(studies.said(outcome_of("**Federate a.** Sure.", ("half", "nothing", "half"))))
+    by = lines.set_index(["metric", "variant"])
+    assert by.loc[(studies.DECIDED, "Federate a. Sure."), "value"] == 1
+    assert by.loc[studies.WON]["value"].to_dict() == {"half": 2, "nothing": 1}
+    gains = by.loc[studies.GAIN]
+    assert gains["estimator"].to_dict() == {"fedavg": "higher", "local": "not told apart", "majority": "higher"}
+    assert gains.loc["fedavg", "value"] == pytest.approx(0.29)
+    undecided = rows.frame(studies.said(outcome_of("**Not decided: no.** The leader", ("all",))))
+    assert undecided.iloc[0]["value"] == 0
+
+
+def every_cut(half: float, seeds: int = 4) -> pd.DataFrame:
+    scores = {"nothing": 0.5, "half": half, "all": 0.6}
+    return rows.frame(
+        rows.row("macro_f1", value + 0.01 * seed + 0.001 * (seed * len(cut) % 3), run="pacs", seed=seed, variant=cut,
+                 split=split, estimator=studies.TRAINED)
+        for seed in range(seeds)
+        for split in (studies.HELD_OUT, "validation")
+        for cut, value in scores.items()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("half", "signs"), [(0.7, [True, True]), (0.55, [False, True]), (0.6, [None, True])])
+def test_a_claim_is_borne_out_by_the_sign_of_the_runs_of_every_cut(half, signs) -> None:
+    gaps = studies.known(every_cut(half), "pacs", {"half": 3.0})
+    assert gaps["fedavg"].interval.value == pytest.approx(half - 0.6, abs=2e-3)
+    assert [studies.borne_out("higher", gaps[name]) for name in studies.AGAINST] == signs
+    assert [studies.borne_out("lower", gaps[name]) for name in studies.AGAINST] == [
+        None if sign is None else not sign for sign in signs
+    ]
+    assert studies.borne_out("not told apart", gaps["local"]) is None
+    mixed = studies.known(every_cut(half), "pacs", {"half": 2.0, "nothing": 1.0})
+    assert mixed["local"].interval.value == pytest.approx(2 / 3 * (half - 0.5), abs=2e-3)
+
+
+def test_two_runs_decide_nothing() -> None:
+    scores = pd.DataFrame({0: [0.9, 0.1], 1: [0.9, 0.1]}, index=["a", "b"])
+    assert studies.borne_out("higher", difference(scores, "a", "b")) is None
+
+
+@pytest.mark.parametrize(("half", "held"), [(0.7, True), (0.55, False), (0.6, None)])
+def test_the_page_quotes_the_lead_and_judges_its_claims(monkeypatch: pytest.MonkeyPatch, half, held) -> None:
+    source = SimpleNamespace(path=lambda: None, read=lambda path: ({}, every_cut(half)))
+    find = studies.items.find
+    monkeypatch.setattr(studies.items, "find", lambda name: source if name == studies.RUNS else find(name))
+    lines = studies.said(outcome_of("**Federate a.** Sure.", ("half",)))
+    frame = rows.frame({**line, "run": "pacs", "seed": 0} for line in lines)
+    drawing = drawn(studies.NAME, {"missing": [], "failed": {}}, frame)
+    assert "PACS: *Federate a. Sure.*" in drawing.text
+    assert [finding.held for finding in drawing.findings] == [held]
+    assert "+29.0" in drawing.text
