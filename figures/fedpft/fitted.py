@@ -29,7 +29,7 @@ from fl_core.models.prompted import PROMPTS, Prompted
 from fl_core.statistics import mean_interval
 
 NAME = "fedpft.fitted"
-ALPHAS = (0.5,)
+ALPHA = 0.5
 """Of the paper's three parameters of Dirichlet, 0.1, 0.5 and 1."""
 OWN: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -41,9 +41,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 """The methods, and what each has beyond the algorithm of its name."""
 RUNS: dict[str, RunConfig] = {
-    f"{method}@{alpha:g}": replace(BASE, **{"algorithm": method, "alpha": alpha} | own)
-    for alpha in ALPHAS
-    for method, own in OWN.items()
+    method: replace(BASE, **{"algorithm": method, "alpha": ALPHA} | own) for method, own in OWN.items()
 }
 PAPER = {
     run: replace(config, clients=40, samples_per_client=500, batch=100, rounds=1000, eval_every=50, checkpoint_every=50)
@@ -75,8 +73,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         for name in ("train", "test")
     )
     seed = task.config.seed
-    table = mismatch(models, train, test, seed=seed)
     named = {"round": task.config.rounds, **labels(task)}
+    table = mismatch(models, train, test, seed=seed).assign(**named)
     lines = []
     for client, model in models.items():
         if not isinstance(model, Prompted) or model.contrast_prompts is None:
@@ -86,8 +84,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             found = probe_accuracy(fitted, tested, task.data.n_classes, seed=seed)
             what = {"variant": kind, "client": client, "layer": layer, "split": "test", **named}
             lines.append(rows.row(PROBE, found.accuracy, n_samples=len(tested[1]), n_train=len(fitted[1]), **what))
-    every = table.assign(**named)
-    return pd.concat([every, rows.frame(lines)], ignore_index=True) if lines else every
+    return pd.concat([table, rows.frame(lines)], ignore_index=True) if lines else table
 
 
 STUDY = items.register(Recipe(
@@ -98,9 +95,8 @@ STUDY = items.register(Recipe(
 
 # --- Tables 1, 4, 5, 7 and 8 -----------------------------------------------------------------------------------
 
-
 Side = tuple[str, str]
-"""A line with a quantity."""
+"""A line of a table with a quantity."""
 PRINTED = {("Table 7", ORIGIN): "accuracy"}
 """What a table's quantity is called in the published numbers, where not as here."""
 
@@ -113,25 +109,22 @@ class Table:
         place: in the paper.
         lines: what is compared, methods or ``fedpft>KIND`` (:data:`KINDS`), with its name in the published numbers.
         quantities: metrics in their order.
-        claims: pairs of lines; the paper has the first above the second.
+        claims: a line, and the lines below which the paper never has it, in any column of CIFAR-10.
     """
 
     place: str
     lines: Mapping[str, str]
     quantities: tuple[str, ...]
-    claims: tuple[tuple[str, str], ...] = ()
+    claims: tuple[tuple[str, Sequence[str]], ...] = ()
 
     def published(self) -> pd.Series:
-        """The published shares, by (alpha, line, quantity)."""
+        """The published shares, by line and quantity."""
         every = items.published("fedpft")
         own = every[(every["place"] == self.place) & (every["dataset"] == "cifar10")]
-        known = own.set_index(["setting", "method", "quantity"])["value"] / 100
-        names = {quantity: PRINTED.get((self.place, quantity), quantity) for quantity in self.quantities}
+        known = own[own["setting"] == f"dirichlet {ALPHA}"].set_index(["method", "quantity"])["value"] / 100
         return pd.Series({
-            (alpha, line, quantity): known[f"dirichlet {alpha:.1f}", name, printed]
-            for alpha in ALPHAS
-            for line, name in self.lines.items()
-            for quantity, printed in names.items()
+            (line, quantity): known[name, PRINTED.get((self.place, quantity), quantity)]
+            for line, name in self.lines.items() for quantity in self.quantities
         })  # fmt: skip
 
     def named(self, line: str) -> str:
@@ -151,85 +144,79 @@ def _methods(*names: str) -> dict[str, str]:
 OURS, HALF, FEDAVG = "fedpft", "no_contrast", "fedavg"
 REST = (FEDAVG, "fedper", "fedbn", "fedcac")
 TABLES = {
-    "fedpft.table1": Table("Table 1", _methods("fedavg", "fedper", "fedbn", "fedcac", "fedpft"), tuple(QUANTITIES)),
-    "fedpft.table4": Table(
-        "Table 4", _methods("fedavg", "no_contrast", "fedpft"), (PROBE,), ((OURS, HALF), (HALF, FEDAVG))
-    ),
+    "fedpft.table1": Table("Table 1", _methods(*REST, OURS), tuple(QUANTITIES)),
+    "fedpft.table4": Table("Table 4", _methods(FEDAVG, HALF, OURS), (PROBE,), ((OURS, [HALF]), (HALF, [FEDAVG]))),
     "fedpft.table5": Table(
         "Table 5", {_line(OURS, kind): f"fedpft, {words}" for kind, words in KINDS.items()}, (PROBE,)
     ),
-    "fedpft.table7": Table("Table 7", _methods(*OWN), (ORIGIN,), tuple((OURS, other) for other in (*REST, HALF))),
-    "fedpft.table8": Table("Table 8", _methods(*OWN), (PROBE,), tuple((OURS, other) for other in (*REST, HALF))),
+    "fedpft.table7": Table("Table 7", _methods(*OWN), (ORIGIN,), ((OURS, [*REST, HALF]),)),
+    "fedpft.table8": Table("Table 8", _methods(*OWN), (PROBE,), ((OURS, [*REST, HALF]),)),
 }
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """Means over clients, (alpha, line, quantity) x seeds."""
-    means = frame[frame["metric"].isin(list(QUANTITIES))].groupby(["run", "variant", "metric", "seed"])["value"]
-    table = means.mean().unstack("seed")
-    table.index = pd.MultiIndex.from_tuples(
-        [
-            (float(alpha), _line(method, variant), metric)
-            for run, variant, metric in table.index
-            for method, _, alpha in (run.partition("@"),)
-        ],
-        names=["alpha", "line", "quantity"],
-    )
-    return table
+    """Means over clients, (line, quantity) x seeds."""
+    own = frame[frame["metric"].isin(list(QUANTITIES))]
+    lines = [_line(run, kind) for run, kind in zip(own["run"], own["variant"], strict=True)]
+    return own.groupby([pd.Series(lines, own.index, name="line"), "metric", "seed"])["value"].mean().unstack("seed")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     values, published = measured(frame), table.published()
-    values = values[[key in published.index for key in values.index]]
+    values = values.reindex([key for key in published.index if key in values.index])
     if values.empty:
         raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(table.lines)}")
     with style():
         deep = 0.2 + 0.14 * len(table.quantities)
-        figure = plt.figure(figsize=(7.6, 1.5 + deep * len(table.lines)), layout="constrained")
-        axes = figure.subplots(1, len(ALPHAS), sharey=True, squeeze=False)[0]
-        for ax, alpha in zip(axes, ALPHAS, strict=True):
-            _panel(ax, values, published, table, alpha)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=7.5)
+        figure = plt.figure(figsize=(6.4, 1.5 + deep * len(table.lines)), layout="constrained")
+        _panel(figure.subplots(), values, published, table)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
     config = next(iter(header["runs"].values()))["config"]
     what = "three classifiers" if len(table.quantities) > 1 else QUANTITIES[table.quantities[0]]
     caption = (
-        f"Test accuracy with {what}, mean of the clients, 95 % intervals over seeds; hollow: published, "
-        f"{table.place}. CIFAR-10, {config['clients']} clients with {config['samples_per_client']} training images "
-        f"each, {config['rounds']} of 1000 rounds of {config['epochs']} epochs, ResNet-8, "
+        f"Test accuracy with {what}, mean of the clients, 95 % intervals over seeds; hollow: published, {table.place}. "
+        f"CIFAR-10, Dirichlet({config['alpha']:g}), {config['clients']} clients with {config['samples_per_client']} "
+        f"training images each, {config['rounds']} of 1000 rounds of {config['epochs']} epochs, ResNet-8, "
         f"{seeds_in_words(header['seeds'])}.{missing_runs(header)}"
-    )  # fmt: skip
+    )
+    shown = pd.DataFrame([
+        {
+            "line": table.named(line), "quantity": quantity, **mean_interval(score.dropna())._asdict(),
+            "seeds": int(score.notna().sum()), "published": published[line, quantity],
+        }
+        for (line, quantity), score in values.iterrows()
+    ])  # fmt: skip
     findings = set_apart(_findings(values, table), FAR)
-    return Drawing(figure, _long(values, published, table), caption, findings, _page(values, published, table))
+    return Drawing(figure, shown, caption, findings, _page(values, published, table))
 
 
-def _panel(ax: Axes, values: pd.DataFrame, published: pd.Series, table: Table, alpha: float) -> None:
+def _panel(ax: Axes, values: pd.DataFrame, published: pd.Series, table: Table) -> None:
     """Draw every line's quantities from the top: a filled mark with its interval here, a hollow one published."""
     lines = list(table.lines)
     for k, quantity in enumerate(table.quantities):
         offset = 0.22 * (k - (len(table.quantities) - 1) / 2)
         look: dict[str, Any] = {"linestyle": "none", "color": COLOURS[k], "marker": MARKERS[k], "markersize": 4.5}
-        for y, line in enumerate(lines):
-            if (alpha, line, quantity) in values.index:
-                found = mean_interval(values.loc[(alpha, line, quantity)].dropna())
-                ax.hlines(y + offset, 100 * found.low, 100 * found.high, color=COLOURS[k], linewidth=1.3)
-                ax.plot(100 * found.value, y + offset, label=f"{'_' * bool(y)}{QUANTITIES[quantity]}", **look)
-        theirs = [100 * published[alpha, line, quantity] for line in lines]
-        ax.plot(theirs, [y + offset for y in range(len(lines))], **look, fillstyle="none", label="published")
+        here = {y: values.loc[(line, quantity)] for y, line in enumerate(lines) if (line, quantity) in values.index}
+        found = {y: mean_interval(scores.dropna()) for y, scores in here.items()}
+        for y, interval in found.items():
+            ax.hlines(y + offset, 100 * interval.low, 100 * interval.high, color=COLOURS[k], linewidth=1.3)
+        ax.plot(
+            [100 * f.value for f in found.values()], [y + offset for y in found], label=QUANTITIES[quantity], **look
+        )
+        theirs = [100 * published[line, quantity] for line in lines]
+        label = "_" if k else "published"
+        ax.plot(theirs, [y + offset for y in range(len(lines))], **look, fillstyle="none", label=label)
     ax.set_yticks(range(len(lines)), [table.named(line) for line in lines])
-    ax.set(ylim=(len(lines) - 0.5, -0.5), xlabel="accuracy, %", title=f"α = {alpha:g}")
+    ax.set(ylim=(len(lines) - 0.5, -0.5), xlabel="accuracy, %")
 
 
 def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
-    """What the paper says of the table, for all parameters together."""
+    """What the paper says of the table."""
     if table.place == "Table 1":
         return [
-            _above(values, "a new classifier is more accurate than FedAvg's own", (FEDAVG, PROBE), (FEDAVG, ORIGIN)),
+            _above(values, "a new classifier is more accurate than FedAvg's own",
+                   {"": ((FEDAVG, PROBE), (FEDAVG, ORIGIN))}),
             _level(values, "a new classifier is no more accurate than FedPFT's own", (OURS, PROBE), (OURS, ORIGIN)),
-            *(
-                _above(values, f"a new classifier on FedPFT's features lies above one on {title(other)}'s",
-                       (OURS, PROBE), (other, PROBE))
-                for other in REST
-            ),
         ]  # fmt: skip
     if table.place == "Table 5":
         return [
@@ -240,61 +227,41 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
     quantity = table.quantities[0]
     said = "accuracy" if quantity == ORIGIN else "accuracy of a new classifier"
     return [
-        _above(values, f"{said}: {table.named(a)} lies above {table.named(b)}", (a, quantity), (b, quantity))
-        for a, b in table.claims
+        _above(
+            values,
+            f"{said}: {table.named(best)} lies above {listing(map(table.named, others))}",
+            {f"{table.named(other)} ": ((best, quantity), (other, quantity)) for other in others},
+        )
+        for best, others in table.claims
     ]
 
 
-def _gaps(values: pd.DataFrame, one: Side, other: Side) -> dict[float, Any]:
-    return {alpha: difference(values.loc[alpha], one, other) for alpha in ALPHAS if alpha in values.index}
-
-
-def _above(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
-    gaps = _gaps(values, one, other)
-    said = "; ".join(f"α = {alpha:g}: points {gap.told}" for alpha, gap in gaps.items())
-    return Finding(expected, said, joint([gap.above for gap in gaps.values()]))
+def _above(values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]) -> Finding:
+    """A finding on whether in every pair the first lies above the second; the pairs' names begin what is told."""
+    gaps = {name: difference(values, *pair) for name, pair in pairs.items()}
+    told = "; ".join(f"{name}{gap.told}" for name, gap in gaps.items())
+    return Finding(expected, f"points more: {told}", joint([gap.above for gap in gaps.values()]))
 
 
 def _level(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
-    gaps = _gaps(values, one, other)
-    said = "; ".join(f"α = {alpha:g}: points {percent(*gap.bounds, sign='+')}" for alpha, gap in gaps.items())
+    gap = difference(values, one, other)
     return Finding(
-        f"{expected}, within {100 * MARGIN:g} points", f"{said} (90 % intervals: two one-sided tests at 5 %)",
-        joint([gap.level(MARGIN) for gap in gaps.values()]),
-    )  # fmt: skip
-
-
-def _cells(values: pd.DataFrame, table: Table) -> Sequence[tuple[float, str, str]]:
-    return [
-        (alpha, line, quantity) for alpha in ALPHAS for line in table.lines for quantity in table.quantities
-        if (alpha, line, quantity) in values.index
-    ]  # fmt: skip
-
-
-def _long(values: pd.DataFrame, published: pd.Series, table: Table) -> pd.DataFrame:
-    """A row per parameter, line and quantity: mean with its interval, seeds, and the published value."""
-    return pd.DataFrame([
-        {
-            "alpha": alpha, "line": table.named(line), "quantity": quantity,
-            **mean_interval(values.loc[(alpha, line, quantity)].dropna())._asdict(),
-            "seeds": int(values.loc[(alpha, line, quantity)].notna().sum()),
-            "published": published[alpha, line, quantity],
-        }
-        for alpha, line, quantity in _cells(values, table)
-    ])  # fmt: skip
+        f"{expected}, within {100 * MARGIN:g} points",
+        f"points more: {percent(*gap.bounds, sign='+')} (90 % interval: two one-sided tests at 5 %)",
+        gap.level(MARGIN),
+    )
 
 
 def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
     """The numbers as a table, and what they are."""
     cells: dict[str, list[str]] = {"": [table.named(line) for line in table.lines]}
-    for alpha in ALPHAS:
-        for quantity in table.quantities:
-            head = f"{quantity.removesuffix('_accuracy').capitalize()} %, α = {alpha:g}"
-            keys = [(alpha, line, quantity) for line in table.lines]
-            cells[head] = [
-                percent(*mean_interval(values.loc[key].dropna())) if key in values.index else "–" for key in keys
-            ]
-            cells[f"{head} (published)"] = [f"{100 * published[key]:.2f}" for key in keys]
+    for quantity in table.quantities:
+        head = f"{quantity.removesuffix('_accuracy').capitalize()} %"
+        keys = [(line, quantity) for line in table.lines]
+        cells[head] = [
+            percent(*mean_interval(values.loc[key].dropna())) if key in values.index else "–" for key in keys
+        ]
+        cells[f"{head} (published)"] = [f"{100 * published[key]:.2f}" for key in keys]
     note = (
         "± is half the 95 % interval over seeds. Origin: the model as it is, after the last round (the paper: its "
         "best). Probe: a new linear classifier on the features; Match: a linear map before the model's own classifier; "
@@ -311,6 +278,5 @@ WHAT = {
     "fedpft.table8": "Linear separability of six methods' features, CIFAR-10",
 }
 for _name, _table in TABLES.items():
-    items.register(View(
-        _name, f"{WHAT[_name]} (FedPFT, {_table.place}, α = 0.5)", NAME, partial(_draw, table=_table)
-    ))  # fmt: skip
+    _title = f"{WHAT[_name]} (FedPFT, {_table.place}, α = {ALPHA:g})"
+    items.register(View(_name, _title, NAME, partial(_draw, table=_table)))
