@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -70,7 +70,7 @@ class Difference(NamedTuple):
         return True if self.bounds.high < margin else False if self.bounds.low > margin else None
 
 
-def difference(scores: pd.DataFrame, run: str, reference: str) -> Difference:
+def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
     """A run's score minus the reference's, paired by seed; without pairs all is NaN.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,6 +49,19 @@ SIZES = (30, 45, 28, 40)
 CONFIG = RunConfig(
     rounds=3, epochs=1, batch=8, lr=0.05, loss="cross_entropy", eval_every=1, checkpoint_every=1, optimizer="sgd"
 )
+
+
+def on_first_use(name: str) -> ModuleType:
+    """A module that is imported when something of it is used, which collecting the tests need not wait for."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def every_other(names: Iterable[Any], start: int = 0, of: int = 2) -> list[Any]:

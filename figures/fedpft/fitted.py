@@ -21,9 +21,8 @@ from figures.fedpft.pictures import METHODS
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
-from figures.recipe import Recipe, labels, trained
+from figures.recipe import Recipe, by_method, labels, trained
 from fl_core import rows, runner
-from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
 from fl_core.models.prompted import PROMPTS, Prompted
 from fl_core.statistics import mean_interval
@@ -31,17 +30,11 @@ from fl_core.statistics import mean_interval
 NAME = "fedpft.fitted"
 ALPHA = 0.5
 """Of the paper's three parameters of Dirichlet, 0.1, 0.5 and 1."""
-OWN: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "fedper": {},
-    "fedbn": {},
-    "fedcac": {},
-    "no_contrast": {"algorithm": "fedpft", "options": {"contrast": False}},
-    "fedpft": {},
-}
-"""The methods, and what each has beyond the algorithm of its name."""
-RUNS: dict[str, RunConfig] = {
-    method: replace(BASE, **{"algorithm": method, "alpha": ALPHA} | own) for method, own in OWN.items()
+_BASE = replace(BASE, alpha=ALPHA)
+RUNS = {
+    **by_method(_BASE, ("fedavg", "fedper", "fedbn", "fedcac"), {}),
+    "no_contrast": replace(_BASE, algorithm="fedpft", options={"contrast": False}),
+    "fedpft": replace(_BASE, algorithm="fedpft"),
 }
 PAPER = {
     run: replace(config, clients=40, samples_per_client=500, batch=100, rounds=1000, eval_every=50, checkpoint_every=50)
@@ -149,8 +142,8 @@ TABLES = {
     "fedpft.table5": Table(
         "Table 5", {_line(OURS, kind): f"fedpft, {words}" for kind, words in KINDS.items()}, (PROBE,)
     ),
-    "fedpft.table7": Table("Table 7", _methods(*OWN), (ORIGIN,), ((OURS, [*REST, HALF]),)),
-    "fedpft.table8": Table("Table 8", _methods(*OWN), (PROBE,), ((OURS, [*REST, HALF]),)),
+    "fedpft.table7": Table("Table 7", _methods(*RUNS), (ORIGIN,), ((OURS, [*REST, HALF]),)),
+    "fedpft.table8": Table("Table 8", _methods(*RUNS), (PROBE,), ((OURS, [*REST, HALF]),)),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.conftest import TOY
 from tests.federation.test_faults import Faulty
 from tests.federation.test_loopback import NAMES, SHORT, config_for, link
 
-pytest.importorskip("opacus", reason="the account is opacus', of the extra federation")
+pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="the account is opacus', of the extra federation")
 
 MANY = 20_000
 INITIAL = {"w": torch.zeros(MANY), "b": torch.zeros(3), "n": torch.tensor(5)}

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from fl_core import models, runner, seeds, tree
@@ -51,6 +50,8 @@ class Adapted(FedPer):
 
     @classmethod
     def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+        from peft import LoraConfig, inject_adapter_in_model
+
         with torch_seeded(seed_of(seed, "adapters")):
             model = inject_adapter_in_model(LoraConfig(r=config.rank, target_modules=["fc1", "fc2"]), model)
             return Gated(model, shape, seed) if config.gate else model
@@ -192,6 +193,8 @@ def test_an_attention_takes_adapters_into_its_block() -> None:
     model = models.build("timm:vit_tiny_patch16_224", data, 4, options={"depth": 2, "embed_dim": 24, "num_heads": 3})
     x = models.example(data)
     old, before = layers_of(model, x), Plain(model)
+    from peft import LoraConfig, inject_adapter_in_model
+
     with torch_seeded(0):
         inject_adapter_in_model(LoraConfig(r=2, target_modules=["attn.proj", "mlp.fc2"]), model)
     built = Built(before, model, {}, x, "block")

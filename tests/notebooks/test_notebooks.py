@@ -6,16 +6,22 @@ import base64
 import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
 import numpy as np
 import pytest
-from nbformat import NotebookNode
 from PIL import Image
 
 from fl_core.errors import RunError
 from notebooks import __main__ as command
 from notebooks import execute
+from tests.conftest import on_first_use
+
+if TYPE_CHECKING:
+    import nbformat
+    from nbformat import NotebookNode
+else:
+    nbformat = on_first_use("nbformat")
 
 ROOT = os.environ.get("FEDLAYERS_DATA_ROOT")
 WISHING = ("player_fl", "scheduling")  # those that take a dataset of the data root where there is one
