@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,18 +240,88 @@ def choose(
         raise UsageError("choose makes its plans itself; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
-    algorithm = config.algorithm if find(config.algorithm).splits else OBEYS
-    options = config.options if algorithm == config.algorithm else {}
-    config = replace(config, algorithm=algorithm, options=options)
-    over = None if link is None else _over(link, patience, config, on)
+    over = None if link is None else _over(link, patience, _obeying(config), on)
+    race = _planned(config, out, arms, seeds, share, personalise, over)
+    task, entries, until = race.task, race.entries, race.until
+    finished = (len(seeds) if each_seed else 1) * complete
+    whole = until >= int(task.config.rounds or 1)
+    with side_by_side(on if over is None else over, race.config.workers) as place:
+        cost = foreseen(race.tasks, entries, until, finished, place.side_by_side, apart=over is not None)
+        tell(cost.text())
+        began = time.monotonic()
+        failed = run_entries(entries, until, place, tell)
+        if len(failed) == len(entries):
+            raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
+        stands = standing(entries, until, failed, race.guesses)
+        sure = certainty(stands.judged)
+        winner = _winner(race.arms, stands, sure, race.tasks)
+        run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
+        leading = _of_seeds(entries, stands) if each_seed and complete else {}
+        if complete and not whole:
+            finishing = [run, *(entry for entry in leading.values() if entry != run)]
+            tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
+            reasons = run_entries(finishing, None, place, tell)
+            if reasons:
+                raise RunError(next(iter(reasons.values())))
+        spent = measured(task, entries, until, finished, place.side_by_side)
+        alternative = None
+        if personalise:
+            made = _maker(over)
+            alternative = then_personalise(task, race.config, out / "personalised", place, tell, made)
+    plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
+    winner = replace(winner, plan=plan)
+    took = time.monotonic() - began
+    choice = Choice(winner, race.arms, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole)
+    write_atomically(out / "standing.csv", stands.rounds.to_csv(index=False).encode())
+    write_json(out / "choice.json", choice.to_json())
+    if plan is not None:
+        plan.save(out / "plan.json")
+    return choice
+
+
+# --- before anything is trained --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Race:
+    """A race before it starts.
+
+    Attributes:
+        config: of its runs, but for algorithm and seed.
+        task: of the first seed.
+        entries: its runs; ``tasks`` what each arm's runs train, by its name.
+        until: the round after which it is judged.
+        guesses: by seed, each client's balanced accuracy by guessing.
+    """
+
+    config: RunConfig
+    task: Task
+    arms: tuple[Arm, ...]
+    entries: list[Entry]
+    tasks: dict[str, Task]
+    until: int
+    guesses: dict[int, dict[str, float]]
+
+
+def _planned(
+    config: RunConfig,
+    out: Path,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    share: float,
+    personalise: bool,
+    over: Federations | None,
+) -> _Race:
+    """Make every run's task, so that whatever does not fit is refused before anything is trained."""
+    config = _obeying(config)
     if over is not None:  # whose data may be a file that is not here, so that their defaults are those of their shape
         config = replace(config, rounds=over.task(config).config.rounds)
     config = watched(config)
-    made = runner.assemble if over is None else over.task
+    made = _maker(over)
     task = made(replace(config, seed=seeds[0]))
     for note in task.notes() if over is None else task.algorithm_notes():  # of their data sites say nothing
-        warnings.warn(note, stacklevel=2)
-    racing = arms_of(arms, task.layers, algorithm)
+        warnings.warn(note, stacklevel=3)
+    racing = arms_of(arms, task.layers, config.algorithm)
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)
     tasks: dict[str, Task] = {}
@@ -266,37 +336,17 @@ def choose(
         beside = [replace(config, algorithm=name, options={}, seed=seeds[0]) for name in (FEDAVG, OWN)]
         of_seed[seeds[0]] += [made(each, loaded=task.data) for each in beside]
     guesses = {seed: guessing(each[0].data) if over is None else over.guesses(each) for seed, each in of_seed.items()}
-    finished = (len(seeds) if each_seed else 1) * complete
-    whole = until >= int(task.config.rounds or 1)
-    with side_by_side(on if over is None else over, config.workers) as place:
-        cost = foreseen(tasks, entries, until, finished, place.side_by_side, apart=over is not None)
-        tell(cost.text())
-        began = time.monotonic()
-        failed = run_entries(entries, until, place, tell)
-        if len(failed) == len(entries):
-            raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
-        stands = standing(entries, until, failed, guesses)
-        sure = certainty(stands.judged)
-        winner = _winner(racing, stands, sure, tasks)
-        run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
-        leading = _of_seeds(entries, stands) if each_seed and complete else {}
-        if complete and not whole:
-            finishing = [run, *(entry for entry in leading.values() if entry != run)]
-            tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
-            reasons = run_entries(finishing, None, place, tell)
-            if reasons:
-                raise RunError(next(iter(reasons.values())))
-        spent = measured(task, entries, until, finished, place.side_by_side)
-        alternative = then_personalise(task, config, out / "personalised", place, tell, made) if personalise else None
-    plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
-    winner = replace(winner, plan=plan)
-    took = time.monotonic() - began
-    choice = Choice(winner, racing, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole)
-    write_atomically(out / "standing.csv", stands.rounds.to_csv(index=False).encode())
-    write_json(out / "choice.json", choice.to_json())
-    if plan is not None:
-        plan.save(out / "plan.json")
-    return choice
+    return _Race(config, task, racing, entries, tasks, until, guesses)
+
+
+def _obeying(config: RunConfig) -> RunConfig:
+    """The configuration with an algorithm that obeys cuts: its own, or FedPer."""
+    return config if find(config.algorithm).splits else replace(config, algorithm=OBEYS, options={})
+
+
+def _maker(over: Federations | None) -> Callable[..., Task]:
+    """What makes a task of a configuration: of data here, or of those at the sites."""
+    return runner.assemble if over is None else over.task
 
 
 def _over(link: SiteLink, patience: Patience | None, config: RunConfig, on: Place | str) -> Federations:

@@ -130,11 +130,12 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(workers: int, log
     finally:
         if pool is not None:
             pool.close()
-    here, counts = os.getpid(), Counter(name for name, _ in calls(log))
+    told = calls(log)
+    here, counts = os.getpid(), Counter(name for name, _ in told)
     for promise in promises().values():
         if promise.hook in ("under", "finetuning"):
             continue
-        places = {process == here for name, process in calls(log) if name == promise.hook}
+        places = {process == here for name, process in told if name == promise.hook}
         if promise.times != "any":
             assert counts[promise.hook] == TIMES[promise.times], promise
         if workers and promise.process != "both" and places:
