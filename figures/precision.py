@@ -92,7 +92,7 @@ ITEM = items.register(
         "Local training in bfloat16 beside float32",
         RUNS,
         seeds=5,
-        budget="about an hour of one core that knows bfloat16, reckoned from two runs",
+        budget="about 100 minutes of one core that knows bfloat16",
         measure=_measure,
         draw=_draw,
     )
