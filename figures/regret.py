@@ -274,5 +274,5 @@ def _page(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> str:
 
 ITEM = items.register(Recipe(
     NAME, "Regret of the rules over six datasets: every cut is trained", recipes(), seeds=3, more_seeds={"heart": 10},
-    budget="about 42 minutes of one core", measure=_measure, draw=_draw,
+    budget="about an hour and a half of one core", measure=_measure, draw=_draw,
 ))  # fmt: skip
