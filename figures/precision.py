@@ -51,7 +51,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     found = gaps(frame)
     means = frame.groupby("run")["value"].mean()
     with style():
-        figure = plt.figure(figsize=(6.4, 2.8), layout="constrained")
+        figure = plt.figure(figsize=(6.4, 3.2), layout="constrained")
         ax = figure.subplots()
         for y, gap in enumerate(found.values()):
             ax.hlines(y, 100 * gap.bounds.low, 100 * gap.bounds.high, color=COLOURS[0], linewidth=1.6)

@@ -161,7 +161,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(table.lines)}")
     with style():
         deep = 0.2 + 0.14 * len(table.quantities)
-        figure = plt.figure(figsize=(6.4, 1.5 + deep * len(table.lines)), layout="constrained")
+        figure = plt.figure(figsize=(6.4, 2.3 + deep * len(table.lines)), layout="constrained")
         _panel(figure.subplots(), values, published, table)
         figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
     config = next(iter(header["runs"].values()))["config"]
