@@ -20,6 +20,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     **machine.JOBS,
     "startup": startup.startup,
     "peers": peers.peers,
+    "harness": peers.harness,
     "scale": scale.scale,
     **federation.JOBS,
 }

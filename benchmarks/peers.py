@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks import adapters, training
@@ -22,6 +24,9 @@ JOBS = (
     Job("S3", training.TINY, 4, 192, (10,), classes=5, rounds=20),
 )
 """The standard jobs; S2 and S3 have the largest number of whole batches in their 2,000 and 200 samples."""
+
+REST = 3.0
+"""Seconds for which a side waits, in part, while the others of a turn run."""
 
 
 @contextmanager
@@ -97,8 +102,13 @@ def sources(pflib: Path | None) -> Path | None:
     return folder
 
 
-def measure(job: Job, peers: Mapping[str, Peer], pairs: int = PAIRS, checkout: Path | None = None) -> list[Measured]:
+def measure(
+    job: Job, peers: Mapping[str, Peer], pairs: int = PAIRS, checkout: Path | None = None, pause: float = 0.0
+) -> list[Measured]:
     """Time one job by this package and by every available peer; returns a row for each peer, also for missing ones.
+
+    Args:
+        pause: seconds of rest before every turn, which do not count.
 
     Raises:
         RunError: a side failed, or took another number of steps than the others.
@@ -106,8 +116,10 @@ def measure(job: Job, peers: Mapping[str, Peer], pairs: int = PAIRS, checkout: P
     absent = {name: why for name, peer in peers.items() if (why := peer.missing(checkout))}
     present = {name: peer.open for name, peer in peers.items() if name not in absent}
     with remote({OURS: ours, **present}, job, checkout) as sides:
-        seconds = alternate({name: side.turn for name, side in sides.items()}, pairs) / job.rounds
+        turns = {name: partial(_rested, side.turn, pause) for name, side in sides.items()}
+        seconds = alternate(turns, pairs) / job.rounds
     how = f"fedavg, {job.config.workers} workers" if job.config.workers else "fedavg, stacked clients"
+    how += f", {pause:g} s of rest before each turn" if pause else ""
     rows = []
     for name, peer in peers.items():
         reach = peer.reach.get(job.name)
@@ -131,6 +143,19 @@ def measure(job: Job, peers: Mapping[str, Peer], pairs: int = PAIRS, checkout: P
             )
         )
     return rows
+
+
+def _rested(turn: Callable[[], float], pause: float) -> float:
+    time.sleep(pause)
+    return turn()
+
+
+def harness(pairs: int = PAIRS) -> list[Measured]:
+    """What comparing itself costs: S1 beside the bare loop alone, as in `s1` and as in `peers`, and after a rest."""
+    training.tuned()
+    only = {"bare loop": PEERS["bare loop"]}
+    apart = [row for pause in (0.0, REST) for row in measure(JOBS[0], only, pairs, pause=pause)]
+    return [*training.cross_device(pairs), *apart]
 
 
 def peers(pairs: int = PAIRS, pflib: Path | None = None) -> list[Measured]:
