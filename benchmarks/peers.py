@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -155,7 +155,7 @@ def harness(pairs: int = PAIRS) -> list[Measured]:
     training.tuned()
     only = {"bare loop": PEERS["bare loop"]}
     apart = [row for pause in (0.0, REST) for row in measure(JOBS[0], only, pairs, pause=pause)]
-    return [*training.cross_device(pairs), *apart]
+    return [*(replace(row, target="", holds="") for row in training.cross_device(pairs)), *apart]  # s1 has the target
 
 
 def peers(pairs: int = PAIRS, pflib: Path | None = None) -> list[Measured]:
