@@ -26,7 +26,7 @@ JOBS = (
 """The standard jobs; S2 and S3 have the largest number of whole batches in their 2,000 and 200 samples."""
 
 REST = 3.0
-"""Seconds for which a side waits, in part, while the others of a turn run."""
+"""Seconds of rest before a turn, as a side has them while others have theirs."""
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 A missing or non-finite number is never skipped: what depends on it is NaN, or says in its status why there is no
 value. A table has one row for each algorithm and one column for each block (a dataset, or a seed). scipy.stats and
-scikit_posthocs take over a third of the time that :mod:`fl_core.runner` would take to import: tests import them.
+scikit_posthocs are imported where they are used: a run needs neither, and they are slow to import.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def choose(
         raise UsageError("choose makes its plans itself; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
-    over = None if link is None else _over(link, patience, _obeying(config), on)
+    over = None if link is None else _over(link, patience, config, on)
     race = _planned(config, out, arms, seeds, share, personalise, over)
     task, entries, until = race.task, race.entries, race.until
     finished = (len(seeds) if each_seed else 1) * complete

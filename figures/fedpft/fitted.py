@@ -102,7 +102,7 @@ class Table:
         place: in the paper.
         lines: what is compared, methods or ``fedpft>KIND`` (:data:`KINDS`), with its name in the published numbers.
         quantities: metrics in their order.
-        claims: a line, and the lines below which the paper never has it, in any column of CIFAR-10.
+        claims: a line, and those that the paper has below it.
     """
 
     place: str

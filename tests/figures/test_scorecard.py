@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import figures.__main__  # noqa: F401  (every item is registered then)
 from figures import catalogue, items, scorecard
 from figures.items import Finding
 from figures.papers import PAPERS

@@ -189,12 +189,12 @@ def test_a_model_that_is_left_alone_has_its_own_layers() -> None:
 
 def test_an_attention_takes_adapters_into_its_block() -> None:
     """timm groups a transformer by blocks; adapters in the attention's projection and the second fc join theirs."""
+    from peft import LoraConfig, inject_adapter_in_model
+
     data = (3, 32, 32)
     model = models.build("timm:vit_tiny_patch16_224", data, 4, options={"depth": 2, "embed_dim": 24, "num_heads": 3})
     x = models.example(data)
     old, before = layers_of(model, x), Plain(model)
-    from peft import LoraConfig, inject_adapter_in_model
-
     with torch_seeded(0):
         inject_adapter_in_model(LoraConfig(r=2, target_modules=["attn.proj", "mlp.fc2"]), model)
     built = Built(before, model, {}, x, "block")
