@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from figures.differences import difference, joint
 from figures.fedpft.insides import BASE, TITLES, behind, final_models
 from figures.fedpft.pictures import METHODS
 from figures.items import Drawing, Finding, View, set_apart
-from figures.names import title
+from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
 from figures.recipe import Recipe, by_method, labels, trained
 from fl_core import rows, runner
@@ -90,7 +90,7 @@ STUDY = items.register(Recipe(
 
 Side = tuple[str, str]
 """A line of a table with a quantity."""
-PRINTED = {("Table 7", ORIGIN): "accuracy"}
+PRINTED = {("Table 3", ORIGIN): "accuracy", ("Table 7", ORIGIN): "accuracy"}
 """What a table's quantity is called in the published numbers, where not as here."""
 
 
@@ -103,17 +103,21 @@ class Table:
         lines: what is compared, methods or ``fedpft>KIND`` (:data:`KINDS`), with its name in the published numbers.
         quantities: metrics in their order.
         claims: a line, and those that the paper has below it.
+        dataset: of the published numbers.
+        names: what the lines are called, where not as :data:`fedpft.insides.TITLES` have it.
     """
 
     place: str
     lines: Mapping[str, str]
     quantities: tuple[str, ...]
     claims: tuple[tuple[str, Sequence[str]], ...] = ()
+    dataset: str = "cifar10"
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def published(self) -> pd.Series:
         """The published shares, by line and quantity."""
         every = items.published("fedpft")
-        own = every[(every["place"] == self.place) & (every["dataset"] == "cifar10")]
+        own = every[(every["place"] == self.place) & (every["dataset"] == self.dataset)]
         known = own[own["setting"] == f"dirichlet {ALPHA}"].set_index(["method", "quantity"])["value"] / 100
         return pd.Series({
             (line, quantity): known[name, PRINTED.get((self.place, quantity), quantity)]
@@ -123,7 +127,7 @@ class Table:
     def named(self, line: str) -> str:
         """A line in words: its method, or where FedPFT's own are compared what the features passed."""
         method, _, kind = line.partition(">")
-        return KINDS[kind] if self.place == "Table 5" else TITLES.get(method, title(method))
+        return KINDS[kind] if self.place == "Table 5" else {**TITLES, **self.names}.get(method) or title(method)
 
 
 def _line(method: str, kind: str) -> str:
@@ -154,23 +158,22 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
     return own.groupby([pd.Series(lines, own.index, name="line"), "metric", "seed"])["value"].mean().unstack("seed")
 
 
-def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
+def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
+    """Draw a table's lines from rows of this study's quantities, the published numbers beside them."""
     values, published = measured(frame), table.published()
     values = values.reindex([key for key in published.index if key in values.index])
     if values.empty:
-        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(table.lines)}")
+        raise UsageError(f"{header['item']} has none of the runs that are drawn: {listing(table.lines)}")
     with style():
         deep = 0.2 + 0.14 * len(table.quantities)
         figure = plt.figure(figsize=(6.4, 2.3 + deep * len(table.lines)), layout="constrained")
         _panel(figure.subplots(), values, published, table)
         figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
-    config = next(iter(header["runs"].values()))["config"]
     what = "three classifiers" if len(table.quantities) > 1 else QUANTITIES[table.quantities[0]]
+    theirs = f"{table.place}, {dataset(table.dataset)}"
     caption = (
-        f"Test accuracy with {what}, mean of the clients, 95 % intervals over seeds; hollow: published, {table.place}. "
-        f"CIFAR-10, Dirichlet({config['alpha']:g}), {config['clients']} clients with {config['samples_per_client']} "
-        f"training images each, {config['rounds']} of 1000 rounds of {config['epochs']} epochs, ResNet-8, "
-        f"{seeds_in_words(header['seeds'])}.{missing_runs(header)}"
+        f"Test accuracy with {what}, mean of the clients, 95 % intervals over seeds; hollow: published, {theirs}. "
+        f"{setting(header)}{missing_runs(header)}"
     )
     shown = pd.DataFrame([
         {
@@ -181,6 +184,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     ])  # fmt: skip
     findings = set_apart(_findings(values, table), FAR)
     return Drawing(figure, shown, caption, findings, _page(values, published, table))
+
+
+def setting(header: Mapping[str, Any]) -> str:
+    """A caption's words on the federation, its training, and the seeds."""
+    config = next(iter(header["runs"].values()))["config"]
+    return (
+        f"CIFAR-10, Dirichlet({config['alpha']:g}), {config['clients']} clients with {config['samples_per_client']} "
+        f"training images each, {config['rounds']} of 1000 rounds of {config['epochs']} epochs, ResNet-8, "
+        f"{seeds_in_words(header['seeds'])}."
+    )
 
 
 def _panel(ax: Axes, values: pd.DataFrame, published: pd.Series, table: Table) -> None:
@@ -207,20 +220,20 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
     """What the paper says of the table."""
     if table.place == "Table 1":
         return [
-            _above(values, "a new classifier is more accurate than FedAvg's own",
-                   {"": ((FEDAVG, PROBE), (FEDAVG, ORIGIN))}),
-            _level(values, "a new classifier is no more accurate than FedPFT's own", (OURS, PROBE), (OURS, ORIGIN)),
+            above(values, "a new classifier is more accurate than FedAvg's own",
+                  {"": ((FEDAVG, PROBE), (FEDAVG, ORIGIN))}),
+            level(values, "a new classifier is no more accurate than FedPFT's own", (OURS, PROBE), (OURS, ORIGIN)),
         ]  # fmt: skip
     if table.place == "Table 5":
         return [
-            _level(values, f"features behind {words} serve a new classifier as those behind classification prompts do",
-                   (_line(OURS, kind), PROBE), (OURS, PROBE))
+            level(values, f"features behind {words} serve a new classifier as those behind classification prompts do",
+                  (_line(OURS, kind), PROBE), (OURS, PROBE))
             for kind, words in KINDS.items() if kind
         ]  # fmt: skip
     quantity = table.quantities[0]
     said = "accuracy" if quantity == ORIGIN else "accuracy of a new classifier"
     return [
-        _above(
+        above(
             values,
             f"{said}: {table.named(best)} lies above {listing(map(table.named, others))}",
             {f"{table.named(other)} ": ((best, quantity), (other, quantity)) for other in others},
@@ -229,14 +242,15 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
     ]
 
 
-def _above(values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]) -> Finding:
+def above(values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]) -> Finding:
     """A finding on whether in every pair the first lies above the second; the pairs' names begin what is told."""
     gaps = {name: difference(values, *pair) for name, pair in pairs.items()}
     told = "; ".join(f"{name}{gap.told}" for name, gap in gaps.items())
     return Finding(expected, f"points more: {told}", joint([gap.above for gap in gaps.values()]))
 
 
-def _level(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
+def level(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
+    """A finding on whether one lies within :data:`MARGIN` of the other."""
     gap = difference(values, one, other)
     return Finding(
         f"{expected}, within {100 * MARGIN:g} points",
@@ -272,4 +286,4 @@ WHAT = {
 }
 for _name, _table in TABLES.items():
     _title = f"{WHAT[_name]} (FedPFT, {_table.place}, α = {ALPHA:g})"
-    items.register(View(_name, _title, NAME, partial(_draw, table=_table)))
+    items.register(View(_name, _title, NAME, partial(draw, table=_table)))

@@ -19,6 +19,7 @@ from tests.figures.test_fedpft import CLASSES, images
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 HEADER = {
+    "item": fitted.NAME,
     "runs": {name: {"config": config.to_json()} for name, config in fitted.RUNS.items()},
     "seeds": 3, "missing": [], "failed": {},
 }  # fmt: skip

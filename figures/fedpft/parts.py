@@ -1,0 +1,216 @@
+"""What FedPFT's parts and settings do: its ablation (Table 3), and accuracy by prompts and epochs (Figs. 7 to 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, style
+from figures import items
+from figures.differences import LEAST, difference, joint
+from figures.fedpft import fitted
+from figures.fedpft.fitted import ALPHA, FAR, HALF, MARGIN, ORIGIN, OURS, Table
+from figures.items import Drawing, Finding, View, set_apart
+from figures.page import markdown, missing_runs, percent
+from figures.recipe import Recipe, labels, scored_at_end, tested, trained
+from fl_core import rows, runner
+from fl_core.algorithms.fedpft import SETTINGS
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.statistics import mean_interval
+
+NAME = "fedpft.parts"
+SHARED = {"III": HALF, "V": OURS}
+"""Settings of the ablation that are runs of :mod:`figures.fedpft.fitted`, whose rows are drawn with these."""
+COUNTS = (1, 5, 10, 20, 40)
+"""Numbers of prompts; the paper's are lost from its text, but for the defaults, 10 for classification and 20."""
+_WHOLE = scored_at_end(fitted.RUNS[OURS])
+_EPOCHS = int(_WHOLE.epochs or 0)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A setting of FedPFT of which the paper draws the accuracy.
+
+    Attributes:
+        place: in the paper.
+        option: the algorithm's.
+        axis: what it is, in words.
+        values: those that are tried, in order.
+        usual: the default, with which FedPFT runs elsewhere.
+    """
+
+    place: str
+    option: str
+    axis: str
+    values: tuple[int, ...]
+    usual: int
+
+    def run(self, value: int) -> str:
+        """The name of the run with a value."""
+        return OURS if value == self.usual else f"{self.option}_{value}"
+
+
+SWEEPS = {
+    "fedpft.fig7": Sweep("Fig. 7", "prompts", "classification prompts of a client", COUNTS, 10),
+    "fedpft.fig8": Sweep("Fig. 8", "contrast_prompts", "contrastive prompts of a client", COUNTS, 20),
+    "fedpft.fig9": Sweep(
+        "Fig. 9", "feature_epochs", f"of a round's {_EPOCHS} epochs, those for the features",
+        tuple(range(_EPOCHS + 1)), _EPOCHS - 1,
+    ),
+}  # fmt: skip
+
+
+def _with(options: Mapping[str, Any]) -> RunConfig:
+    return replace(_WHOLE, options=dict(options))
+
+
+RUNS = {
+    **{f"setting_{name}": _with(options) for name, options in SETTINGS.items() if name not in SHARED},
+    **{
+        sweep.run(value): _with({sweep.option: value})
+        for sweep in (SWEEPS["fedpft.fig9"], SWEEPS["fedpft.fig7"], SWEEPS["fedpft.fig8"])
+        for value in sweep.values
+        if value != sweep.usual
+    },
+}
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Each client's test accuracy after the last round, with the model as it is (Origin)."""
+    engine, frame = trained(task)
+    final = tested(frame)
+    final = final[(final["round"] == task.config.rounds) & (final["model"] == "personal")]
+    named = {"round": task.config.rounds, "split": "test", **labels(task)}
+    own = final[final["client"].isin(list(engine.names))]
+    return rows.frame([
+        rows.row(ORIGIN, value, client=client, n_samples=n, **named)
+        for client, value, n in zip(own["client"], own["value"], own["n_samples"], strict=True)
+    ])  # fmt: skip
+
+
+STUDY = items.register(Recipe(
+    NAME, "What FedPFT's parts, prompts and epochs do to its accuracy on CIFAR-10", RUNS, seeds=3,
+    budget="about four hours of one core; a run takes 2 to 6 minutes", measure=_measure,
+))  # fmt: skip
+
+
+def joined(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of this study with those of the whole FedPFT, and of the one without contrast, of the other."""
+    source: Any = items.find(fitted.NAME)
+    other = source.read(source.path())[1]
+    return pd.concat([frame, other[other["run"].isin(list(SHARED.values()))]], ignore_index=True)
+
+
+# --- Table 3 ---------------------------------------------------------------------------------------------------
+
+PARTS = {
+    "I": "none",
+    "II": "prompts",
+    "III": "prompts, alternating",
+    "IV": "prompts, alternating, contrast",
+    "V": "all: contrastive prompts too",
+    "VI": "contrast",
+    "VII": "prompts, contrast",
+    "VIII": "all but alternating",
+}
+
+
+def _line(name: str) -> str:
+    return SHARED.get(name, f"setting_{name}")
+
+
+TABLE = Table(
+    "Table 3",
+    {_line(name): name.lower() for name in PARTS},
+    (ORIGIN,),
+    tuple(
+        (_line(more), [_line(less)])
+        for more, less in (("II", "I"), ("III", "II"), ("IV", "III"), ("V", "IV"), ("V", "VIII"))
+    ),
+    dataset="cifar100",
+    names={_line(name): f"{name}: {words}" for name, words in PARTS.items()},
+)
+
+
+def _ablation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    return fitted.draw(header, joined(frame), TABLE)
+
+
+# --- Figs. 7 to 9 ----------------------------------------------------------------------------------------------
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
+    values = fitted.measured(joined(frame))
+    names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
+    present = [value for value in sweep.values if names[value] in values.index]
+    if set(present) <= {sweep.usual}:
+        raise UsageError(f"{header['item']} has no run with other {sweep.option} than {sweep.usual}")
+    found = {value: mean_interval(values.loc[names[value]].dropna()) for value in present}
+    with style():
+        figure, ax = plt.subplots(figsize=(4.8, 3.0))
+        at = range(len(present))
+        for x, value in enumerate(present):
+            ax.vlines(x, 100 * found[value].low, 100 * found[value].high, color=COLOURS[0], linewidth=1.4)
+        ax.plot(at, [100 * found[value].value for value in present], color=COLOURS[0], marker="o", markersize=5)
+        usual = f"{sweep.usual}\n(default)"
+        ax.set_xticks(at, [usual if value == sweep.usual else f"{value}" for value in present])
+        ax.set(xlabel=sweep.axis, ylabel="accuracy, %")
+    caption = (
+        f"Test accuracy, mean of the clients, with 95 % intervals over seeds. {fitted.setting(header)} The paper's "
+        f"numbers are in its picture only.{missing_runs(header, [sweep.run(value) for value in sweep.values])}"
+    )
+    shown = pd.DataFrame([
+        {sweep.option: value, **found[value]._asdict(), "seeds": int(values.loc[names[value]].notna().sum())}
+        for value in present
+    ])  # fmt: skip
+    page = markdown({
+        sweep.axis: [f"{value}" for value in present], "Accuracy %": [percent(*found[value]) for value in present],
+    })  # fmt: skip
+    return Drawing(figure, shown, caption, set_apart([_finding(values, sweep)], FAR), page)
+
+
+def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
+    """What the paper says of a sweep: prompts matter little on CIFAR-10, and epochs have a best number between."""
+    usual = (OURS, ORIGIN)
+    gaps = {
+        value: difference(values, usual, (sweep.run(value), ORIGIN)) for value in sweep.values if value != sweep.usual
+    }
+    if sweep.option == "feature_epochs":
+        ends = {value: gaps[value] for value in (sweep.values[0], sweep.values[-1])}
+        told = "; ".join(f"{sweep.usual} over {value}: {gap.told}" for value, gap in ends.items())
+        return Finding(
+            f"accuracy first rises with the epochs for the features and then falls: {sweep.usual} are better than none "
+            f"and than all {sweep.values[-1]}",
+            f"points more: {told}",
+            joint([gap.above for gap in ends.values()]),
+        )
+    told = "; ".join(
+        f"{value}: {percent(*gap.bounds, sign='+')}" if gap.pairs >= LEAST else f"{value}: fewer than {LEAST} seeds"
+        for value, gap in gaps.items()
+    )
+    return Finding(
+        f"the number of {sweep.axis} changes accuracy by no more than {100 * MARGIN:g} points from the default's",
+        f"points that the default has more, by number (90 % intervals: two one-sided tests at 5 %): {told}",
+        joint([gap.level(MARGIN) for gap in gaps.values()]),
+    )
+
+
+_TITLES = {
+    "fedpft.fig7": "Accuracy by the number of classification prompts",
+    "fedpft.fig8": "Accuracy by the number of contrastive prompts",
+    "fedpft.fig9": "Accuracy by the epochs given to the features",
+}
+items.register(View(
+    "fedpft.table3", f"Ablation of FedPFT's parts, CIFAR-10 for CIFAR-100 (FedPFT, Table 3, α = {ALPHA:g})",
+    NAME, _ablation,
+))  # fmt: skip
+for _name, _sweep in SWEEPS.items():
+    _title = f"{_TITLES[_name]}, CIFAR-10 (FedPFT, {_sweep.place}, α = {ALPHA:g})"
+    items.register(View(_name, _title, NAME, partial(_draw, sweep=_sweep)))
