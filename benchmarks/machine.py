@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import multiprocessing
 import tempfile
 import time
@@ -19,7 +20,7 @@ from torch import nn
 
 from benchmarks import training
 from benchmarks.measurements import BATCH, LOSS, held_out, network, plain_pass, ten_clients, trained
-from benchmarks.operations import counted
+from benchmarks.operations import alone, counted
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.training import OneLayer, plain_epoch, rounds
 from fedlayers.diagnostics.curvature.hessian import hessian_trace
@@ -74,6 +75,11 @@ class Steps:
         make = lambda _: self.make([p for p in model.parameters() if p.requires_grad])  # noqa: E731
         return partial(plain_epoch, model, self.data, self.batch, make)
 
+    def kernels(self) -> Callable[[], object]:
+        """The matrix products and convolutions of one pass over the data, those of its first batch over and over."""
+        first = Split(self.data.x[: self.batch], self.data.y[: self.batch])
+        return alone(replace(self, data=first).prepared(), times=math.ceil(len(self.data) / self.batch))
+
     def operations(self) -> int:
         """Floating-point operations of one pass, of matrix products and convolutions forward and backward."""
         return counted(self.prepared())
@@ -94,7 +100,7 @@ def products() -> Callable[[], object]:
 def _serve(link: Connection, steps: Steps) -> None:
     """A core's process: does what it is asked for, on one thread, and tells how long that took."""
     torch.set_num_threads(1)
-    works = {"steps": steps.prepared(), "products": products()}
+    works = {"steps": steps.prepared(), "kernels": steps.kernels(), "products": products()}
     with ExitStack() as stack:
         if steps.job is not None:
             works["rounds"] = stack.enter_context(_started(steps.job(), steps.layer, workers=0)).step
@@ -181,6 +187,7 @@ def _of_rounds(
             "round": partial(_seconds, engine.step),
             "own": lambda: machine.seconds("rounds") / CORES,
             "steps": lambda: machine.seconds("steps"),
+            "kernels": lambda: machine.seconds("kernels"),
             "products": at_full_rate,
         }
         frame = alternate(sides, pairs)
@@ -197,6 +204,10 @@ def _of_rounds(
             judge(
                 what, f"the same steps as a plain loop, {CORES} at once",
                 list(frame.steps / frame["round"]), seconds=of["round"], baseline_seconds=of["steps"],
+            ),
+            judge(
+                what, f"the products and convolutions of these steps alone, {CORES} at once",
+                list(frame.kernels / frame["round"]), seconds=of["round"], baseline_seconds=of["kernels"],
             ),
             judge(
                 what, peak, list(frame.products / frame["round"]), seconds=of["round"],

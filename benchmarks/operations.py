@@ -1,13 +1,16 @@
-"""Counts floating-point operations, and those that training a single layer cannot do without."""
+"""Counts floating-point operations, repeats them alone, and those that training one layer cannot do without."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 
 def counted(work: Callable[[], object]) -> int:
@@ -19,6 +22,41 @@ def counted(work: Callable[[], object]) -> int:
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())
+
+
+class _Kept(TorchDispatchMode):
+    """Keeps each call of a matrix product or a convolution, forward or backward, with what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[..., object], Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in flop_registry:
+            self.calls.append((func, tree_map_only(Tensor, Tensor.detach, args), kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def alone(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
+    """A function that makes the matrix products and convolutions of another one, and nothing else of it.
+
+    >>> a = torch.ones(2, 2)
+    >>> counted(alone(lambda: torch.relu(a @ a) + 1, times=3)) == 3 * counted(lambda: a @ a)
+    True
+
+    Args:
+        times: how often, with the same operands.
+    """
+    with _Kept() as kept:
+        work()
+
+    @torch.no_grad()
+    def again() -> None:
+        for _ in range(times):
+            for func, args, kwargs in kept.calls:
+                func(*args, **kwargs)
+
+    return again
 
 
 def least(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
