@@ -61,7 +61,7 @@ def _panel(ax: Axes, rows: pd.DataFrame, label: str) -> None:
     )
     ax.tick_params(axis="y", labelsize=7)
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_xlabel(f"{label}; stroke: target")
+    ax.set_xlabel(f"{label}; stroke: target, cross: missed")
     if rows.high.max() > 8 * rows.low.min():
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))

@@ -133,10 +133,13 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
     for measure, theory in (("seconds", curve.time), ("megabytes", curve.memory)):
         own = frame[(frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])]
         what, text = f"{curve.title}: {measure}", f"theory, size^{theory:g}: {curve.why}"
-        if own["size"].nunique() < 2 or (own.groupby("size")[measure].median() < LEAST[measure]).any():
-            none = "below 1 MB" if len(own) else "not measured"
+        usual = own.groupby("size")[measure].median()
+        large = usual.index[usual >= LEAST[measure]]
+        if len(large) < 2:
+            none = f"at most {usual.max():.2g}: no slope" if len(own) else "not measured"
             rows.append(Measured("scale", what, text, math.nan, math.nan, math.nan, holds=none, unit="exponent"))
             continue
+        own = own[own["size"].isin(large)]
         found, low, high = slope(own["size"], own[measure].clip(lower=1e-6))
         grows = "as theory" if low <= theory <= high else "grows slower" if high < theory else "grows faster"
         rows.append(

@@ -306,7 +306,7 @@ ITEM = items.register(
         "What each measurement knows",
         configurations(),
         seeds=2,
-        budget="about 12 minutes of one core",
+        budget="about an hour of one core",
         measure=_measure,
         draw=_draw,
     )

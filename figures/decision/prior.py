@@ -206,11 +206,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             lost = [100 * part.regrets()[k] for part in parts]
             where = y + 0.27 - 0.18 * k
             ax.plot(
-                lost, where, linestyle="none", marker=MARKERS[k], color=COLOURS[k], markersize=4.5, label=method.name
+                lost, where, linestyle="none", marker=MARKERS[k], color=COLOURS[k], markersize=3.8, label=method.name
             )
-        ax.axvline(0, color="0.5", lw=0.9)
+        ax.axvline(0, color="0.5", lw=0.9, zorder=0)
         for line in y[:-1] + 0.5:
-            ax.axhline(line, color="0.9", lw=0.6)
+            ax.axhline(line, color="0.9", lw=0.6, zorder=0)
         ax.set_yticks(y, [FEDERATIONS[part.name].title for part in parts], fontsize=7)
         ax.set_ylim(len(parts) - 0.4, -0.6)
         ax.set_xlabel("regret, points of macro-F1")

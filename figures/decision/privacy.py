@@ -144,7 +144,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 color=COLOURS[k], markersize=4, lw=1, elinewidth=0.8, label=arm.replace("_", " "),
             )  # fmt: skip
             height = np.array([counts.get((run, arm), 0) for run in table["run"]])
-            choices.bar(places, height, 0.7, bottom=below, color=COLOURS[k])
+            choices.bar(places, height, 0.86, bottom=below, color=COLOURS[k], edgecolor="white")
+            for x in places[height > 0]:
+                choices.text(x, below[x] + height[x] / 2, arm.replace("_", " "), ha="center", va="center", fontsize=5.5)
             below += height
         scores.set_ylabel("test macro-F1, mean of hospitals, %")
         choices.set_ylabel("races won")
@@ -169,8 +171,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{seeds_in_words(header['seeds'])} of Fed-Heart's hospitals, which clip what they send to the norm {CLIP:g} "
         f"(measurements: {CLIP_NUMBERS:g}) and add Gaussian noise. Left: the race's arms at their end, means with 95 % "
-        "intervals. Right: races won, on validation samples. Regret: points of test macro-F1 against the best arm's "
-        f"mean. Epsilon: of a site, all samples of which are the unit, at delta {DELTA:g}."
+        "intervals. Right: races won, on validation samples. In the table, regret: points of test macro-F1 against the "
+        f"best arm's mean; epsilon: of a site, all samples of which are the unit, at delta {DELTA:g}."
     )
     return Drawing(figure, pd.DataFrame(columns), caption, (), markdown(columns) + missing_runs(header))
 

@@ -200,7 +200,7 @@ ITEM = items.register(
         "Every cut on every federation",
         configurations(),
         seeds=4,
-        budget="about three quarters of an hour of one core a seed",
+        budget="about 2.7 hours of one core a seed",
         measure=measure_federation,
         prepare=_prepare,
     )

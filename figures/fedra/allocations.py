@@ -252,8 +252,8 @@ def _draw_changing(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     caption = (
         f"The depths of the setting in which they change (FedRA's Table 4), {len(run.names)} clients, seed {run.seed} "
-        f"of {header['seeds']} seeds. Nothing was trained with them: they are computed from the seed by the "
-        "algorithm's own code, `random_depths`."
+        f"of {header['seeds']} seeds, as the algorithm's own code, `random_depths`, draws them from the seed. What is "
+        "trained with such depths stands in Table 4."
     )
     table = (
         pd.DataFrame(depths, columns=run.names)

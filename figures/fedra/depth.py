@@ -195,8 +195,8 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
         _convergence(figure.subplots(), curves)
     caption = (
-        f"FedRA when every client trains k random blocks of 12. {described(header)}, the first of "
-        f"{header['seeds']} seeds; test accuracy of the global model, mean of the styles. "
+        f"FedRA when every client trains k random blocks of 12. {described(header)}, one "
+        f"seed; test accuracy of the global model, mean of the styles. "
         f"The paper: one client with a part of NICO++; it prints no numbers."
         f"{missing_runs(header, SAME)}"
     )

@@ -31,7 +31,7 @@ DEPTHS = {"4": (4,), "6": (6,), "10": (10,), "mixed": (10, 10, 6, 4)}
 """Blocks of 12 that the clients can hold; the paper's six clients are here four."""
 PRINTED = {"4": "[4]*6", "6": "[6]*6", "10": "[10]*6", "mixed": "[10,10,6,6,4,4]"}
 """The same settings as the paper writes them."""
-HERE = {"4": "[4]*4", "6": "[6]*4", "10": "[10]*4", "mixed": "[10,10,6,4]"}
+HERE = {"4": "4 each", "6": "6 each", "10": "10 each", "mixed": "10/10/6/4"}
 METHODS: dict[str, dict[str, Any]] = {"inclusivefl": {}, "fedra": {}, "fedra_cover": {"allocation": "cover"}}
 """Options by method: Table 3 has the first two, Table 5 FedRA's two allocations."""
 BLOCKS = "blocks_held"
@@ -141,7 +141,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         left, right = figure.subplots(1, 2, sharey=True)
         _panel(left, means, table)
         left.axvline(100 * before.mean(axis=None), color="0.6", linewidth=0.9, linestyle="--", label="before training")
-        left.set(xlabel="accuracy, %", title="PACS, here")
+        left.set(xlabel="accuracy, %", ylabel="blocks that each client can hold", title="PACS, here")
         _panel(right, published.stack().swaplevel(), table)
         right.set(xlabel="accuracy, %", title=f"NICO++, published ({table.place})")
         figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7.5)

@@ -164,4 +164,8 @@ STUDY = items.register(Item(
     NAME, "What pFedLA's runs send, by the number of retained layers", _runs(), seeds=1,
     budget="some seconds; nothing is trained", measure=_measure,
 ))  # fmt: skip
-TABLE3 = items.register(View("pfedla.table3", "Accuracy and bytes by the number of retained layers", NAME, _draw))
+TABLE3 = items.register(
+    View(
+        "pfedla.table3", "Bytes by the number of retained layers (pFedLA, Table 3, without its accuracies)", NAME, _draw
+    )
+)

@@ -222,9 +222,10 @@ FIG2 = items.register(Item(
     {"cifar10": replace(FULL, dataset="cifar10", clients=10, samples=PAPER["cifar10"].pool)},
     seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
 ))  # fmt: skip
+_TITLES = {**NAMES, "cifar100": f"in the place of {NAMES['cifar100']}"}
 for _figure, _dataset in (("fig3", "cifar100"), ("fig4", "tiny_imagenet")):
-    _title = f"Accuracy by round, {NAMES[_dataset]}"
+    _title = f"Accuracy by round, {_TITLES[_dataset]}"
     items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset)))
 for _figure, _dataset in (("fig5", "cifar100"), ("fig6", "tiny_imagenet")):
-    _title = f"Accuracy of each client, {NAMES[_dataset]}"
+    _title = f"Accuracy of each client, {_TITLES[_dataset]}"
     items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_clients, dataset=_dataset)))

@@ -48,7 +48,7 @@ def test_growth_is_told_beside_theory(seconds: float, words: str) -> None:
 def test_what_is_below_the_grain_or_not_measured_has_no_slope() -> None:
     frame = points(1.0, 0.0)
     frame["megabytes"] = 0.01
-    assert [row.holds for row in scale.slopes("round-clients", frame)] == ["as theory", "below 1 MB"]
+    assert [row.holds for row in scale.slopes("round-clients", frame)] == ["as theory", "at most 0.01: no slope"]
     assert {row.holds for row in scale.slopes("round-clients", frame.iloc[:0])} == {"not measured"}
 
 

@@ -72,15 +72,25 @@ def test_drawn_with_published_beside_decided() -> None:
     ratio = table[(table["quantity"] == "sensitivity / layer before") & (table["layer"] == "fc1")].iloc[0]
     assert (ratio["measured"], ratio["published"]) == (pytest.approx(1.22), pytest.approx(1.22))
     assert set(table.loc[table["status"].str.contains("not at hand"), "dataset"]) == set(ABSENT)
-    every, most, *_ = drawing.findings
+    printed, every, most, *_ = drawing.findings
+    assert printed.held is False  # the paper's own curves; whatever was measured
     assert every.held is None  # not all datasets are there
     assert "at best 2 of 2" in every.measured or "at best 1 of 2" in every.measured
     assert most.expected.startswith("the default threshold 1.2 gives")
     assert "1 runs are missing" in drawing.caption
     assert "cifar10 0" in drawing.text
+    assert "too small" not in every.apart  # neither of these two datasets is
     few = frame[frame["seed"] < 2]
     drawing = items.find(transitions.NAME).draw({"runs": config, "missing": []}, few)  # type: ignore[misc]
-    assert {finding.held for finding in drawing.findings} == {None}
+    assert {finding.held for finding in drawing.findings[1:]} == {None}
+
+
+def test_the_papers_own_curves_ask_for_different_thresholds() -> None:
+    limits = transitions.thresholds()
+    assert len(limits) == 7
+    assert tuple(limits.loc["heart"]) == (1.76, 1.98)
+    assert tuple(limits.loc["fashion_mnist"]) == (1.01, 1.22)
+    assert (limits["low"] < limits["high"]).all(), "each alone has a threshold"
 
 
 @pytest.mark.slow
