@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy import stats
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, Panel, heat, style
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, Panel, heat, style
 from fedlayers.diagnostics.pictures.insides import SHARE, unfreezing
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
@@ -200,19 +200,21 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
     accuracy = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
     for k, run in enumerate(accuracy["run"].unique()):
         means = accuracy[accuracy["run"] == run].groupby("round")["value"].mean()
-        ax.plot(means.index.astype(float), 100 * means, color=COLOURS[k], label=names.title(str(run)))
+        look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 3.5, "markevery": 2}
+        ax.plot(means.index.astype(float), 100 * means, **look, label=names.title(str(run)))
     ax.set(xlabel="round", ylabel="accuracy %,\nbefore local training")
     ax.legend(fontsize=6.5)
 
 
 def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
     rows_ = frame[(frame["metric"] == CORRELATION) & (frame["layer"] == "")]
-    for variant, colour in (("pearson", COLOURS[0]), ("spearman", COLOURS[1])):
+    for variant, colour, line in (("pearson", COLOURS[0], "-"), ("spearman", COLOURS[1], "--")):
         for seed, part in rows_[rows_["variant"] == variant].groupby("seed"):
             ax.plot(
                 part["round"].astype(float),
                 part["value"],
                 color=colour,
+                linestyle=line,
                 label=f"{variant.title()}'s" if seed == 0 else "_",
             )
     ax.axhline(0, color="0.6", linewidth=0.8)
