@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -147,10 +147,13 @@ class Workspace:
         Args:
             options: keywords of a built model's forward pass, which then returns what it says.
         """
-        if self.precision == "float32":
-            return self._pass(params, x, options)
-        with torch.autocast(self.device.type, torch.bfloat16):
-            return _float32(self._pass(params, x, options))
+        with self._casting():
+            outputs = self._pass(params, x, options)
+        return outputs if self.precision == "float32" else _float32(outputs)
+
+    def _casting(self) -> AbstractContextManager[object]:
+        """Within it every module computes in the precision of the passes of training."""
+        return nullcontext() if self.precision == "float32" else torch.autocast(self.device.type, torch.bfloat16)
 
     def _pass(self, params: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Any:
         if params is self.params:
@@ -162,7 +165,7 @@ class Workspace:
     def frozen(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
         """Within :meth:`trains`, outputs [n, ...] of the first layers that do not train, from :mod:`~.prefix`'s cache.
 
-        None where there are no such layers, or nothing is gained.
+        Their precision is that of :meth:`forward`. None where there are no such layers, or nothing is gained.
 
         Args:
             samples, x: the client's own tensor of samples [n, *shape], and the same as :meth:`place` gives it.
@@ -171,7 +174,8 @@ class Workspace:
         if where is None:
             return None
         self._cut = where
-        return self._outputs.of(client, where, samples, x)
+        with self._casting():
+            return self._outputs.of(client, where, samples, x)
 
     def go_on(self, x: Tensor, outputs: Tensor) -> None:
         """From now on start the model's forward pass over this ``x`` from the frozen layers' outputs."""

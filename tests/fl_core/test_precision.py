@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fl_core import runner, tree
+from fl_core.choices import PRECISIONS
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.execution.workspace import Workspace
@@ -66,6 +67,37 @@ def test_the_passes_are_in_bfloat16_and_what_comes_out_is_float32() -> None:
     assert torch.allclose(logits.double(), exact, atol=0.05)
     workspace.infer(workspace.live, x)
     assert seen[-1] == torch.float32
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_frozen_first_layers_compute_in_the_precision_of_every_pass(precision: str) -> None:
+    """What is kept of them is what a pass of the whole model has at that place, to the dtype."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    workspace, x = Workspace(model, precision=precision), torch.randn(40, 8)
+    with workspace.trains(frozenset({"2.weight", "2.bias"})):
+        kept = workspace.frozen(0, x, x)
+        seen: list[torch.Tensor] = []
+        handle = workspace.model.get_submodule("2").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        workspace.forward(workspace.params, x)
+        handle.remove()
+    assert kept is not None
+    torch.testing.assert_close(kept, seen[0], rtol=0, atol=0.02)  # at most a rounding
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_it_is_a_matter_of_when_frozen_layers_are_computed(precision: str) -> None:
+    if not same_bits_in_any_batch(precision):
+        pytest.skip(f"on this machine the bits of a sample's outputs in {precision} depend on the batch that it is in")
+    config = replace(DIGITS, algorithm="fedrep", precision=precision, stack="off")
+    runs = [runner.run(replace(config, recompute_frozen=anew), progress=False) for anew in (False, True)]
+    once, anew = (tree.digest(each.server.trees["model"]) for each in runs)
+    assert once == anew
+
+
+def same_bits_in_any_batch(precision: str) -> bool:
+    model, x = nn.Linear(64, 64), torch.randn(64, 64)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        return torch.equal(model(x), torch.cat([model(part) for part in x.split(DIGITS.batch or 1)]))
 
 
 def test_what_cannot_be_is_refused_and_tables_say_what_was_used() -> None:
