@@ -70,7 +70,7 @@ def _count_numbers(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Update:
-    """One client's reply as the server sees it; ``weight`` is the client's number of training samples."""
+    """One client's reply as the server sees it; ``weight`` is how much it counts in a mean (:meth:`Problem.weight`)."""
 
     client: int
     weight: int

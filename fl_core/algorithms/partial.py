@@ -182,9 +182,10 @@ class PLayerFL(FedPer):
     """FedPer whose plan is decided in the first round from the gradients of its own training (PLayer-FL, Alg. 1-3).
 
     The first round has two exchanges. In ``stats`` every client trains all layers from the common start and replies
-    with its federation sensitivities over the first epoch only; the server combines them and decides. In ``upload``
-    nothing is trained again: the clients upload the chosen layers, so the first aggregation is already partial. Given a
-    plan, it obeys that and is FedPer. Where no reply of the first round arrives, all this is done in the next.
+    with its federation sensitivities over the first epoch only; the server combines them, weighted by training samples
+    however models are averaged, and decides. In ``upload`` nothing is trained again: the clients upload the chosen
+    layers, so the first aggregation is already partial. Given a plan, it obeys that and is FedPer. Where no reply of
+    the first round arrives, all this is done in the next.
     """
 
     name = "playerfl"
@@ -222,8 +223,10 @@ class PLayerFL(FedPer):
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         if rnd.exchange != "stats":
             return super().aggregate(server, updates, rnd)
+        sizes = self.problem.n_train
         server.meta[MEASURED] = [
-            {"client": update.client, "weight": update.weight, **update.message.meta[MEASURED]} for update in updates
+            {"client": update.client, "weight": sizes[update.client], **update.message.meta[MEASURED]}
+            for update in updates
         ]
         return None
 

@@ -58,6 +58,19 @@ def test_the_training_rows_are_what_a_run_decides_on(task, report, tmp_path):
     assert ours.why.weights == theirs.why.weights
 
 
+@pytest.mark.parametrize("chosen", [{"algorithm": "playerfl"}, {"algorithm": "fedper", "plan": "auto"}], ids=str)
+def test_a_decision_weights_clients_by_their_samples_however_models_are_averaged(chosen):
+    config = RunConfig(dataset="heart", rounds=1, seed=3, weights="uniform", **chosen)
+    engine = runner.run(config, instruments=measure.instruments(), progress=False)
+    theirs, task = engine.algorithm.plan, runner.assemble(config)
+    ours = select.select(measure.of_task(task, [SENSITIVITY], progress=False))
+    assert ours.digest == theirs.digest
+    assert ours.why.weights == theirs.why.weights
+    assert list(theirs.why.weights.values()) == list(task.data.weights)
+    assert theirs.why.values == pytest.approx(ours.why.values, rel=1e-6)
+    assert theirs.why.alternatives == ours.why.alternatives
+
+
 def test_rows_and_header_say_where_they_are_from(task, report):
     assert set(report.frame["seed"]) == {3}
     assert set(report.frame["round"]) == {0}
