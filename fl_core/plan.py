@@ -308,7 +308,7 @@ def _signature(data: Mapping[str, Any]) -> str:
 
 
 def frozen_in(layers: Iterable[Layer]) -> tuple[str, ...]:
-    """Names of the layers in use that are frozen: a rule shares them, wherever they are."""
+    """Names of the layers in use that are frozen: a rule shares them, wherever they are, and they travel too."""
     return tuple(layer.name for layer in layers if layer.used and layer.is_frozen)
 
 

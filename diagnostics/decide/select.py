@@ -70,7 +70,8 @@ def select(
     own rows; for federation sensitivity v^c is S^c, relative to the client's first layer. For a metric of pairs (cka)
     v^c is the mean of 1 - value over the pairs of client c, so that it too grows with the difference, and every client
     weighs the same. Layers outside the forward pass are not in the curve and stay local; frozen layers are not in it
-    either and are shared, for they have the same values everywhere.
+    either and are shared, for they have the same values everywhere. They are sent and cost what any shared layer does,
+    so a budget pays for them first; where the first layer that trains does not fit beside them, nothing is shared.
 
     The evidence's ``detail`` tells how often the decision stays over resamples of the clients, and of their batches
     where the rows have such (:func:`~.stability.stability`), what each metric votes, whether nulls would decide the
@@ -264,11 +265,16 @@ def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFra
 
 
 def _affordable(every: Sequence[Layer], rule: Rule, costs: Costs, budget: float, why: Evidence) -> LayerPlan:
-    """The plan of the most first layers whose costs fit the budget."""
+    """The plan of the most first layers whose costs fit the budget, together with those of the frozen layers."""
     used = [layer for layer in every if layer.used]
-    count = rule.choose(costs.of(used), budget)
-    status = "ok" if count else f"not even the first layer fits into {budget:g} {costs.unit}: nothing is shared"
-    shared = tuple(layer.name for layer in used[:count])
+    prices = dict(zip((layer.name for layer in used), costs.of(used), strict=True))
+    frozen = frozen_in(every)
+    moving = [name for name in prices if name not in frozen]
+    count = rule.choose([prices[name] for name in moving], budget - sum(prices[name] for name in frozen))
+    shared = (*moving[:count], *frozen) if count else ()
+    beside = f", beside the frozen {listing(frozen)}" if frozen else ""
+    lacking = f"not even the first layer fits into {budget:g} {costs.unit}{beside}: nothing is shared"
+    status = "ok" if count else lacking
     return LayerPlan(tuple(every), shared, replace(why, detail={"budget": budget}, status=status))
 
 

@@ -89,6 +89,37 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: Sequence[str]
     assert set(which) <= set(vote.shared)
 
 
+@pytest.mark.parametrize("which", ["fc1", "fc2", "fc3"])
+@pytest.mark.parametrize("rule", ["budget_bytes", "budget_flops"])
+def test_a_budget_pays_for_frozen_layers_first_and_shares_them_wherever_they_are(rule: str, which: str) -> None:
+    task = runner.assemble(CONFIG, data=TOY, model=frozen(which))
+    report = of_task(task, ["layer_cost"], progress=False)
+    price = select(report, rule, budget=1e9).why.detail["cost"]["layers"]
+    moving = [name for name in ("fc1", "fc2", "fc3") if name != which]
+    sums = [price[which] + sum(price[name] for name in moving[:count]) for count in (1, 2)]
+    for budget, count in ((sums[0], 1), (sums[1] - 1, 1), (sums[1], 2)):
+        plan = select(report, rule, budget=budget)
+        assert plan.cut == count
+        assert set(plan.shared) == {which, *moving[:count]}
+        assert plan.why.detail["cost"]["shared"] == sums[count - 1]
+        assert plan.why.status == "ok"
+    plan = select(report, rule, budget=sums[0] - 1)
+    assert plan.shared == ()
+    assert plan.why.status.startswith("not even the first layer fits into")
+    assert plan.why.status.endswith(f", beside the frozen {which}: nothing is shared")
+
+
+def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a_price() -> None:
+    model = frozen("fc2")
+    report = of_task(runner.assemble(CONFIG, data=TOY, model=model), ["layer_cost"], progress=False)
+    sizes = report.header["bytes"]
+    plan = select(report, "budget_bytes", budget=sizes["fc1"] + sizes["fc2"])
+    assert plan.shared == ("fc1", "fc2")
+    config = replace(CONFIG, algorithm="fedper", rounds=2)
+    rows = runner.frame(runner.run(config, data=TOY, model=model, plan=plan, progress=False))
+    assert set(rows.query("metric == 'bytes_up'")["value"]) == {plan.why.detail["cost"]["shared"]}
+
+
 @pytest.mark.parametrize("algorithm", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"])
 @pytest.mark.parametrize("which", ["fc1", "fc2", "fc4"])
 def test_playerfl_decides_among_the_layers_that_train(algorithm: str, which: str) -> None:

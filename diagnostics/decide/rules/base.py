@@ -27,7 +27,8 @@ class Rule:
     Attributes:
         name: the function's name.
         choose: the function. Of one curve: (values [L]) or (values [L], threshold) -> number of layers shared, from 1
-            to L. Of several: (cuts) -> their joint cut. Of costs: (costs [L], budget) -> number of layers shared.
+            to L. Of several: (cuts) -> their joint cut. Of costs: (costs [L], budget) -> number of layers shared, of
+            those that are not frozen, with the budget that the frozen ones leave.
         summary: one line.
         reads: ``curve`` (of one metric), ``curves`` (of several), ``names`` (the user's) or what has a budget:
             ``bytes`` or ``flops``.
