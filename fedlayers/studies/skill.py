@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import pandas as pd
-from scipy import stats
 
 from fl_core import statistics
 from fl_core.data import FederatedData
@@ -74,12 +73,12 @@ def above_guessing(scored: pd.DataFrame, guesses: Mapping[str, float]) -> float:
 def skill(judged: pd.DataFrame) -> Skill:
     """Balanced accuracy above guessing over all candidates and seeds of a race.
 
-    With s^2 the variance over seeds, pooled over the candidates, the mean is given the standard error s / sqrt(seeds):
-    candidates that share a seed's split are counted as one.
+    The limit is that of the seeds' means over the candidates, with one degree of freedom less than there are seeds: it
+    holds its level whether or not candidates deviate together, as those do that share a seed's split.
 
     Args:
-        judged: a line for each candidate and seed; candidates that failed, and races without the scores, have NaN in
-            the column ``skill``.
+        judged: a line for each candidate and seed, with NaN in the column ``skill`` where there are no scores: of seeds
+            without any, and of candidates that failed with a seed, nothing is counted.
 
     >>> lines = [{"arm": arm, "seed": seed, "skill": 0.1 + 0.01 * seed} for arm in "ab" for seed in range(3)]
     >>> skill(pd.DataFrame(lines)).shown
@@ -87,13 +86,8 @@ def skill(judged: pd.DataFrame) -> Skill:
     """
     if "skill" not in judged:
         return UNKNOWN
-    values = judged.pivot(index="arm", columns="seed", values="skill").dropna(how="all").dropna(axis=1).to_numpy(float)
-    if not values.size:
+    values = judged.pivot(index="arm", columns="seed", values="skill").dropna(axis=1, how="all").dropna()
+    if values.empty:
         return UNKNOWN
-    n_arms, n_seeds = values.shape
-    mean = float(values.mean())
-    if n_seeds < 2:
-        return Skill(mean, math.nan)
-    freedom = n_arms * (n_seeds - 1)
-    deviation = math.sqrt(float(((values - values.mean(axis=1, keepdims=True)) ** 2).sum()) / freedom)
-    return Skill(mean, mean - float(stats.t.ppf(LEVEL, freedom)) * deviation / math.sqrt(n_seeds))
+    mean, low, _ = statistics.mean_interval(values.mean(), level=2 * LEVEL - 1)
+    return Skill(mean, low)

@@ -45,6 +45,26 @@ def test_one_seed_cannot_show_that_something_was_learned():
     assert certainty(lines).verdict == "one race"
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+@pytest.mark.parametrize("together", [True, False])
+def test_guessing_is_taken_for_learning_in_one_of_twenty(seeds, together):
+    """Four candidates without skill, that deviate together (they share a seed's split) or each by itself."""
+    draw, arms, races = np.random.default_rng(0), 4, 200
+    lines = pd.DataFrame([(arm, seed) for arm in range(arms) for seed in range(seeds)], columns=["arm", "seed"])
+    of_seeds = draw.normal(0, 0.02, (races, 1 if together else arms, seeds))
+    gains = np.broadcast_to(of_seeds, (races, arms, seeds)).reshape(races, -1)
+    wrong = np.mean([skill.skill(lines.assign(skill=gain)).shown for gain in gains])
+    assert wrong == pytest.approx(0.05, abs=0.025)
+
+
+def test_a_candidate_that_failed_takes_no_seed_from_the_others():
+    judged = race((0.10, 0.12, 0.11))
+    without = judged[judged["arm"] != "all"]
+    judged.loc[(judged["arm"] == "all") & (judged["seed"] == 1), ["macro_f1", "score", "skill"]] = math.nan
+    assert skill.skill(judged) == skill.skill(without)
+    assert skill.skill(judged).shown
+
+
 def test_predictions_that_do_not_look_reach_no_more_than_guessing():
     """The mean over draws of brute-force balanced accuracies, of predictors with any preference, is at most 1 / k."""
     draw = np.random.default_rng(0)
