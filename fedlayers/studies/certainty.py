@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 from scipy import stats
 
@@ -65,11 +64,12 @@ class Certainty:
     Attributes:
         verdict: ``decided`` (every other arm is excluded), ``no matter`` (those left are within the margin of each
             other), ``not decided``, ``nothing learned`` (no candidate is shown to do better than guessing, so that
-            no difference says which layers to share), or ``one race`` (nothing can be said without repetition).
+            no difference says which layers to share), ``all diverged`` (every candidate did with some seed), or
+            ``one race`` (nothing can be said without repetition).
         left: arms that are not excluded, the leader first.
         differences: a line for each other arm: leader - arm in macro-F1 (0 to 1), its simultaneous 95 % interval
             (Tukey's, over all pairs of arms, so that picking the best of them is allowed for), and ``excluded``.
-        at_stake: what following the leader may lose against an arm that is left, at most; NaN for one race.
+        at_stake: what following the leader may lose against an arm that is left, at most; NaN where that is not known.
         more_seeds: about how many further races would decide, from the deviation seen; None where nothing is to decide
             or it cannot be told.
     """
@@ -90,16 +90,25 @@ class Certainty:
             f"{value} points above it, at least {low} with 95 % confidence)."
         )
 
+    def diverged(self) -> str:
+        """That no candidate was trained with every seed, in a sentence."""
+        return "Not decided: every candidate diverged with some seed."
 
-def leader_of(judged: pd.DataFrame) -> str:
-    """The arm with the best mean score over seeds; an arm that failed with any seed leads only if all did.
+
+def ranked(judged: pd.DataFrame) -> list[str]:
+    """The arms, the best first: by how many seeds they failed with, then by their mean score over the others.
 
     Args:
         judged: as :class:`~fedlayers.studies.race.Standing` has it.
     """
     scores = judged.pivot(index="arm", columns="seed", values="score").loc[judged["arm"].unique()]
-    whole = scores.dropna()
-    return str((whole if len(whole) else scores.fillna(-np.inf)).mean(axis=1).idxmax())
+    order = pd.DataFrame({"failed": scores.isna().sum(axis=1), "lost": -scores.mean(axis=1)})
+    return [str(name) for name in order.sort_values(["failed", "lost"], kind="stable").index]
+
+
+def leader_of(judged: pd.DataFrame) -> str:
+    """The first of :func:`ranked`: an arm that failed with any seed leads only if all did."""
+    return ranked(judged)[0]
 
 
 def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
@@ -113,7 +122,8 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     macro-F1 is then one of how they guess.
 
     Args:
-        judged: as :class:`~fedlayers.studies.race.Standing` has it; arms that failed are excluded.
+        judged: as :class:`~fedlayers.studies.race.Standing` has it; arms that failed with a seed are excluded, unless
+            all did.
         margin: of macro-F1, 0 to 1.
 
     >>> seeds, arms = range(4), {"a": 0.60, "b": 0.59, "c": 0.40}
@@ -127,12 +137,17 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     >>> seen.verdict, seen.left
     ('decided', ('a',))
     """
-    leader = leader_of(judged)
+    order = ranked(judged)
+    leader = order[0]
     table = judged.pivot(index="arm", columns="seed", values=main_score(judged.columns)).loc[judged["arm"].unique()]
+    columns = ["arm", "difference", "low", "high", "excluded"]
+    if table.isna().any(axis=1).all():  # and so is nothing paired by seed
+        left = [name for name in order if table.loc[name].notna().any()]
+        lines = [[name, math.nan, math.nan, math.nan, name not in left] for name in order[1:]]
+        return Certainty("all diverged", tuple(left), pd.DataFrame(lines, columns=columns), math.nan, None)
     failed = [str(name) for name in table.index[table.isna().any(axis=1)] if name != leader]
     values = table.drop(index=failed)
     others = [str(name) for name in values.index if name != leader]
-    columns = ["arm", "difference", "low", "high", "excluded"]
     n_arms, n_seeds = values.shape
     if n_seeds < 2:
         lines = [

@@ -14,7 +14,7 @@ import pandas as pd
 from fedlayers.places.base import Place, side_by_side
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
-from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of, one_race
+from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of, one_race, ranked
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fedlayers.studies.personalise import FEDAVG, OWN, OWN_EPOCHS, Personalised, last_scores, then_personalise
@@ -80,9 +80,9 @@ class Choice:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per arm, the leader first: means over seeds of the scores that it was judged by."""
-        means = self.standing.judged.groupby("arm", sort=False)[[self.main, "loss", "score"]].mean().reset_index()
-        return means.sort_values("score", ascending=False, kind="stable", ignore_index=True)
+        """A row per arm, the leader first: means over its seeds, but those that failed, of what it was judged by."""
+        judged = self.standing.judged
+        return judged.groupby("arm")[[self.main, "loss", "score"]].mean().loc[ranked(judged)].reset_index()
 
     def text(self) -> str:
         """The decision, how certain it is, and the table of arms."""
@@ -142,6 +142,10 @@ class Choice:
             return " ".join(part for part in parts if part)
         if race.verdict == "decided":
             return f"{do} Every other candidate is excluded (95 %, paired by seed)."
+        if race.verdict == "all diverged":
+            count = sum(arm == self.winner.name for arm, _ in self.standing.failed)
+            of_all = f"{count} of {self.standing.judged['seed'].nunique()}"
+            return f"{race.diverged()} The leader, {self.winner.name} ({self.winner.words}), did with {of_all}."
         if race.verdict == "nothing learned":
             return f"{race.guessed()} {do} It sends least."
         if race.verdict == "no matter":

@@ -99,6 +99,8 @@ def _said(do: str, table: pd.DataFrame, seeds: int, sure: Certainty | None, arms
         return [f"**One {what} says: {do}.**", loss, "How sure that is takes more seeds."]
     if found.get(("majority", "macro_f1"), "higher") != "higher" or found.get(("majority", "accuracy")) == "lower":
         return ["**Not decided: no gain over always answering each client's majority class is shown.**", leader]
+    if sure is not None and sure.verdict == "all diverged":
+        return [f"**{sure.diverged()}**", leader]
     if sure is not None and sure.verdict == "nothing learned":
         return [f"**{sure.guessed()}**", f"Least is sent by this one: {do}."]
     if sure is not None and sure.verdict == "no matter":

@@ -15,7 +15,7 @@ from fedlayers.diagnostics.measure import instruments
 from fedlayers.studies import certainty as certain
 from fedlayers.studies import race
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
-from fedlayers.studies.certainty import certainty, leader_of
+from fedlayers.studies.certainty import certainty, leader_of, ranked
 from fedlayers.studies.choose import choose
 from fl_core import runner
 from fl_core.config import RunConfig
@@ -288,6 +288,41 @@ def test_an_arm_that_failed_cannot_lead() -> None:
     judged.loc[(judged["arm"] == "arm0") & (judged["seed"] == 1), ["macro_f1", "score"]] = np.nan
     assert leader_of(judged) == "arm1"
     assert certainty(judged).left == ("arm1",)
+
+
+def test_where_every_arm_failed_with_some_seed_nothing_is_decided() -> None:
+    """The fewest failures come first, then the scores of the seeds that there are; one that always failed is out."""
+    judged = judged_of([0.5, 0.9, 0.4, 0.6], 0.01, 3)
+    for arm, seeds in {"arm0": (0, 1, 2), "arm1": (0, 1), "arm2": (0,), "arm3": (2,)}.items():
+        judged.loc[(judged["arm"] == arm) & judged["seed"].isin(seeds), ["macro_f1", "score"]] = np.nan
+    assert ranked(judged) == ["arm3", "arm2", "arm1", "arm0"]
+    seen = certainty(judged)
+    assert (seen.verdict, seen.left, seen.more_seeds) == ("all diverged", ("arm3", "arm2", "arm1"), None)
+    assert dict(zip(seen.differences["arm"], seen.differences["excluded"], strict=True)) == {
+        "arm2": False,
+        "arm1": False,
+        "arm0": True,
+    }
+
+
+def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diverged = [("nothing", 0), ("nothing", 1), ("half", 0), ("all", 1)]
+    train = race.run_entries
+
+    def run_entries(*args: Any) -> dict[tuple[str, int], str]:
+        return {**train(*args), **dict.fromkeys(diverged, "it diverged")}
+
+    monkeypatch.setattr("fedlayers.studies.choose.run_entries", run_entries)
+    config = RunConfig(dataset="heart", rounds=2, eval_every=1)
+    choice = choose(config, tmp_path, arms=("nothing", "half", "all"), seeds=(0, 1), complete=False)
+    leader, other, last = choice.table["arm"]
+    assert {leader, other} == {"half", "all"}
+    assert last == "nothing"
+    assert choice.winner.name == leader
+    assert choice.run.name == {"half": "half-1", "all": "all-0"}[leader]
+    said = "Not decided: every candidate diverged with some seed. The leader, "
+    assert choice.lead() == f"{said}{leader} ({choice.winner.words}), did with 1 of 2."
+    assert json.loads((tmp_path / "choice.json").read_text())["verdict"] == "all diverged"
 
 
 def test_every_named_cut_is_one_of_any_model() -> None:

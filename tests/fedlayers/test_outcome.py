@@ -40,6 +40,7 @@ def comparison(**macro_f1: list[float]) -> Comparison:
 DECIDED = certainty(judged_of([0.4, 0.9, 0.5], 0.001, 3))
 UNDECIDED = certainty(judged_of([0.5, 0.51, 0.2], 0.02, 3))
 EQUAL = certainty(judged_of([0.5, 0.5, 0.5], 0.0005, 3))
+DIVERGED = certainty(judged_of([0.4, 0.9], 0.001, 3).assign(macro_f1=lambda j: j["macro_f1"].where(j["seed"] > 0)))
 GOOD, FAIR, BAD = [0.90, 0.91, 0.89], [0.60, 0.62, 0.61], [0.46, 0.46, 0.46]
 NOISY = [0.99, 0.80, 0.92]
 
@@ -55,6 +56,7 @@ NOISY = [0.99, 0.80, 0.92]
         (DECIDED, GOOD, BAD, [0.87, 0.88, 0.86], "**Not decided: on test samples sharing every layer is better.**"),
         (UNDECIDED, FAIR, FAIR, GOOD, "**Not decided between arm1, arm0.** The leader of the race: federate a"),
         (EQUAL, FAIR, FAIR, GOOD, "**It does not matter: "),
+        (DIVERGED, FAIR, FAIR, GOOD, "**Not decided: every candidate diverged with some seed.** The leader"),
         (DECIDED, BAD, BAD, FAIR, "**Not decided: no gain over always answering each client's majority class"),
         (DECIDED, BAD, BAD, [0.3, 0.5, 0.6], "**Not decided: no gain over always answering"),
     ],
