@@ -18,7 +18,18 @@ from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of,
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fedlayers.studies.personalise import FEDAVG, OWN, OWN_EPOCHS, Personalised, last_scores, then_personalise
-from fedlayers.studies.race import SHARE, Entry, Standing, Tell, entries_of, race_end, run_entries, standing, watched
+from fedlayers.studies.race import (
+    SHARE,
+    Entry,
+    Standing,
+    Tell,
+    check_end,
+    entries_of,
+    race_end,
+    run_entries,
+    standing,
+    watched,
+)
 from fedlayers.studies.skill import guessing
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
@@ -200,8 +211,9 @@ def choose(
 
     Each arm runs to the end, or to a share of the rounds, which is cheaper. An arm's score in an evaluated round is
     z(macro-F1) - z(loss) of its validation scores, standardised over the arms; the mean over the last three evaluated
-    rounds, and over the seeds, decides. Nobody is dropped earlier. The winner's run of the first seed is complete at
-    the end. Test samples are scored and stored with each run, as always, but nothing here reads them.
+    rounds, and over the seeds, decides. (Beside an arm that fine-tunes at the end, whose model has no other round, the
+    last one decides alone.) Nobody is dropped earlier. The winner's run of the first seed is complete at the end. Test
+    samples are scored and stored with each run, as always, but nothing here reads them.
 
     The same call goes on after a stop. Below ``out``: ``arms/`` (run directories), ``standing.csv``, ``choice.json``
     and, where the winner obeys a plan, ``plan.json`` with the race as its evidence.
@@ -211,7 +223,7 @@ def choose(
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
         seeds: one for a decision; three or more also tell how sure it is.
         share: of the rounds that are raced, from 0.5 to 1 (default: all; what less has lost is measured in
-            ``decision.regret``).
+            ``decision.regret``). Less than all is refused with an arm that fine-tunes at the end.
         complete: train the winner to the end.
         each_seed: and, for every seed, the run that this seed's validation samples alone would choose: what may be
             scored on that seed's test samples, which other seeds have validated on.
@@ -333,6 +345,7 @@ def _planned(
     for entry in entries:
         same_data = task.data if entry.config.seed == seeds[0] else None
         its_task = made(entry.config, plan=entry.arm.plan, loaded=same_data)
+        check_end(entry.arm, its_task, until)
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
         of_seed.setdefault(entry.config.seed, []).append(its_task)

@@ -20,6 +20,7 @@ from fl_core.config import RunConfig, resolved
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
 from fl_core.scores import TABLE, main_score
+from fl_core.task import Task
 
 SHARE = 1.0
 """Of the rounds, how many are raced by default: all, for rankings change until late; less is cheaper and loses more."""
@@ -53,7 +54,8 @@ class Standing(NamedTuple):
             validation, means over the clients weighted by training samples, and ``score`` = z(macro_f1) - z(loss),
             standardised over the arms of that seed and round; higher is better. ``skill``: the balanced accuracy above
             guessing, NaN where it was not asked for or is not recorded.
-        judged: a line an arm and seed: their means over the last evaluated rounds; NaN for an arm that failed.
+        judged: a line an arm and seed: their means over the last evaluated rounds that all arms have, which is the last
+            alone where one of them makes its model at the end; NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
     """
 
@@ -109,6 +111,20 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
     rounds, every = int(filled.rounds or 1), int(filled.eval_every or 1)
     evaluated = math.ceil(share * rounds / every)
     return min(rounds, every * max(evaluated, min(WINDOW, rounds // every)))
+
+
+def check_end(arm: Arm, task: Task, until: int) -> None:
+    """Refuse an arm that fine-tunes after its last round, but not at the end of the race: it would be judged untuned.
+
+    Raises:
+        UsageError: names the arm.
+    """
+    algorithm, rounds = task.algorithm(task.plan), int(task.config.rounds or 1)
+    if algorithm.finetuning(rounds, 0) and not algorithm.finetuning(until, 0):
+        raise UsageError(
+            f"arm {arm.name!r} fine-tunes after round {rounds}, and a race to round {until} would judge it untuned: "
+            "race all rounds (share 1), or leave it out"
+        )
 
 
 def run_entries(entries: Sequence[Entry], until: int | None, place: Place, tell: Tell) -> dict[tuple[str, int], str]:
@@ -174,10 +190,12 @@ def standing(
     rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
     by_round = rounds.groupby(["seed", "round"])
     rounds["score"] = by_round[main].transform(standardised) - by_round["loss"].transform(standardised)
+    racing = by_round["arm"].transform("size")
+    common = rounds[racing == racing.groupby(rounds["seed"]).transform("max")]
     judged = []
     for entry in entries:
         name, seed = entry.arm.name, entry.config.seed
-        latest = rounds[(rounds["arm"] == name) & (rounds["seed"] == seed)].tail(WINDOW)
+        latest = common[(common["arm"] == name) & (common["seed"] == seed)].tail(WINDOW)
         judged.append({"arm": name, "seed": seed, **latest[[main, "loss", "skill", "score"]].mean().to_dict()})
     return Standing(rounds, pd.DataFrame(judged), failed)
 
@@ -188,7 +206,10 @@ def validation_scores(
     guesses: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
 ) -> list[dict[str, float]]:
-    """Validation scores of each evaluated round after the start, for the model that a client would use.
+    """Validation scores of the model that a client would use after the last evaluated round, in each round that has it.
+
+    That is ``personal`` if there is one then, else global, as in a comparison. A personal model that is made at the end
+    has no other round; those before, and the start, are left out.
 
     Args:
         until: the last round that counts; None = all.
@@ -196,7 +217,7 @@ def validation_scores(
         metrics: names; default the score that algorithms are ranked by, and the loss.
 
     Returns:
-        For each round ``round``, ``macro_f1`` (of a regression ``r2``) and ``loss``, or the metrics asked for: means
+        For each of these ``round``, ``macro_f1`` (of a regression ``r2``) and ``loss``, or the metrics asked for: means
         over the clients weighted by training samples; with ``guesses`` also ``skill``, the balanced accuracy above
         guessing.
     """
@@ -204,9 +225,10 @@ def validation_scores(
     scored = frame[(frame["split"] == "validation") & frame["metric"].isin([*metrics, skill.METRIC])]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
+    at_last = scored.loc[scored["round"] == scored["round"].max(), "model"]
+    scored = scored[scored["model"] == ("personal" if (at_last == "personal").any() else "global")]
     lines = []
     for index, part in scored.groupby("round"):
-        part = part[part["model"] == ("personal" if (part["model"] == "personal").any() else "global")]
         means = {
             metric: statistics.combine(of_metric["value"], of_metric["n_train"])
             for metric, of_metric in part.groupby("metric")

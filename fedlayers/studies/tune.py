@@ -72,7 +72,8 @@ class Tuning:
         notes = [f"{count} of {name}'s trials failed: see trials.csv" for name, count in failed.items() if count]
         legend = (
             f"{self.tuned.score} on validation samples, mean over clients by training samples, the last {WINDOW} "
-            f"evaluated rounds and seeds {listing(map(str, self.tuned.seeds))}; test samples were not read."
+            "evaluated rounds (what is fine-tuned at the end has one) and seeds "
+            f"{listing(map(str, self.tuned.seeds))}; test samples were not read."
         )
         return "\n\n".join([shown, *notes, *self.at_an_end(), legend])
 
@@ -115,7 +116,8 @@ def tune(
 
     Every algorithm tries as many settings, drawn at random, or all there are if these are fewer (a grid); each is
     trained in full, once a seed. The one with the best score on validation samples is chosen: mean over clients
-    weighted by training samples, then over the last three evaluated rounds, then over seeds. Nothing here reads the
+    weighted by training samples, then over the last three evaluated rounds, then over seeds. (An algorithm that
+    fine-tunes at the end is judged by its fine-tuned model, which has the last round alone.) Nothing here reads the
     scores on test samples. (Where data have no test set of their own, each seed draws its splits anew: what one seed
     validates on is partly what another tests on.)
 
@@ -259,7 +261,7 @@ def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], 
 
 
 def _judged(entry: Entry, score: str) -> float:
-    """A run's score on validation samples: the mean over its last evaluated rounds."""
+    """A run's score on validation samples: the mean over the last evaluated rounds of the model that counts."""
     rounds = validation_scores(store.Run(entry.path).rows()[1], metrics=(score,))
     latest = [line.get(score, float("nan")) for line in rounds[-WINDOW:]]
     return sum(latest) / len(latest) if latest else float("nan")

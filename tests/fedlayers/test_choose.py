@@ -206,6 +206,34 @@ def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, m
     pd.testing.assert_frame_equal(again.table, other.table)
 
 
+def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(tmp_path: Path) -> None:
+    """By its fine-tuned model; rounds in which it has none say nothing of it, nor of the others beside it."""
+    choice = choose(CONFIG, tmp_path, arms=("half", "fedbabu:half"))
+    for _, line in choice.standing.judged.iterrows():
+        frame = Run(tmp_path / "arms" / f"{line['arm'].replace(':', '_')}-0").rows()[1]
+        last = frame.query("split == 'validation' and model == 'personal' and round == 5")
+        for metric in ("macro_f1", "loss"):
+            part = last[last["metric"] == metric]
+            assert line[metric] == pytest.approx(np.average(part["value"], weights=part["n_train"]))
+        assert line["score"] == choice.standing.rounds.set_index(["arm", "round"])["score"][line["arm"], 5]
+    rounds = choice.standing.rounds.groupby("arm")["round"].agg(list)
+    assert (rounds["fedbabu:half"], rounds["half"]) == ([5], [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("arm", ["fedbabu:half", "vanilla:half", "local_adaptation"])
+def test_an_arm_that_fine_tunes_at_the_end_is_raced_to_it(arm: str, tmp_path: Path) -> None:
+    message = f"arm '{arm}' fine-tunes after round 5, and a race to round 3 would judge it untuned: .*share 1"
+    with pytest.raises(UsageError, match=message):
+        choose(CONFIG, tmp_path / "out", arms=("half", arm), share=0.6)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_arm_that_also_fine_tunes_where_the_race_ends_may_race_so_far(tmp_path: Path) -> None:
+    config = replace(CONFIG, algorithm="fedbabu", options={"finetune_at": (3,)})
+    choice = choose(config, tmp_path, arms=("half", "all"), share=0.6, complete=False)
+    assert set(choice.standing.rounds["round"]) == {choice.until} == {3}
+
+
 def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="complete it"):
         choose(CONFIG, tmp_path, personalise=True, complete=False)

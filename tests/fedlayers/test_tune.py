@@ -111,6 +111,14 @@ def test_a_trial_is_worth_its_validation_score_over_clients_rounds_and_seeds(don
         assert part.loc[part["best"], "value"].tolist() == [part["value"].max()]
 
 
+def test_what_is_fine_tuned_at_the_end_is_worth_its_fine_tuned_models_score(tmp_path: Path) -> None:
+    result = fl.tune(CONFIG, ["local_adaptation"], {"lr": [0.01, 0.1]}, tmp_path, trials=2)
+    for _, line in result.table.iterrows():
+        frame = fl.Run(tmp_path / "trials" / f"local_adaptation-{line['trial']:03}-1000").rows()[1]
+        tuned = frame.query("split == 'validation' and metric == 'macro_f1' and model == 'personal' and round == 4")
+        assert line["value"] == pytest.approx(statistics.combine(tuned["value"], tuned["n_train"]), abs=1e-12)
+
+
 def test_the_budget_is_equal_and_its_cost_is_said_first(done) -> None:
     _, result, said = done
     assert result.tuned.trials == {"fedavg": 2, "fedprox": 2}
