@@ -202,7 +202,7 @@ class Choose(OneAlgorithm):
 
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 1
-    share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1.")] = 1.0
+    share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1; 1 with arms fine-tuned at the end.")] = 1.0
     then_personalise: Annotated[bool, option("Also: FedAvg, then a few epochs of each client alone.")] = False
     race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
