@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_core.algorithms.base import Message
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import NonFiniteError, RunError, UsageError
 from fl_core.limits import parsed_json
 from fl_core.records.files import Folder, json_bytes
 from fl_core.tree import Tree
@@ -138,6 +138,7 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
 
     Raises:
         UsageError: it has what cannot carry noise; names it.
+        NonFiniteError: its norm is not finite, so that nothing can be clipped to it.
     """
     moved: dict[tuple[str, str], Tensor] = {}
     starts: dict[tuple[str, str], Tensor] = {}
@@ -176,13 +177,19 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
 
 
 def noised_numbers(numbers: list[float], privacy: Privacy) -> list[float]:
-    """Numbers as they leave: their vector scaled down to ``clip_numbers``, with noise."""
+    """Numbers as they leave: their vector scaled down to ``clip_numbers``, with noise.
+
+    Raises:
+        NonFiniteError: as :func:`hidden`.
+    """
     vector = {("", ""): torch.tensor(numbers, dtype=torch.float64)}
     return _noised(vector, privacy.clip_numbers, privacy.noise)["", ""].tolist()
 
 
 def _noised(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) -> dict[tuple[str, str], Tensor]:
     norm = math.sqrt(sum(float(part.double().square().sum()) for part in parts.values()))
+    if not math.isfinite(norm):  # by a NaN nothing would be scaled down
+        raise NonFiniteError("the norm of what would leave is not finite: it cannot be clipped, and nothing is sent")
     scale = min(1.0, clip / norm) if norm else 1.0
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     return {

@@ -21,7 +21,7 @@ from fedlayers.remote.site import Site
 from fedlayers.remote.sitefile import SiteFile
 from fedlayers.remote.sites import RefusedError
 from fl_core.algorithms import Message
-from fl_core.errors import UsageError
+from fl_core.errors import NonFiniteError, UsageError
 from tests.conftest import TOY
 from tests.federation.test_faults import Faulty
 from tests.federation.test_loopback import NAMES, SHORT, config_for, link
@@ -71,6 +71,25 @@ def test_what_was_not_received_is_clipped_around_the_initial_model_or_zero() -> 
     assert count == 1
     assert torch.allclose(left.trees["model"]["w"], torch.tensor(5.0), atol=1e-4)
     assert torch.allclose(left.trees["delta"]["w"], torch.tensor(0.0), atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_has_no_finite_norm_does_not_leave(value: float) -> None:
+    tensors, numbers = sent(), sent()
+    tensors.trees["model"]["b"][1] = value
+    numbers.meta["importance"][0] = value
+    for message in (tensors, numbers):
+        with pytest.raises(NonFiniteError, match="cannot be clipped, and nothing is sent"):
+            hidden(message, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
+
+
+def test_a_site_sends_and_spends_nothing_for_a_reply_that_is_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_core.algorithms.averaging.FedAvg.reply", lambda *_: Message({}, {"found": [1.0, math.nan]}))
+    with pytest.raises(NonFiniteError, match="site 'a': the norm of what would leave is not finite"):
+        federation.federate(replace(SHORT, participation=1.0), noisy(tmp_path), progress=False)
+    assert Account(Privacy(0.5, 0.5, 6.0), tmp_path / "a").spent() == 0
 
 
 def test_a_mask_cannot_carry_noise() -> None:
