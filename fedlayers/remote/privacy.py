@@ -32,9 +32,10 @@ class Privacy:
     these is one release of the Gaussian mechanism. Two data sets are neighbours if one stands in place of the other, so
     that a release differs by at most twice its clip, and the multiplier that is accounted for is ``noise / 2``.
 
-    Not covered are scores of models and training losses, which leave as they are, and numbers of samples. The noise is
-    drawn from secret randomness of the operating system by a generator that is not cryptographic; it is another one
-    each time, so that a run with it cannot be repeated bit for bit.
+    What an algorithm observes of single samples stays at the site. Not covered are scores of models and training
+    losses, which leave as they are, and numbers of samples. The noise is drawn from secret randomness of the operating
+    system by a generator that is not cryptographic; it is another one each time, so that a run with it cannot be
+    repeated bit for bit.
 
     >>> Privacy(clip=1.0)
     Traceback (most recent call last):

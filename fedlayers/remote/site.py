@@ -302,6 +302,8 @@ class _Joined:
             reply.message = Message()
         names = [name for each in reply.message.trees.values() for name in each]
         self.site.policy.check_sent(names, self.task.layers)
+        if self.site.privacy.on:
+            reply.observations = []  # numbers of single samples, which nothing clips
         if self.site.privacy.on and isinstance(asked, Train):
             reply.message, count = hidden(reply.message, asked.message, self.initial, self.site.privacy)
             reply.epsilon = self.site.account.release(count), self.site.privacy.delta

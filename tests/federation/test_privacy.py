@@ -21,6 +21,7 @@ from fedlayers.remote.site import Site
 from fedlayers.remote.sitefile import SiteFile
 from fedlayers.remote.sites import RefusedError
 from fl_core.algorithms import Message
+from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.errors import NonFiniteError, UsageError
 from tests.conftest import TOY
 from tests.federation.test_faults import Faulty
@@ -147,6 +148,16 @@ def test_a_run_says_what_each_site_has_spent(name: str, tmp_path: Path) -> None:
     names = sorted(quiet.server.trees["model"])
     gaps = [found.server.trees["model"][key] - quiet.server.trees["model"][key] for key in names]
     assert any(float(gap.abs().max()) > 0.1 for gap in gaps)
+
+
+def test_what_is_observed_of_samples_stays_at_a_site_with_noise(tmp_path: Path) -> None:
+    config = config_for("fedpft", options={"contrast": False})
+    quiet, loud = (
+        {row["metric"] for row in federation.federate(config, sites, progress=False).rows}
+        for sites in (link(tmp_path / "a"), noisy(tmp_path / "b", noise=0.1))
+    )
+    assert ATTENTION in quiet
+    assert ATTENTION not in loud
 
 
 def test_beyond_its_limit_a_site_sends_nothing(tmp_path: Path) -> None:
