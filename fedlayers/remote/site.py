@@ -75,6 +75,19 @@ class Site:
         except Exception as error:  # a site outlives whatever a request leads to; the server is told
             return _reason("failed", error)
 
+    def check_algorithm(self, name: str, options: Mapping[str, Any]) -> None:
+        """Refuse an algorithm that the policy does not allow, or that the noise would take apart.
+
+        Raises:
+            UsageError: names it, and what is allowed.
+        """
+        self.policy.check_algorithm(name, options)
+        if self.privacy.on and (find(name).paired or find(name).under(options).paired):
+            raise UsageError(
+                f"the site adds noise to what it sends, and {name!r} keeps at a client what must equal what left: "
+                "it takes part in algorithms without such a pair, as fedavg and fedprox are"
+            )
+
     def _answer(self, request: bytes) -> bytes:
         packet = decode(request)
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
@@ -111,7 +124,7 @@ class Site:
         asked = fields(packet.head, protocol.RACE)
         self.policy.check_samples(sum(self.holding.sizes.values()))
         for arm in asked["arms"]:
-            self.policy.check_algorithm(arm["algorithm"], arm["options"])
+            self.check_algorithm(arm["algorithm"], arm["options"])
             self.policy.check_layers(arm["layers"])
         return Packet({"kind": "counted", "classes": self.holding.classes(asked["number"], asked["seed"])})
 
@@ -155,7 +168,7 @@ class _Joined:
             raise PacketError(f"{site.name!r} is not number {self.number} of {list(others)}")
         config = _config(asked["config"], asked["dataset"], site.device)
         site.policy.check_code(config)
-        site.policy.check_algorithm(config.algorithm, config.options)
+        site.check_algorithm(config.algorithm, config.options)
         scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
         own = site.holding.drawn(self.number, config.seed, scaling)
         facts = site.holding.facts()
@@ -262,7 +275,7 @@ class _Joined:
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
         if named not in self._algorithms:
-            self.site.policy.check_algorithm(values["algorithm"], values["options"])
+            self.site.check_algorithm(values["algorithm"], values["options"])
             made = find(values["algorithm"])(self.task.problem, None, values["options"])
             if values["plan"] is not None:
                 plan = LayerPlan.from_json(values["plan"])

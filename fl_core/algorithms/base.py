@@ -84,6 +84,8 @@ class Algorithm:
         cuts: whether :meth:`build` leaves layers of the model out.
         needs_blocks: whether the model must be made of residual blocks that a client can do without.
         needs_logits: whether it compares the logits of classes, so that a model with a single output does not do.
+        paired: whether a client keeps what must equal what it sent, such as a variate, so that noise on what leaves
+            would take the two apart.
         foreseeable: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
         adds: for each module or tensor path that :meth:`build` adds to the model, ``shared`` or ``personal``; what
             it puts around a module's weights (an adapter) joins that module's layer unless it is named here.
@@ -129,6 +131,7 @@ class Algorithm:
     cuts: ClassVar[bool] = False
     needs_blocks: ClassVar[bool] = False
     needs_logits: ClassVar[bool] = False
+    paired: ClassVar[bool] = False
     foreseeable: bool = True
     adds: ClassVar[Mapping[str, str]] = {}
 

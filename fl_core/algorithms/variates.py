@@ -29,6 +29,7 @@ class Corrected(Algorithm):
     """Base of algorithms with control variates: zero at first for each client, and their mean at the server."""
 
     keeps = "its variate"
+    paired = True
 
     def corrected(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that have a variate in this round: the parameters that travel."""

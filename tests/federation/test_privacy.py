@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedlayers.remote import federation
+from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.diagnosis import diagnose
 from fedlayers.remote.holdings import Given
 from fedlayers.remote.loopback import Loopback
@@ -136,7 +137,7 @@ def noisy(folder: Path, **options: Any) -> Loopback:
     return Loopback({name: Site(Given(TOY, name), folder / name, privacy=privacy) for name in NAMES})
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "scaffold"])
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto"])
 def test_a_run_says_what_each_site_has_spent(name: str, tmp_path: Path) -> None:
     config = replace(config_for(name), participation=1.0)
     found = federation.federate(config, noisy(tmp_path / "a"), progress=False)
@@ -185,6 +186,23 @@ def test_a_repeated_request_is_spent_once(tmp_path: Path) -> None:
         site.account = Account(site.privacy, tmp_path / name)
     federation.federate(replace(SHORT, participation=1.0), faulty, progress=False)
     assert faulty.there["a"].account.spent() == spent({3.0: 2}, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("scaffold", {}), ("feddyn", {}), ("vanilla", {"over": "scaffold"})], ids=str
+)
+def test_algorithms_whose_clients_keep_what_must_equal_what_left_are_refused(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    reason = f"the site adds noise to what it sends, and '{name}' keeps at a client what must equal what left"
+    with pytest.raises(RefusedError, match=reason):
+        federation.federate(config_for(name, options=options), noisy(tmp_path), progress=False)
+    assert not list(tmp_path.rglob("*.state"))
+    site = Site(Given(TOY, "a"), tmp_path / "race", privacy=Privacy(1.0, 1.0, 1.0))
+    head = {"session": "", "seq": 1, "number": 0, "seed": 0}
+    arms = [{"algorithm": "fedavg", "options": {}, "layers": []}, {"algorithm": name, "options": options, "layers": []}]
+    reply = decode(site.answer(encode(Packet({"kind": "race", **head, "arms": arms}))))
+    assert reply.head["reason"].startswith(reason)
 
 
 def test_layers_that_never_leave_are_refused_before_training(tmp_path: Path) -> None:
