@@ -66,7 +66,8 @@ class Metric:
         name: the function's name, which stands in the rows.
         compute: (:class:`~diagnostics.subject.Measurement`) -> rows, or (measurement, options) -> rows.
         options_type: a frozen dataclass, the type of ``options``, whose ``__post_init__`` refuses what is out of range.
-            Where a value depends on the layers, batch or mode, its method ``check(measurement)`` does.
+            Where a value depends on the layers, batch or mode, its method ``check(measurement)`` does. Where it has the
+            rows hold something of the samples beside their values, its property ``written`` names that.
         description, direction: one line each; the direction says what a higher value means.
         how: how it is obtained, and what its options change, for the README's list.
         unit: of its values, or of each variant; empty for a pure number.
@@ -164,6 +165,10 @@ class Metric:
         """
         if hasattr(settings, "check"):
             self._told(lambda: settings.check(measurement))
+
+    def written(self, settings: Any) -> str:
+        """What of the samples the rows hold beside their values, in words; empty: nothing."""
+        return str(getattr(settings, "written", ""))
 
     def reader(self, settings: Any) -> GradientReader | None:
         """The reader of the shared pass over the gradients; None for a metric that measures on its own."""

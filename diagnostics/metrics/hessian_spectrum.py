@@ -39,6 +39,11 @@ class HessianSpectrum:
             raise UsageError(f"density={self.density} steps; at least 2 are needed, or 0 for none")
         check_wanted(self.k, self.tol)
 
+    @property
+    def written(self) -> str:
+        """What of the samples the rows hold beside their values: with ``density``, eigenvalues in the variants."""
+        return f"the eigenvalues of density={self.density}" if self.density else ""
+
 
 @metric(
     description="largest eigenvalues of a layer's block of the loss's Hessian",

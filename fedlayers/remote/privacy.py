@@ -32,7 +32,8 @@ class Privacy:
     these is one release of the Gaussian mechanism. Two data sets are neighbours if one stands in place of the other, so
     that a release differs by at most twice its clip, and the multiplier that is accounted for is ``noise / 2``.
 
-    What an algorithm observes of single samples stays at the site. Not covered are scores of models and training
+    What stands around measured values, such as names, statuses and estimators, is that of random data of the same
+    shape. What an algorithm observes of single samples stays at the site. Not covered are scores of models and training
     losses, which leave as they are, and numbers of samples. The noise is drawn from secret randomness of the operating
     system by a generator that is not cryptographic; it is another one each time, so that a run with it cannot be
     repeated bit for bit.

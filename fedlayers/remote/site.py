@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +21,14 @@ from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.offers import Outline
 from fl_core.config import DEALING, READING, RunConfig
-from fl_core.data.hollow import Facts, hollow
+from fl_core.data.hollow import Facts, hollow, stand_in
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.execution.executors import Serial
 from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, Score, Train
 from fl_core.plan import LayerPlan
 from fl_core.records.files import Folder
-from fl_core.task import assemble
+from fl_core.task import Task, assemble
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +38,8 @@ HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "
 EXTRA_TREES = 64
 MOST_RUNS = 8
 """Runs of which a site has its samples and states in memory; of others they are read again when they are asked for."""
+Tables = Mapping[str, list[dict[str, Any]]]
+"""Rows by what they are: measured on the data as they are, or on nulls."""
 _RUN = re.compile(r"[0-9a-f]{32}")
 _LANE = re.compile(r"main|beside-[0-9]{1,6}")
 
@@ -246,29 +250,56 @@ class _Joined:
         return answer
 
     def measure(self, packet: Packet) -> Packet:
-        """Train the first round alone, measure what comes of it, and reply with numbers; nothing of it is kept."""
-        from fedlayers.diagnostics import measure
+        """Train the first round alone, measure what comes of it, and reply with numbers; nothing of it is kept.
 
+        With noise all but the values is of other data of the same shape, which are measured too.
+        """
         asked = fields(packet.head, protocol.MEASURE)
         if packet.trees:
             raise PacketError("a packet 'measure' has tensors")
         self.site.policy.check_metrics(asked["metrics"], asked["options"])
         check_nulls(asked["null"])
+        if self.site.privacy.on:
+            _check_values_alone(asked["metrics"], asked["options"])
+        header, rows = self._measured(self.task, asked)
+        if self.site.privacy.on:
+            other = replace(self.task, data=stand_in(self.task.data, self.site.name, self.task.config.seed))
+            header, shown = self._measured(other, asked)
+            self._hide(rows, shown)
+            rows = shown
+        return Packet({"kind": "measured", "header": header, **rows})
+
+    def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
+        """What of a report's header leaves, and the site's own rows in it."""
+        from fedlayers.diagnostics import measure
+
         names = ("measure_batch", "mode", "layers", "null", "null_draws", "options")
         settings = {name: asked[name] for name in names if asked[name] is not None}
-        report = measure.of_task(self.task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
-        kept = {name: report.header[name] for name in protocol.MEASURED_HEADER}
-        rows = {name: _own(table, self.site.name) for name, table in (("rows", report.frame), ("nulls", report.nulls))}
-        if self.site.privacy.on:
-            self._hide(rows)
-        return Packet({"kind": "measured", "header": kept, **rows})
+        report = measure.of_task(task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
+        header = {name: report.header[name] for name in protocol.MEASURED_HEADER}
+        tables = {"rows": report.frame, "nulls": report.nulls}
+        return header, {name: _own(table, self.site.name) for name, table in tables.items()}
 
-    def _hide(self, rows: Mapping[str, list[dict[str, Any]]]) -> None:
-        """Add noise to measured values, one release for all of them; their standard errors do not leave."""
-        known = [row for table in rows.values() for row in table if row["value"] is not None]
-        fresh = noised_numbers([row["value"] for row in known], self.site.privacy)
+    def _hide(self, measured: Tables, shown: Tables) -> None:
+        """Put measured values with noise, one release for all of them, into the rows that other data of the shape give.
+
+        Standard errors do not leave.
+
+        Raises:
+            UsageError: the site's data give other rows, or lack a value, which would tell of them without noise.
+        """
+        pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for name in shown:
+            pairs += zip_longest(shown[name], measured[name], fillvalue={})
+        if any(_place(row) != _place(own) or (row["value"] is not None and own["value"] is None) for row, own in pairs):
+            raise UsageError(
+                "the site adds noise to values alone, and its data give fewer, or other, rows with a value "
+                "of these metrics than random data of their shape do: ask for fewer metrics or layers"
+            )
+        known = [(row, own["value"]) for row, own in pairs if row["value"] is not None]
+        fresh = noised_numbers([value for _, value in known], self.site.privacy)
         epsilon, delta = self.site.account.release(bool(known)), self.site.privacy.delta
-        for row, value in zip(known, fresh, strict=True):
+        for (row, _), value in zip(known, fresh, strict=True):
             how = f"noise, epsilon {epsilon:.3g} at delta {delta:g}"
             row |= {"value": value, "stderr": None, "estimator": ", ".join(filter(None, (row["estimator"], how)))}
 
@@ -340,6 +371,19 @@ def check_nulls(names: Sequence[str]) -> None:
         raise UsageError(f"null {listing(together)} takes what all clients have together; at sites there are: {alone}")
 
 
+def _check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Refuse metrics whose rows say something of the samples beside their values, to which alone noise is added."""
+    from fedlayers.diagnostics.diagnosis import chosen_metrics
+
+    for metric in chosen_metrics(names):
+        written = metric.written(metric.settings(**options.get(metric.name, {})))
+        if written:
+            raise UsageError(
+                f"the site adds noise to values alone, and {metric.name} writes {written} into its rows' names: "
+                "measure it without"
+            )
+
+
 def _own(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
     """A client's own rows, as JSON has them, without the variants that are made of all clients' samples together."""
     import pandas as pd
@@ -351,6 +395,10 @@ def _own(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
     rows = table[(table["client"] == client) & alone].astype(object)
     found: list[dict[str, Any]] = rows.where(rows.notna(), None).to_dict("records")
     return found
+
+
+def _place(row: Mapping[str, Any]) -> list[Any]:
+    return [row.get(column) for column in ("metric", "model", "variant", "layer")]
 
 
 def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:

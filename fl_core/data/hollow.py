@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.seeds import torch_generator
 from fl_core.tokens import TokenShape
 
 NATURAL = "natural"
@@ -63,6 +64,30 @@ def hollow(facts: Facts, held: Mapping[str, ClientData] | None = None) -> Federa
         images=facts.images,
         preprocessing=facts.preprocessing,
     )
+
+
+def stand_in(data: FederatedData, name: str, seed: int) -> FederatedData:
+    """The federation with random samples in place of one client's, of whose own nothing shows but how many there are.
+
+    Features are drawn from the standard normal distribution, tokens evenly; classes come in turn.
+
+    >>> from fl_core.data import load
+    >>> heart = load("heart")
+    >>> other = stand_in(heart, "va", seed=0).client("va").train
+    >>> len(other) == len(heart.client("va").train), other.y[:4].tolist()
+    (True, [0, 1, 2, 3])
+    """
+    draw = torch_generator(seed, "stand-in", name)
+    tokens = data.shape.tokens if isinstance(data.shape, TokenShape) else 0
+
+    def like(split: Split) -> Split:
+        shape, n = split.x.shape, len(split)
+        x = torch.randint(tokens, shape, generator=draw) if tokens else torch.randn(shape, generator=draw)
+        y = torch.arange(n) % data.n_classes if data.classes else torch.randn(n, generator=draw)
+        return Split(x.to(split.x), y.to(split.y))
+
+    other = ClientData(name, **{split: like(data.client(name).split(split)) for split in SPLITS})
+    return replace(data, clients=tuple(other if each.name == name else each for each in data.clients))
 
 
 def _empty(name: str, sizes: Mapping[str, int], facts: Facts) -> ClientData:

@@ -16,6 +16,7 @@ from fedlayers.remote.site import Site
 from fl_core import runner, tree
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
+from fl_core.data import FederatedData
 from fl_core.engine import Engine
 from fl_core.plan import LayerPlan
 from fl_core.rows import Row
@@ -26,8 +27,8 @@ NAMES = [client.name for client in TOY.clients]
 SHORT = replace(CONFIG, rounds=2, participation=0.75, stack="off", model="mlp", model_options={"sizes": (8, 6)})
 
 
-def link(folder: Path, **options: Any) -> Loopback:
-    return Loopback({name: Site(Given(TOY, name), folder / name, **options) for name in NAMES})
+def link(folder: Path, data: FederatedData = TOY, **options: Any) -> Loopback:
+    return Loopback({name: Site(Given(data, name), folder / name, **options) for name in NAMES})
 
 
 def config_for(name: str, **changes: Any) -> RunConfig:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedlayers.diagnostics.metrics.base import METRICS, Measurement
 from fedlayers.remote import federation
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.diagnosis import diagnose
@@ -18,13 +19,18 @@ from fedlayers.remote.holdings import Given
 from fedlayers.remote.loopback import Loopback
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.privacy import Account, Privacy, hidden, spent
+from fedlayers.remote.protocol import stamp_of
 from fedlayers.remote.site import Site
 from fedlayers.remote.sitefile import SiteFile
 from fedlayers.remote.sites import RefusedError
 from fl_core.algorithms import Message
 from fl_core.algorithms.fedpft import ATTENTION
+from fl_core.data import FederatedData
+from fl_core.data.federated import Split
 from fl_core.errors import NonFiniteError, UsageError
+from fl_core.rows import Row, row
 from tests.conftest import TOY
+from tests.conftest import federation as federated
 from tests.federation.test_faults import Faulty
 from tests.federation.test_loopback import NAMES, SHORT, config_for, link
 
@@ -132,9 +138,11 @@ def test_a_site_file_says_it_and_what_is_wrong(keys: str, reason: str, tmp_path:
         SiteFile.read(path)
 
 
+NOISY = {"clip": 0.5, "clip_numbers": 0.5, "noise": 6.0}
+
+
 def noisy(folder: Path, **options: Any) -> Loopback:
-    privacy = Privacy(**{"clip": 0.5, "clip_numbers": 0.5, "noise": 6.0, **options})
-    return Loopback({name: Site(Given(TOY, name), folder / name, privacy=privacy) for name in NAMES})
+    return link(folder, privacy=Privacy(**{**NOISY, **options}))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto"])
@@ -177,6 +185,81 @@ def test_measurements_have_noise_and_no_errors_of_their_own(tmp_path: Path) -> N
     assert loud["stderr"].isna().all()
     assert loud["estimator"].str.contains("noise, epsilon").all()
     assert (loud["value"] != quiet["value"]).all()
+
+
+class Recording(Loopback):
+    """A link that keeps the last reply of each site."""
+
+    def ask(self, requests: Any, timeout: float | None = None) -> Any:
+        self.last: dict[str, Packet] = {}
+        for site, reply in super().ask(requests, timeout):
+            self.last[site] = decode(reply or b"")
+            yield site, reply
+
+
+def telling(measurement: Measurement) -> list[Row]:
+    """A metric that tells of its samples wherever it can."""
+    made = []
+    for subject in measurement.subjects:
+        x, y = subject.data
+        where: dict[str, Any] = {"n_params": int(y.sum()), "n_samples": int(y[0]), "unit": str(y[1]), "stderr": 0.5}
+        for layer in measurement.layers:
+            mean = float(x.mean())
+            where |= {"client": subject.client, "n_train": len(y), "estimator": f"mean {mean}", "layer": layer.name}
+            made.append(row("telling", mean, **where))
+            made.append(row("telling", None, status=f"it was {mean}", variant="none", **where))
+    return made
+
+
+def without_values(data: FederatedData, names: list[str], folder: Path, **options: Any) -> list[dict[str, Any]]:
+    """What leaves the sites that measure on these data, but for the values."""
+    line = Recording(link(folder, data, policy=Policy(code=(TELLING,)), privacy=Privacy(**NOISY))._sites)
+    diagnose(SHORT, line, names, measure_batch=16, **options)
+    heads = [packet.head for _, packet in sorted(line.last.items()) if stamp_of(packet)]
+    for head in heads:
+        for each in (*head["rows"], *head["nulls"]):
+            each["value"] = each["value"] is not None
+    return heads
+
+
+TELLING = f"{__name__}:telling"
+EVERY_METRIC = [name for name, each in METRICS.members().items() if not each.pairs]
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [(EVERY_METRIC, {}), ([TELLING, "grad_norm"], {"null": ["labels_within", "fresh"]})],
+    ids=["every metric", "one that tells, and nulls"],
+)
+def test_nothing_but_values_depends_on_the_data_of_a_site_with_noise(
+    names: list[str], options: dict[str, Any], tmp_path: Path
+) -> None:
+    one = without_values(TOY, names, tmp_path / "one", **options)
+    other = without_values(federated(seed=7), names, tmp_path / "other", **options)
+    assert one == other
+    assert all(each["stderr"] is None for head in one for each in head["rows"] if each["value"])
+
+
+def test_a_value_that_the_data_lack_is_refused_without_saying_why(tmp_path: Path) -> None:
+    first = TOY.clients[0]
+    train = Split(first.train.x, torch.zeros_like(first.train.y))
+    one_class = replace(TOY, clients=(replace(first, train=train), *TOY.clients[1:]))
+    statuses = diagnose(SHORT, link(tmp_path / "a", one_class), ["knn_probe"]).frame["status"]
+    assert statuses.str.contains("samples of one class").any()
+    with pytest.raises(RefusedError, match="than random data of their shape do") as told:
+        diagnose(SHORT, link(tmp_path / "b", one_class, privacy=Privacy(**NOISY)), ["knn_probe"])
+    assert "class" not in str(told.value)
+
+
+def test_eigenvalues_in_the_names_of_rows_are_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedlayers.diagnostics.measure.of_task", lambda *_, **__: pytest.fail("it was measured"))
+    options = {"hessian_spectrum": {"density": 50}}
+    with pytest.raises(
+        RefusedError, match="hessian_spectrum writes the eigenvalues of density=50 into its rows' names"
+    ):
+        diagnose(SHORT, noisy(tmp_path), ["grad_norm", "hessian_spectrum"], options=options)
 
 
 def test_a_repeated_request_is_spent_once(tmp_path: Path) -> None:

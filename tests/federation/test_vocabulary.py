@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 
 from fedlayers.diagnostics.measure import instruments
 from fedlayers.remote import federation
+from fedlayers.remote.diagnosis import diagnose
 from fedlayers.remote.holdings import Silo
 from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.privacy import Privacy
 from fedlayers.remote.site import Site
 from fedlayers.remote.sitefile import SiteFile
 from fedlayers.remote.sites import Line
@@ -52,8 +55,8 @@ def silo(folder: Path, name: str, **options: Any) -> Silo:
     return Silo(name, folder / f"{name}.jsonl", **options)
 
 
-def link(silos: list[Silo], folder: Path) -> Loopback:
-    return Loopback({each.name: Site(each, folder / "states" / each.name) for each in silos})
+def link(silos: list[Silo], folder: Path, **options: Any) -> Loopback:
+    return Loopback({each.name: Site(each, folder / "states" / each.name, **options) for each in silos})
 
 
 @pytest.mark.parametrize("vocabulary", ["words.txt", "hashed:32"])
@@ -79,6 +82,17 @@ def test_texts_train_over_sites_as_in_one_process(folder: Path, vocabulary: str)
     found = federation.federate(CONFIG, link(silos, folder), progress=False)
     assert [{**row, "run": ""} for row in found.rows] == [{**row, "run": ""} for row in wanted.rows]
     assert tree.digest(found.server.trees["model"]) == tree.digest(wanted.server.trees["model"])
+
+
+@pytest.mark.skipif(find_spec("opacus") is None, reason="the account is opacus', of the extra federation")
+def test_texts_are_measured_at_sites_with_noise(folder: Path) -> None:
+    silos = [silo(folder, name, vocabulary="hashed:32") for name in NAMES]
+    metrics = ["federation_sensitivity", "grad_noise", "knn_probe"]
+    quiet = diagnose(CONFIG, link(silos, folder / "quiet"), metrics).frame
+    loud = diagnose(CONFIG, link(silos, folder / "loud", privacy=Privacy(1.0, 1.0, 1.0)), metrics).frame
+    about = ["metric", "client", "layer", "variant", "unit", "n_params", "n_samples", "n_train", "status"]
+    assert loud[about].equals(quiet[about])
+    assert (quiet["status"] == "ok").any()
 
 
 def test_words_have_their_lines_number_and_others_are_unknown(folder: Path) -> None:
