@@ -326,9 +326,9 @@ class _Joined:
                 self.home.states[self.site.name] = state
             self._present = present
         self.home.use(algorithm)
-        if isinstance(asked, Train):  # models kept before it are of an earlier state
+        if isinstance(asked, Train):  # models kept before it are of an earlier state, and until its end there is none
             self.home.forget()
-            self._tuned = None
+            self._tuned = self._present = None
         elif isinstance(asked, Score):
             self._take_tuned(lane, (*present, asked.done))
 

@@ -302,6 +302,22 @@ def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict
     assert "comes after request" in told(site, changed(seq=1, meta={"n": 2}))
 
 
+def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Listening(tmp_path / "listening")
+    federation.federate(replace(SHORT, algorithm="fedper", participation=1.0, rounds=1), line, progress=False)
+    sites = [Site(Given(TOY, "a"), tmp_path / name) for name in ("whole", "failing")]
+    for site in sites:
+        site.answer(line.asked["join"])
+    with monkeypatch.context() as patch:
+        patch.setattr("fedlayers.remote.site.check_trees", lambda *_: raise_from("the reply cannot be sent"))
+        assert "the reply cannot be sent" in told(sites[1], line.asked["train"])
+    wanted, found = (decode(site.answer(line.asked["train"])) for site in sites)
+    assert found.trees.keys() == wanted.trees.keys()
+    assert all(tree.digest(found.trees[name]) == tree.digest(wanted.trees[name]) for name in wanted.trees)
+
+
 def test_scores_alone_come_back_where_scores_are_asked_for(tmp_path: Path) -> None:
     def tensors(reply: Packet) -> bytes:
         return encode(Packet(reply.head, {"message/model": {"x": torch.ones(1)}}))
