@@ -36,6 +36,7 @@ from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
+from fl_core.records import store
 from fl_core.records.files import write_atomically, write_json
 from fl_core.scores import label_of, main_score
 from fl_core.task import Task
@@ -140,7 +141,9 @@ class Choice:
                 "training": [timed(cost.seconds) for _, _, cost in ways],
             }
         )
-        legend = f"Validation samples of seed {seed}, at the end of each; first_K: the first K layers stay FedAvg's."
+        own = store.Run(self.run).config["seed"]  # another one where the winner failed with the first
+        of = f"seed {seed}" if own == seed else f"seed {own} for the race and {seed} for FedAvg"
+        legend = f"Validation samples of {of}, at the end of each; first_K: the first K layers stay FedAvg's."
         return f"{shown.to_string(index=False)}\n\n{legend}"
 
     def lead(self) -> str:

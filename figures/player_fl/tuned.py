@@ -151,7 +151,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"Macro-F1 % on validation samples by method and learning rate; framed: the best, which the table's runs have. "
         f"pFedMe's rates are of its outer step, in this order: {pfedme}. Mean over clients by training samples, over "
-        f"two seeds and the last three of ten evaluations; the table's seeds are others.{missing_runs(header)}"
+        "two seeds and the last three of ten evaluations (of what is fine-tuned at the end the last); the table's "
+        f"seeds are others.{missing_runs(header)}"
     )
     finding = Finding(
         "no chosen rate lies at an end of its grid, where a better one might be beyond",

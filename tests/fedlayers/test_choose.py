@@ -201,6 +201,9 @@ def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, m
     assert other.measured.n_bytes == other.cost.n_bytes > 0
     assert other.cost.full_runs == pytest.approx(1 + 4 * 2 / 3)
     assert f"FedAvg, 2 own epochs: {other.best.name}" in choice.text()
+    assert "Validation samples of seed 0," in choice.side_by_side()
+    elsewhere = replace(choice, run=choose(replace(config, seed=3), tmp_path / "b", arms=("nothing", "half")).run)
+    assert "Validation samples of seed 3 for the race and 0 for FedAvg," in elsewhere.side_by_side()
     monkeypatch.setattr(runner, "run", None)  # everything is there
     again = choose(config, tmp_path, arms=("nothing", "half"), personalise=True).personalised
     pd.testing.assert_frame_equal(again.table, other.table)
