@@ -202,7 +202,8 @@ def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, m
     assert other.cost.full_runs == pytest.approx(1 + 4 * 2 / 3)
     assert f"FedAvg, 2 own epochs: {other.best.name}" in choice.text()
     assert "Validation samples of seed 0," in choice.side_by_side()
-    elsewhere = replace(choice, run=choose(replace(config, seed=3), tmp_path / "b", arms=("nothing", "half")).run)
+    of_3 = choose(config, tmp_path / "b", arms=("nothing", "half"), seeds=(3,))
+    elsewhere = replace(choice, run=of_3.run)
     assert "Validation samples of seed 3 for the race and 0 for FedAvg," in elsewhere.side_by_side()
     monkeypatch.setattr(runner, "run", None)  # everything is there
     again = choose(config, tmp_path, arms=("nothing", "half"), personalise=True).personalised
