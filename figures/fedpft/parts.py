@@ -15,7 +15,7 @@ from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
 from figures.differences import LEAST, difference, joint
 from figures.fedpft import fitted
-from figures.fedpft.fitted import ALPHA, FAR, HALF, MARGIN, ORIGIN, OURS, Table
+from figures.fedpft.fitted import ALPHA, HALF, MARGIN, OF_PAPER, ORIGIN, OURS, Table
 from figures.items import Drawing, Finding, View, set_apart
 from figures.page import markdown, missing_runs, percent
 from figures.recipe import Recipe, labels, scored_at_end, tested, trained
@@ -97,13 +97,14 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 STUDY = items.register(Recipe(
     NAME, "What FedPFT's parts, prompts and epochs do to its accuracy on CIFAR-10", RUNS, seeds=3,
-    budget="about four hours of one core; a run takes 2 to 6 minutes", measure=_measure,
+    budget="some six hours of one core; a run takes 5 to 10 minutes", measure=_measure,
+    paper={run: replace(config, **OF_PAPER) for run, config in RUNS.items()}, paper_seeds=3,
 ))  # fmt: skip
 
 
-def joined(frame: pd.DataFrame) -> pd.DataFrame:
+def joined(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of this study with those of the whole FedPFT, and of the one without contrast, of the other."""
-    source: Any = items.find(fitted.NAME)
+    source: Any = items.find(fitted.NAME).study.at("paper" if items.at_paper(header) else items.QUICK)
     other = source.read(source.path())[1]
     return pd.concat([frame, other[other["run"].isin(list(SHARED.values()))]], ignore_index=True)
 
@@ -140,14 +141,14 @@ TABLE = Table(
 
 
 def _ablation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    return fitted.draw(header, joined(frame), TABLE)
+    return fitted.draw(header, joined(header, frame), TABLE)
 
 
 # --- Figs. 7 to 9 ----------------------------------------------------------------------------------------------
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
-    values = fitted.measured(joined(frame))
+    values = fitted.measured(joined(header, frame))
     names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
     present = [value for value in sweep.values if names[value] in values.index]
     if set(present) <= {sweep.usual}:
@@ -173,7 +174,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
     page = markdown({
         sweep.axis: [f"{value}" for value in present], "Accuracy %": [percent(*found[value]) for value in present],
     })  # fmt: skip
-    return Drawing(figure, shown, caption, set_apart([_finding(values, sweep)], FAR), page)
+    return Drawing(figure, shown, caption, set_apart([_finding(values, sweep)], fitted.far(header)), page)
 
 
 def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:

@@ -39,7 +39,7 @@ def frame_of(values: dict[str, float], seeds: int = 3) -> pd.DataFrame:
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames here hold the other study's runs already."""
-    monkeypatch.setattr(parts, "joined", lambda frame: frame)
+    monkeypatch.setattr(parts, "joined", lambda header, frame: frame)
 
 
 def test_the_published_ablation_would_be_reproduced_and_its_opposite_not(beside: None) -> None:
