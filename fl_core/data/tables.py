@@ -83,7 +83,9 @@ def read_texts(path: Path, reading: Reading = PLAIN) -> tuple[Sequence[str], arr
 def named_columns(
     path: Path, names: Sequence[str], texts: Collection[str], reading: Reading
 ) -> tuple[dict[str, Cells], arrays.Place]:
-    """Some columns of a .csv or .parquet table, those of ``texts`` as text, and how messages name a row.
+    """Some columns of a .csv or .parquet table in the order of ``names``, and how messages name a row.
+
+    Those of ``texts`` are text.
 
     Raises:
         UsageError: one of them is not there, or twice.
@@ -178,7 +180,10 @@ def header_of(path: Path, reading: Reading) -> list[str]:
 def _columns(
     path: Path, header: Sequence[str], names: Sequence[str], texts: Collection[str], reading: Reading
 ) -> tuple[dict[str, Cells], arrays.Place]:
-    """The cells of some columns, and how messages name a row; those of ``texts`` are text in any file."""
+    """The cells of some columns in the order of ``names``, and how messages name a row.
+
+    Those of ``texts`` are text in any file.
+    """
     if path.suffix.lower() == PARQUET:
         return parquet.columns(path, names, texts), arrays.row_of_array
     rows = csv_rows(path, reading)
@@ -191,8 +196,8 @@ def _columns(
         table.append(cells if chosen is None else [cells[k] for k in chosen])
     if not table:
         raise UsageError(f"{path}: a header and no rows")
-    columns = zip(*table, strict=True)
-    return dict(zip(header if chosen is None else names, columns, strict=True)), lambda row: f"line {lines[row]}"
+    found = dict(zip(header if chosen is None else names, zip(*table, strict=True), strict=True))
+    return {name: found[name] for name in names}, lambda row: f"line {lines[row]}"
 
 
 def names_clients(path: Path, reading: Reading) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -60,6 +61,22 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
     ):
         assert message in terminal(line, code=2), line
     assert Path("new.csv").read_text().startswith("column 0")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_new_rows_may_have_their_columns_in_another_order(terminal, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
+    draw = np.random.default_rng(0)
+    rows = pd.DataFrame(draw.normal([50, 25, 3], [10, 4, 1], (60, 3)), columns=["age", "bmi", "crp"])
+    rows.assign(client=np.arange(60) % 2, label=rows["age"] > 50).to_csv("cohort.csv", index=False)
+    terminal("run --dataset cohort.csv --scale standard --algorithm fedavg --rounds 1 --out run")
+    terminal("export run --model global --out made.safetensors")
+    for k, order in enumerate((["age", "bmi", "crp"], ["crp", "age", "bmi"])):
+        new = rows[order]
+        new.to_csv(f"{k}.csv", index=False) if suffix == ".csv" else new.to_parquet(f"{k}.parquet", index=False)
+        terminal(f"predict made.safetensors --data {k}{suffix} --out said{k}.csv")
+    assert Path("said0.csv").read_text() == Path("said1.csv").read_text()
 
 
 def test_what_was_tuned_is_compared(terminal) -> None:

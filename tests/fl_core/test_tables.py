@@ -194,6 +194,18 @@ def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
     assert (again.transform(tables.read_features(path, made.columns)) == samples(federated, *SPLITS)).all()
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_features_come_in_the_order_of_their_names_whatever_the_file_has(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
+    table = frame()[["age", "dose", "one"]]
+    path = tmp_path / f"t{suffix}"
+    for order in (["one", "age", "dose"], ["client", "one", "age", "dose"]):
+        given = frame()[order]
+        given.to_csv(path, index=False) if suffix == ".csv" else given.to_parquet(path, index=False)
+        assert (tables.read_features(path, tuple(table)) == table.to_numpy(np.float32)).all()
+
+
 def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:
     table = frame()
     federated = data.load(written(tmp_path / "t.csv", table))
