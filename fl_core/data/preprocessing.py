@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from fl_core.data.arrays import Array
 from fl_core.errors import UsageError, check_known, listing
 
+FIXED = "fixed"
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -29,7 +31,7 @@ class Preprocessing:
 
     Attributes:
         columns: the feature columns' names, in the order in which the model takes them; empty = they have none.
-        scale, impute: how it was asked for.
+        scale, impute: how it was asked for; scale :data:`FIXED`: not fitted, but a dataset's own numbers.
         fill: of each column what a missing value becomes; empty = there may be none.
         centre, spread: of each column what is taken off, and then divided by; empty = nothing is.
     """

@@ -39,7 +39,8 @@ class Source:
         shuffled: whether the order in the file carries no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, where it has a header.
         scale, impute: what :meth:`fitted` is to do with a table's numbers; missing ones are NaN until then.
-        preprocessing: what it has done; None = nothing.
+        preprocessing: what a table's numbers have gone through, by :meth:`fitted` or by fixed numbers of the dataset's
+            own; None = nothing.
     """
 
     name: str
@@ -90,12 +91,14 @@ class Source:
         """The source with how its numbers are to be scaled and filled; nothing is fitted yet.
 
         Raises:
-            UsageError: it is no table of numbers, and something is asked for.
+            UsageError: something is asked for, and it is no table of numbers, or one that is prepared already.
         """
         asked = replace(self, scale=scale, impute=impute)
         if asked.prepares and (self.words is not None or self.x.ndim != 2):
             what = "texts" if self.words is not None else f"samples of shape {list(self.shape)}"
             raise UsageError(f"{self.name} holds {what}: scale and impute are for tables of numbers; leave them out")
+        if asked.prepares and self.preprocessing is not None:
+            raise UsageError(f"{self.name} is prepared by fixed numbers of its own: leave out scale and impute")
         return asked
 
     @cached_property
@@ -138,7 +141,8 @@ class Source:
             made = made or preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
             return replace(self, x=made.transform(self.x), preprocessing=made)
         if self.words is None:
-            return replace(self, preprocessing=Preprocessing(self.columns)) if self.columns else self
+            unprepared = self.preprocessing is None and self.columns
+            return replace(self, preprocessing=Preprocessing(self.columns)) if unprepared else self
         first = len(SPECIAL)
         counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
         order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so that the stable order is theirs

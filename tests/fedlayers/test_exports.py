@@ -10,6 +10,7 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.cli import main as cli
+from fl_core.data.named.heart import COLUMNS
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def terminal(tmp_path, monkeypatch, capsys):
 def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
     terminal("run --algorithm fedper --rounds 1 --out run")
     assert "va.safetensors.json" in terminal("export run --client va --out va.safetensors")
-    heads = [f"column {k}" for k in range(10)]
+    heads = list(COLUMNS)
     pd.DataFrame([[0.5] * 10, [-0.5] * 10], columns=heads).to_csv("new.csv", index=False)
     for scores, columns in (("probability", 7), ("logit", 7), ("none", 2)):
         assert "2 predictions: said.csv" in terminal(
@@ -60,7 +61,7 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
         ("predict run --data new.csv", "run is no exported model: there is no run.json beside it"),
     ):
         assert message in terminal(line, code=2), line
-    assert Path("new.csv").read_text().startswith("column 0")
+    assert Path("new.csv").read_text().startswith("age,sex")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

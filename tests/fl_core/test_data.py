@@ -198,6 +198,7 @@ def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
         ({"dataset": "digits", "partition": "non_iid_1", "dominance": 0.5}, "it belongs to non_iid_2"),
         ({"dataset": "digits", "partition": "non_iid_1", "clients": 10, "samples_per_client": 900}, "would need"),
         ({"dataset": "heart", "clients": 3}, "has 4 natural clients"),
+        ({"dataset": "heart", "scale": "standard"}, "heart is prepared by fixed numbers of its own: leave out scale"),
         ({"dataset": "digits", "clients": 2000}, "at most 1797 clients"),
         ({"dataset": "digits", "samples": 0}, "samples=0"),
         ({"dataset": "digits", "samples": 1798}, "ask for 1 to 1797"),

@@ -18,6 +18,7 @@ import fedlayers as fl
 from fl_core import exported, runner
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data.inputs import Inputs
+from fl_core.data.named.heart import COLUMNS, PREPARED
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.records.files import Folder, signed
@@ -200,6 +201,20 @@ def model(run: Path, tmp_path: Path) -> Path:
 X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
 
 
+def test_raw_patients_are_prepared_as_those_of_training_were(run: Path, model: Path, tmp_path: Path) -> None:
+    from fl_core.data.named import heart
+
+    assert exported.read(model).inputs.preprocessing == PREPARED
+    patients = pd.read_csv(Path(heart.__file__).with_name("heart.csv")).dropna(subset=list(COLUMNS))
+    trained, task = fl.load_models(run, which="personal")
+    rows = task.data.partition.indices["va"]["test"]
+    patients.iloc[rows].to_csv(tmp_path / "raw.csv", index=False)
+    said = fl.predict(model, tmp_path / "raw.csv")
+    expected = evaluate.predict(trained["va"], task.data.client("va").test.x)
+    assert torch.allclose(said.logits, expected, rtol=1e-5, atol=1e-5)
+    assert len(set(said.labels)) > 1
+
+
 def test_files_say_where_they_are_from_and_hold_no_pickle(run: Path, model: Path) -> None:
     about = exported.read(model).about
     stored = fl.Run(run)
@@ -242,7 +257,7 @@ def test_torch_export_is_the_same_function_for_any_number_of_samples_without_pic
     assert b"PK" not in starts.values()  # PyTorch's own zip, which has a pickle inside
     program = torch.export.load(made.path).module()
     for n in (1, 5):
-        assert torch.equal(program(torch.from_numpy(X[:n])), fl.predict(model, X[:n]).logits)
+        assert torch.equal(program(torch.from_numpy(PREPARED.transform(X[:n]))), fl.predict(model, X[:n]).logits)
     with pytest.raises(UsageError, match=r"va.pt2 is a program for others to run \(torch_export\)"):
         fl.predict(made.path, X)
 
@@ -252,7 +267,7 @@ def test_onnx_gives_the_same_logits(run, model, tmp_path) -> None:
     from onnx.reference import ReferenceEvaluator
 
     made = fl.export(run, tmp_path / "va.onnx", client="va", format="onnx")
-    (logits,) = ReferenceEvaluator(str(made.path)).run(None, {"x": X})
+    (logits,) = ReferenceEvaluator(str(made.path)).run(None, {"x": PREPARED.transform(X)})
     np.testing.assert_allclose(logits, fl.predict(model, X).logits.numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -303,7 +318,7 @@ def write(path: Path, text: str) -> Path:
 
 
 ROW = ",".join(["1"] * 10)
-HEAD = ",".join("abcdefghij")
+HEAD = ",".join(COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -312,12 +327,12 @@ HEAD = ",".join("abcdefghij")
         (lambda at: at / "nothing.csv", "no file or folder of new samples at .*nothing.csv"),
         (
             lambda at: write(at / "a.txt", ""),
-            r"a.txt: the model takes rows of 10 numbers, from .csv or .parquet or .npz",
+            r"a.txt: the model takes rows of 10 numbers \(age, .*\), from .csv or .parquet or .npz",
         ),
-        (lambda at: write(at / "a.csv", f"{HEAD[:-2]}\n{ROW[:-2]}\n"), "has 9 columns of features, .* takes 10"),
+        (lambda at: write(at / "a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"), "unknown column of .*a.csv 'oldpeak'"),
         (lambda at: write(at / "a.csv", f"{HEAD}\n"), "a header and no rows"),
-        (lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "column 'j', line 3: 'x' is not a number"),
-        (lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "column 'j', line 2.*: inf is not a finite"),
+        (lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "column 'oldpeak', line 3: 'x' is not a number"),
+        (lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "column 'oldpeak', line 2.*: inf is not a finite"),
         (lambda at: write(at / "a.npz", "no zip"), "a.npz is not a readable .npz file"),
         (lambda at: np.zeros((4, 9)), r"float32 of shape \[4, 9\], and the model takes rows of 10 numbers"),
         (lambda at: np.zeros((4, 8, 8), dtype=np.uint8), "the model takes rows of 10 numbers"),
@@ -332,6 +347,7 @@ def test_samples_unlike_those_of_training_are_refused(model: Path, tmp_path: Pat
 INPUTS = {
     "gray": Inputs((1, 8, 8), images=True),
     "floats": Inputs((1, 8, 8)),
+    "numbers": Inputs((3,)),
     "texts": Inputs((64,), words=("good",)),
     "named": Inputs((2,), preprocessing=Preprocessing(("age", "dose"))),
 }
@@ -345,6 +361,7 @@ INPUTS = {
         ("gray", lambda at: at, "no images"),
         ("floats", lambda at: np.zeros((2, 8, 8), dtype=np.uint8), r"takes floating-point samples \[n, 1, 8, 8\]"),
         ("floats", lambda at: at, r"floating-point samples .*, from .npz"),
+        ("numbers", lambda at: write(at / "a.csv", "a,b\n1,2\n"), "has 2 columns of features, and the model takes 3"),
         ("texts", lambda at: np.zeros((2, 8)), "the model takes texts: give a list"),
         ("texts", lambda at: ["fine", " "], "texts, row 1 .*: the text is empty"),
         ("texts", lambda at: write(at / "a.csv", "txt\nfine\n"), r"column of .*a.csv 'text': did you mean"),
@@ -370,7 +387,7 @@ def test_words_that_training_did_not_know_are_the_unknown() -> None:
 
 def test_samples_without_a_finite_answer_are_told(model: Path) -> None:
     x = X.copy()
-    x[3] = 3e38
+    x[3] = 2.5e38
     with pytest.raises(NonFiniteError, match="1 of 5 samples have outputs that are NaN or infinite, the first is 3"):
         fl.predict(model, x)
 

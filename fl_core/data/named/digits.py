@@ -18,7 +18,10 @@ from fl_core.data.sources import Source
     note="chosen to train well within seconds",
 )
 def digits() -> Source:
-    """scikit-learn's 1,797 handwritten digits, [1, 8, 8] pixels scaled to 0..1."""
+    """scikit-learn's 1,797 handwritten digits, [1, 8, 8] pixels scaled to 0..1.
+
+    They are floating-point samples: an exported model takes new ones scaled alike, divided by 16.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
