@@ -86,7 +86,7 @@ class Predictions:
     """What a model says of new samples.
 
     Attributes:
-        samples: where each is from: a line of a file, a row of an array (from 0), or an image's path in its folder.
+        samples: of each its number, from 0, in a table, array or list; of an image in a folder its path there.
         classes: names of the C classes; none: the model predicts a number.
         outputs: the model's, float32 [n, C]; [n, 1] where it predicts a number, or one logit for the second of two
             classes.
@@ -260,7 +260,7 @@ def predict(
     if bad:
         first = samples.names[bad[0]]
         raise NonFiniteError(
-            f"{len(bad)} of {len(outputs)} samples have outputs that are NaN or infinite, the first is {first}"
+            f"{len(bad)} of {len(outputs)} samples have outputs that are NaN or infinite, the first is sample {first}"
         )
     return Predictions(samples.names, exported.classes, outputs)
 

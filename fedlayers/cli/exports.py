@@ -50,7 +50,8 @@ class Export(Command):
 class Predict(Command):
     """Let an exported model label new samples: a line each, with a score for each class.
 
-    New samples are a .csv, .npz or .jsonl file or a folder of images, as for training but without labels.
+    New samples are a .csv, .npz or .jsonl file or a folder of images, as for training but without labels. In the table
+    of predictions the column sample is each one's number, from 0 in any file; of a folder's images the path there.
 
     Examples:
         fedlayers predict va.safetensors --data new_patients.csv --out predictions.csv

@@ -25,7 +25,7 @@ class Samples(NamedTuple):
     """New samples as a model takes them.
 
     Attributes:
-        names: where each is from: a line of a file, a row of an array (from 0), or an image's path in its folder.
+        names: of each its number, from 0, in a table, array or list; of an image in a folder its path there.
         x: float32 [n, *shape]; texts are int64 token ids [n, length].
     """
 
@@ -150,14 +150,15 @@ class Inputs:
         if not found:
             raise UsageError(f"{path}: no images ({', '.join(files.IMAGES)})")
         x = files.pixels(found, gray=self.shape[0] == 1)
-        return self._arrays(x, str(path), lambda row: found[row].relative_to(path).as_posix())
+        names = [file.relative_to(path).as_posix() for file in found]
+        return self._arrays(x, str(path), lambda row: names[row], names)
 
     def _texts(self, texts: Sequence[str], where: str, place: arrays.Place) -> Samples:
         text.check(texts, where, place)
         codes, words = text.encode(texts, self.shape[0])
-        return self._samples(self._source(codes, words).spelled(self.words or ()), place)
+        return self._samples(self._source(codes, words).spelled(self.words or ()))
 
-    def _arrays(self, x: Array, where: str, place: arrays.Place) -> Samples:
+    def _arrays(self, x: Array, where: str, place: arrays.Place, names: Sequence[str] | None = None) -> Samples:
         source = self._source(x)
         if source.is_image != self.images or source.shape != self.shape:
             shape = f"{x.dtype} of shape {list(x.shape)}"
@@ -168,13 +169,11 @@ class Inputs:
                 named = repr(self.columns[column]) if self.columns else column
                 raise UsageError(f"{where}, {place(row)}, column {named}: the value is missing, and nothing fills it")
             source = self._source(made.transform(x))
-        return self._samples(source, place)
+        return self._samples(source, names)
 
     @staticmethod
-    def _samples(source: Source, place: arrays.Place) -> Samples:
-        rows = range(len(source))
-        names = map(str, rows) if place is arrays.row_of_array else (place(row).removeprefix("line ") for row in rows)
-        return Samples(tuple(names), source.tensor(np.arange(len(source))))
+    def _samples(source: Source, names: Sequence[str] | None = None) -> Samples:
+        return Samples(tuple(names or map(str, range(len(source)))), source.tensor(np.arange(len(source))))
 
     def _source(self, x: Array, words: tuple[str, ...] | None = None) -> Source:
         """The samples as those of a dataset whose labels are not known."""

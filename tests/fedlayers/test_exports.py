@@ -44,7 +44,7 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
         said = pd.read_csv("said.csv", dtype={"predicted": str})
         assert said.shape == (2, columns)
         assert said["predicted"].tolist() == list(fl.predict("va.safetensors", "new.csv").labels)
-        assert said["sample"].tolist() == [2, 3]
+        assert said["sample"].tolist() == [0, 1]
     for line, message in (
         ("export run --client va --out va.safetensors", "va.safetensors is there already"),
         ("export run --model persnal --client va --out b", "unknown model 'persnal': did you mean 'personal'"),
