@@ -30,6 +30,7 @@ _ONE_FORM = ("x", "y")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
 _NO_HEADER = (SyntaxError, tokenize.TokenError)  # of an array, which is written as Python
 _NO_ZIP = (zipfile.BadZipFile, zlib.error)
+_NPZ = (b"PK", np.lib.format.MAGIC_PREFIX)  # how an archive begins, and a single array
 _DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, *_NO_ZIP, *_NO_HEADER)
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _Listing = dict[str, dict[str, list[Path]]]
@@ -313,6 +314,10 @@ def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
     try:
+        with path.open("rb") as opened:
+            start = opened.read(6)
+        if not start.startswith(_NPZ):  # numpy takes anything else for a pickle, and says how to load one
+            raise ValueError("it is no archive of arrays, which numpy.savez writes")
         file = np.load(path, allow_pickle=False)
     except _DAMAGED as error:
         raise UsageError(f"{path} is not a readable .npz file: {error}") from error
