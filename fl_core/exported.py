@@ -33,6 +33,8 @@ FORMAT = "fedlayers.model/1"
 OTHERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {"onnx": programs.onnx, "torch_export": programs.torch_export}
 """What other programs read, by name: a model and an example of its input to the bytes of a file."""
 FORMATS = ("safetensors", *OTHERS)
+SUFFIXES = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch_export"}
+"""Which format a file of weights has by its name."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def export(
     which: str = "personal",
     client: str | None = None,
     round: int | str = "last",
-    format: str = "safetensors",
+    format: str | None = None,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
     code: Collection[str] = (),
@@ -176,15 +178,17 @@ def export(
         client: whose; None where all clients have the same.
         round: one with a checkpoint, or ``last``.
         format: ``safetensors``; or, for other programs, ``onnx``, which takes the packages onnx and onnxscript, or
-            ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file says.
+            ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file says. None =
+            by the suffix of ``out``, of :data:`SUFFIXES`; with any other ``safetensors``.
         data, model, code: as of :func:`fl_core.runner.resume`.
 
     Raises:
-        UsageError: no such run, round, model or client; a file that is there; a model that the format cannot hold.
+        UsageError: no such run, round, model or client; a file that is there, or is named as one of another format; a
+            model that the format cannot hold.
         CorruptError: what is stored is damaged.
     """
     out = Path(out)
-    check_known("format of a model", format, FORMATS)
+    format = _format(out, format)
     _check_free(out)
     found = store.Run(path)
     trained, task = runner.load_models(path, round, which, data=data, model=model, code=code)
@@ -340,6 +344,21 @@ def _fresh(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _format(out: Path, asked: str | None) -> str:
+    """The format that is asked for, or else that of the file's name."""
+    named = SUFFIXES.get(out.suffix.lower())
+    if asked is None:
+        return named or FORMATS[0]
+    check_known("format of a model", asked, FORMATS)
+    if named not in (None, asked):
+        suffix = next(suffix for suffix, name in SUFFIXES.items() if name == asked)
+        raise UsageError(
+            f"{out} is named as a file of format {named}, and the format asked for is {asked}: name it "
+            f"{out.with_suffix(suffix).name}, or leave the format out"
+        )
+    return asked
 
 
 def _check_free(out: Path) -> None:

@@ -23,14 +23,17 @@ class Export(Command):
     Examples:
         fedlayers export runs/fedper --client va --out va.safetensors
         fedlayers export runs/fedavg --model global --round 10 --out heart.safetensors
-        fedlayers export runs/fedavg --model global --format torch_export --out heart.pt2
+        fedlayers export runs/fedavg --model global --out heart.pt2
     """
 
     dir: RunDirectory
     model: Annotated[str, option("personal, global or local.")] = "personal"
     client: Annotated[str | None, option("Whose; not needed where all have the same.", "NAME")] = None
     round: Annotated[str, option("A round with a checkpoint, or last.")] = "last"
-    format: Annotated[str, option("safetensors; for other programs, onnx or torch_export.")] = "safetensors"
+    format: Annotated[
+        str | None,
+        option("safetensors; for other programs, onnx or torch_export. By default that of --out's suffix.", "NAME"),
+    ] = None
     out: Annotated[Path, option("The file of weights, new.", "FILE")]
     model_code: ModelCode = ()
 

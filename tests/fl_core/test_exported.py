@@ -252,7 +252,8 @@ def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
 
 
 def test_torch_export_is_the_same_function_for_any_number_of_samples_without_pickle(run, model, tmp_path) -> None:
-    made = fl.export(run, tmp_path / "va.pt2", client="va", format="torch_export")
+    made = fl.export(run, tmp_path / "va.pt2", client="va")  # the suffix says the format
+    assert made.about["file"]["format"] == "torch_export"
     with zipfile.ZipFile(made.path) as archive:
         starts = {member.filename: archive.read(member)[:2] for member in archive.infolist()}
     assert b"PK" not in starts.values()  # PyTorch's own zip, which has a pickle inside
@@ -299,6 +300,11 @@ def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format
         ({"client": "va", "which": "global"}, "no 'global' models .* it has: .*personal"),
         ({"client": "va", "round": 7}, "no checkpoint after round 7; there are: 1, 2"),
         ({"client": "va", "format": "onxx"}, "unknown format of a model 'onxx': did you mean 'onnx'"),
+        (
+            {"client": "va", "format": "onnx", "out": "a.pt2"},
+            "a.pt2 is named as a file of format torch_export, and .* onnx",
+        ),
+        ({"client": "va", "format": "safetensors", "out": "a.onnx"}, "name it a.safetensors, or leave the format out"),
         ({"client": "va", "out": "nowhere/a"}, "there is no folder .*nowhere"),
         ({"client": "va", "out": "there"}, "there is there already"),
         ({"client": "va", "out": "beside"}, "beside.json is there already"),
@@ -389,7 +395,7 @@ def test_words_that_training_did_not_know_are_the_unknown() -> None:
 def test_samples_without_a_finite_answer_are_told(model: Path) -> None:
     x = X.copy()
     x[3] = 2.5e38
-    with pytest.raises(NonFiniteError, match="1 of 5 samples .* NaN or infinite, the first is sample 3"):
+    with pytest.raises(NonFiniteError, match=r"1 of 5 samples .* NaN or infinite, the first is sample 3"):
         fl.predict(model, x)
 
 
