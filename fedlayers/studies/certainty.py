@@ -70,8 +70,8 @@ class Certainty:
         differences: a line for each other arm: leader - arm in macro-F1 (0 to 1), its simultaneous 95 % interval
             (Tukey's, over all pairs of arms, so that picking the best of them is allowed for), and ``excluded``.
         at_stake: what following the leader may lose against an arm that is left, at most; NaN where that is not known.
-        more_seeds: about how many further races would decide, from the deviation seen; None where nothing is to decide
-            or it cannot be told.
+        more_seeds: about how many further races would decide, from the deviation seen; None where nothing is to decide,
+            they are more than 999, or no number of them would: an arm that is left is above the leader by the margin.
     """
 
     verdict: str
@@ -93,6 +93,26 @@ class Certainty:
     def diverged(self) -> str:
         """That no candidate was trained with every seed, in a sentence."""
         return "Not decided: every candidate diverged with some seed."
+
+    def stake(self, who: str) -> str:
+        """What following the leader may lose, how many seeds would decide, and which arms are above it, in sentences.
+
+        Args:
+            who: what the first sentence begins with, such as ``The leader``.
+        """
+        left = self.differences[self.differences["arm"].isin(self.left)]
+        if self.more_seeds is not None:
+            more = f"about {self.more_seeds} more seeds would decide"
+        elif (left["difference"] <= -MARGIN).any():
+            more = "no number of seeds would decide, for it has not the highest macro-F1"
+        else:
+            more = "more than 999 further seeds would decide"
+        parts = [f"{who} may lose up to {100 * self.at_stake:.1f} points of macro-F1; {more}."]
+        for line in left[left["high"] < 0].itertuples():
+            value, low, high = (f"{-100 * end:.1f}" for end in (line.difference, line.high, line.low))
+            above = f"{line.arm} has a higher macro-F1 than the leader, by {value} points [{low}, {high}]"
+            parts.append(f"{above}; the leader leads by its loss.")
+        return " ".join(parts)
 
 
 def ranked(judged: pd.DataFrame) -> list[str]:
@@ -195,11 +215,13 @@ def _reach(n_arms: int, freedom: int) -> float:
 
 
 def _more(means: pd.Series, left: list[str], deviation: float, reach: float, n_seeds: int, margin: float) -> int | None:
-    """How many further seeds would exclude each remaining arm or put it within the margin; None above 999."""
+    """How many further seeds would exclude each remaining arm or put it within the margin; None above 999, or never."""
     needed = 0.0
     for name in left[1:]:
-        gap = abs(float(means[left[0]] - means[name]))
-        resolvable = max(gap / reach, (margin - gap) / float(stats.norm.ppf(LEVEL)))
+        gap = float(means[left[0]] - means[name])
+        resolvable = max(gap / reach, (margin - abs(gap)) / float(stats.norm.ppf(LEVEL)))
+        if resolvable <= 0:
+            return None
         needed = max(needed, 2 * (deviation / resolvable) ** 2)
     more = math.ceil(needed) - n_seeds
     return max(1, more) if more <= 999 else None

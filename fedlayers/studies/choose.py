@@ -167,11 +167,8 @@ class Choice:
                 f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of {word} of each "
                 "other; this one sends least."
             )
-        more = "more than 999 further seeds" if race.more_seeds is None else f"about {race.more_seeds} more seeds"
-        return (
-            f"Not decided between {listing(race.left)}. The leader, {self.winner.name} ({self.winner.words}), may lose "
-            f"up to {100 * race.at_stake:.1f} points of {word}; {more} would decide."
-        )
+        stake = race.stake(f"The leader, {self.winner.name} ({self.winner.words}),")
+        return f"Not decided between {listing(race.left)}. {stake}"
 
     def to_json(self) -> dict[str, Any]:
         """The choice as a dictionary for JSON, as in ``choice.json``."""

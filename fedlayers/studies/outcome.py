@@ -107,9 +107,7 @@ def _said(do: str, table: pd.DataFrame, seeds: int, sure: Certainty | None, arms
         within = f"{listing(sure.left)} are within {100 * MARGIN:g} point of macro-F1 of each other"
         return [f"**It does not matter: {within}.**", f"Least is sent by this one: {do}."]
     if sure is not None and sure.verdict == "not decided":
-        more = "more than 999 further seeds" if sure.more_seeds is None else f"about {sure.more_seeds} more seeds"
-        stake = f"That may lose up to {100 * sure.at_stake:.1f} points of macro-F1; {more} would decide."
-        return [f"**Not decided between {listing(sure.left)}.**", leader, stake]
+        return [f"**Not decided between {listing(sure.left)}.**", leader, sure.stake("That")]
     basis = "A rule decided that from one local epoch, which says nothing of how sure it is."
     if sure is not None:
         basis = f"Every other candidate is excluded on validation samples (95 %, paired over {seeds} races)."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,28 @@ def test_the_verdict_follows_the_scatter(means: list[float], deviation: float, v
     seen = certainty(judged_of(means, deviation, 6))
     assert (seen.verdict, len(seen.left)) == (verdict, left)
     assert (seen.more_seeds is not None) == (verdict == "not decided")
+
+
+def test_no_number_of_seeds_excludes_an_arm_above_the_leader() -> None:
+    """The leader is the one with the highest score, which its loss may give it."""
+    judged = judged_of([0.34, 0.40, 0.20], 0.005, 100).assign(score=lambda lines: lines["arm"] == "arm0")
+    seen = certainty(judged)
+    assert (seen.verdict, seen.left, seen.more_seeds) == ("not decided", ("arm0", "arm1"), None)
+    line = seen.differences.set_index("arm").loc["arm1"]
+    assert line["high"] < 0
+    said = seen.stake("That")
+    assert "no number of seeds would decide" in said
+    by = rf"{-100 * line['difference']:.1f} points \[{-100 * line['high']:.1f}, {-100 * line['low']:.1f}\]"
+    assert re.search(f"arm1 has a higher macro-F1 than the leader, by {by}; the leader leads by its loss.", said)
+
+
+def test_seeds_may_show_that_an_arm_just_above_the_leader_does_not_matter() -> None:
+    values = {"arm0": (0.48, 0.52, 0.52, 0.48), "arm1": (0.483, 0.483, 0.523, 0.523)}
+    lines = [(arm, seed, f1, arm == "arm0") for arm, each in values.items() for seed, f1 in enumerate(each)]
+    judged = pd.DataFrame(lines, columns=["arm", "seed", "macro_f1", "score"])
+    seen = certainty(judged)
+    assert (seen.verdict, seen.more_seeds is not None) == ("not decided", True)
+    assert "higher macro-F1" not in seen.stake("That")
 
 
 def test_the_intervals_are_tukeys() -> None:
