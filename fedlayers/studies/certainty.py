@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -13,11 +13,13 @@ from scipy import stats
 
 from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.skill import UNKNOWN, Skill, skill
-from fl_core.scores import main_score
+from fl_core.scores import label_of, main_score
 
 MARGIN = 0.01
 """Differences of macro-F1 within this are said not to matter: one point."""
 LEVEL = 0.95
+DIGITS = 9
+"""Of scores that are compared: what differs in later ones is rounding."""
 
 
 class OneRace(NamedTuple):
@@ -81,6 +83,8 @@ class Certainty:
     more_seeds: int | None
     skill: Skill = UNKNOWN
     """Balanced accuracy above guessing."""
+    tie: str = ""
+    """That the leader's score was another arm's too, and what has decided between them, in a sentence."""
 
     def guessed(self) -> str:
         """That no candidate is shown to have learned anything, in a sentence."""
@@ -118,12 +122,31 @@ class Certainty:
 def ranked(judged: pd.DataFrame) -> list[str]:
     """The arms, the best first: by how many seeds they failed with, then by their mean score over the others.
 
+    Equal scores, as of two arms of which one has the higher macro-F1 and one the lower loss, are told apart by macro-F1
+    (of a regression R2).
+
     Args:
         judged: as :class:`~fedlayers.studies.race.Standing` has it.
     """
-    scores = judged.pivot(index="arm", columns="seed", values="score").loc[judged["arm"].unique()]
-    order = pd.DataFrame({"failed": scores.isna().sum(axis=1), "lost": -scores.mean(axis=1)})
-    return [str(name) for name in order.sort_values(["failed", "lost"], kind="stable").index]
+    return [str(name) for name in _order(judged).index]
+
+
+def _order(judged: pd.DataFrame) -> pd.DataFrame:
+    """A line for each arm, the best first: ``failed`` seeds, and mean ``score`` and ``main`` score, both negative."""
+    main = main_score(judged.columns)
+    grid = judged.pivot(index="arm", columns="seed", values=["score", main]).loc[judged["arm"].unique()]
+    means = {"score": -grid["score"].mean(axis=1).round(DIGITS), "main": -grid[main].mean(axis=1).round(DIGITS)}
+    order = pd.DataFrame({"failed": grid["score"].isna().sum(axis=1), **means})
+    return order.sort_values(["failed", "score", "main"], kind="stable")
+
+
+def _tie(judged: pd.DataFrame) -> str:
+    """That the leader and another arm, trained with every seed, have one score and two macro-F1; empty if not so."""
+    order, word = _order(judged), label_of(main_score(judged.columns))
+    level = order[(order["failed"] == 0) & (order["score"] == order["score"].iloc[0])]
+    if order["failed"].iloc[0] or level["main"].nunique() < 2:
+        return ""
+    return f"The first place was a tie of {word} against loss, broken by {word}."
 
 
 def leader_of(judged: pd.DataFrame) -> str:
@@ -157,6 +180,10 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     >>> seen.verdict, seen.left
     ('decided', ('a',))
     """
+    return replace(_certainty(judged, margin), tie=_tie(judged))
+
+
+def _certainty(judged: pd.DataFrame, margin: float) -> Certainty:
     order = ranked(judged)
     leader = order[0]
     table = judged.pivot(index="arm", columns="seed", values=main_score(judged.columns)).loc[judged["arm"].unique()]

@@ -150,12 +150,13 @@ class Choice:
         """What to use and how certain that is, in one or two sentences."""
         do = self.winner.words[0].upper() + self.winner.words[1:] + "."
         race, points, word = self.certainty, 100 * MARGIN, label_of(self.main)
+        tie = [race.tie] if race.tie else []
         if race.verdict == "one race":
             loss = one_race([arm.name for arm in self.arms], self.whole)
-            parts = [f"One race says: {self.winner.words}.", loss, "How sure that is takes repeated races: --seeds 3."]
-            return " ".join(part for part in parts if part)
+            more = "How sure that is takes repeated races: --seeds 3."
+            return " ".join([f"One race says: {self.winner.words}.", *tie, *([loss] if loss else []), more])
         if race.verdict == "decided":
-            return f"{do} Every other candidate is excluded (95 %, paired by seed)."
+            return " ".join([do, "Every other candidate is excluded (95 %, paired by seed).", *tie])
         if race.verdict == "all diverged":
             count = sum(arm == self.winner.name for arm, _ in self.standing.failed)
             of_all = f"{count} of {self.standing.judged['seed'].nunique()}"
@@ -168,7 +169,7 @@ class Choice:
                 "other; this one sends least."
             )
         stake = race.stake(f"The leader, {self.winner.name} ({self.winner.words}),")
-        return f"Not decided between {listing(race.left)}. {stake}"
+        return " ".join([f"Not decided between {listing(race.left)}.", stake, *tie])
 
     def to_json(self) -> dict[str, Any]:
         """The choice as a dictionary for JSON, as in ``choice.json``."""
@@ -211,9 +212,10 @@ def choose(
 
     Each arm runs to the end, or to a share of the rounds, which is cheaper. An arm's score in an evaluated round is
     z(macro-F1) - z(loss) of its validation scores, standardised over the arms; the mean over the last three evaluated
-    rounds, and over the seeds, decides. (Beside an arm that fine-tunes at the end, whose model has no other round, the
-    last one decides alone.) Nobody is dropped earlier. The winner's run of the first seed is complete at the end. Test
-    samples are scored and stored with each run, as always, but nothing here reads them.
+    rounds, and over the seeds, decides, and of equal ones the higher macro-F1. (Beside an arm that fine-tunes at the
+    end, whose model has no other round, the last one decides alone.) Nobody is dropped earlier. The winner's run of the
+    first seed is complete at the end. Test samples are scored and stored with each run, as always, but nothing here
+    reads them.
 
     The same call goes on after a stop. Below ``out``: ``arms/`` (run directories), ``standing.csv``, ``choice.json``
     and, where the winner obeys a plan, ``plan.json`` with the race as its evidence.

@@ -93,10 +93,11 @@ def lead(do: str, table: pd.DataFrame, seeds: int, sure: Certainty | None, arms:
 def _said(do: str, table: pd.DataFrame, seeds: int, sure: Certainty | None, arms: tuple[str, ...]) -> list[str]:
     found = {(line.against, line.metric): str(line.sign) for line in table.itertuples()}
     all_and_none = {name: found.get((name, "macro_f1")) for name in ("fedavg", "local")}
-    leader = f"{'The rule says' if sure is None else 'The leader of the race'}: {do}."
+    tie = "" if sure is None else sure.tie
+    leader = f"{'The rule says' if sure is None else 'The leader of the race'}: {do}. {tie}".rstrip()
     if seeds < 2:
         what, loss = ("measurement", "") if sure is None else ("race", one_race(arms))
-        return [f"**One {what} says: {do}.**", loss, "How sure that is takes more seeds."]
+        return [f"**One {what} says: {do}.**", tie, loss, "How sure that is takes more seeds."]
     if found.get(("majority", "macro_f1"), "higher") != "higher" or found.get(("majority", "accuracy")) == "lower":
         return ["**Not decided: no gain over always answering each client's majority class is shown.**", leader]
     if sure is not None and sure.verdict == "all diverged":
@@ -117,7 +118,7 @@ def _said(do: str, table: pd.DataFrame, seeds: int, sure: Certainty | None, arms
     if "higher" not in all_and_none.values():
         others = listing(AGAINST[name] for name, sign in all_and_none.items() if sign is not None)
         return [f"**Not decided: on test samples the choice is not told apart from {others}.**", leader, basis]
-    return [f"**{do[0].upper()}{do[1:]}.**", basis]
+    return [f"**{do[0].upper()}{do[1:]}.**", basis, tie]
 
 
 def _gain(line: Any) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from fedlayers.diagnostics.measure import instruments
 from fedlayers.studies import certainty as certain
-from fedlayers.studies import race
+from fedlayers.studies import outcome, race
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
 from fedlayers.studies.certainty import certainty, leader_of, ranked
 from fedlayers.studies.choose import choose
@@ -272,6 +272,28 @@ def test_the_verdict_follows_the_scatter(means: list[float], deviation: float, v
     seen = certainty(judged_of(means, deviation, 6))
     assert (seen.verdict, len(seen.left)) == (verdict, left)
     assert (seen.more_seeds is not None) == (verdict == "not decided")
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("first", ["arm0", "arm1"])
+def test_macro_f1_breaks_a_tie_of_it_against_loss(seeds: int, first: str, raced: Raced) -> None:
+    """Of two arms one has a score of +1 - 1 and one of -1 + 1, however much they differ; rounding does not lead."""
+    judged = judged_of([0.5, 0.5], 0.0, seeds)
+    judged["macro_f1"] += 0.1 * (judged["arm"] == first)
+    judged["score"] = np.where(judged["arm"] == first, -1e-16, 1e-16)
+    assert leader_of(judged) == first
+    sure = certainty(judged)
+    assert sure.tie == "The first place was a tie of macro-F1 against loss, broken by macro-F1."
+    assert sure.tie in replace(raced[1], certainty=sure).lead()
+    worth = pd.DataFrame(columns=["against", "metric", "value", "low", "high", "sign"])
+    assert sure.tie in outcome.lead("share every layer", worth, seeds, sure).text
+
+
+def test_equal_arms_are_in_their_order_and_no_tie_is_said_to_be_broken() -> None:
+    judged = judged_of([0.5, 0.5, 0.4], 0.0, 2)
+    assert ranked(judged) == ["arm0", "arm1", "arm2"]
+    assert certainty(judged).tie == ""
+    assert certainty(judged_of([0.5, 0.4], 0.0, 2)).tie == ""
 
 
 def test_no_number_of_seeds_excludes_an_arm_above_the_leader() -> None:
