@@ -97,6 +97,7 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
         f"Candidates with the same data, start and batches were trained up to round {choice.until} with {seeds} "
         f"{'seed' if seeds == 1 else 'seeds'} each, and judged on validation samples."
     )
+    page.text(f"What the race alone says: {choice.lead()}")
     words = {arm.name: arm.words for arm in choice.arms}
     table = choice.table.assign(what=choice.table["arm"].map(words))
     of_leader = choice.certainty.differences.set_index("arm")

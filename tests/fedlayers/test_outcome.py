@@ -145,6 +145,8 @@ def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
     assert found.lead.text.startswith("**Not decided: no gain over always answering each client's majority class")
     head = re.sub("</?strong>", "**", unescape((tmp_path / "out" / "report.html").read_text()))
     assert f'<p class="lead">{found.lead.text}</p>' in head
+    assert found.choice is not None
+    assert f"What the race alone says: {found.choice.lead()}" in head
 
 
 @pytest.fixture
