@@ -95,3 +95,26 @@ def label_of(name: str) -> str:
     ('balanced accuracy', 'AUROC', 'train loss')
     """
     return TABLE[name].label if name in TABLE else name.replace("_", " ")
+
+
+def column_of(name: str) -> str:
+    """What the column of a score's values is called where :func:`in_column` writes them."""
+    return f"{label_of(name)} %" if TABLE[name].share else label_of(name)
+
+
+def in_column(name: str, value: float) -> str:
+    """A score's value for a column: in percent if it lies between 0 and 1, else as it is.
+
+    >>> in_column("macro_f1", 0.617), in_column("r2", -0.332)
+    ('61.7', '-0.332')
+    """
+    return f"{100 * value:.1f}" if TABLE[name].share else f"{value:.3f}"
+
+
+def in_points(name: str, value: float) -> str:
+    """A difference of a score's values: in points of a hundred where the values are in percent, else as it is.
+
+    >>> in_points("macro_f1", 0.06), in_points("r2", 0.06)
+    ('6.0 points', '0.060')
+    """
+    return in_column(name, value) + " points" * TABLE[name].share

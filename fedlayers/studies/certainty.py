@@ -12,8 +12,8 @@ import pandas as pd
 from scipy import stats
 
 from fedlayers.studies.arms import DEFAULT
-from fedlayers.studies.skill import UNKNOWN, Skill, skill
-from fl_core.scores import label_of, main_score
+from fedlayers.studies.skill import UNKNOWN, Skill, best_r2, skill
+from fl_core.scores import CLASSIFICATION, MAIN, REGRESSION, in_column, in_points, label_of, main_score
 
 MARGIN = 0.01
 """Differences of macro-F1 within this are said not to matter: one point."""
@@ -82,7 +82,9 @@ class Certainty:
     at_stake: float
     more_seeds: int | None
     skill: Skill = UNKNOWN
-    """Balanced accuracy above guessing."""
+    """Balanced accuracy above guessing; of a regression the best candidate's R2."""
+    main: str = MAIN[CLASSIFICATION]
+    """The score that all this is about."""
     tie: str = ""
     """That the leader's score was another arm's too, and what has decided between them, in a sentence."""
 
@@ -92,6 +94,17 @@ class Certainty:
         return (
             f"Not decided: no candidate is shown to do better than guessing on validation samples (balanced accuracy "
             f"{value} points above it, at least {low} with 95 % confidence)."
+        )
+
+    def none_above_mean(self) -> str:
+        """That no candidate of a regression is shown to do better than the mean, in a sentence; else empty."""
+        value, low = self.skill
+        if self.main != MAIN[REGRESSION] or math.isnan(value) or self.skill.shown or (math.isnan(low) and value > 0):
+            return ""
+        least = "" if math.isnan(low) else f", at least {in_column(self.main, low)} with 95 % confidence"
+        return (
+            "No candidate is shown to do better than predicting the mean on validation samples (the best has R2 "
+            f"{in_column(self.main, value)}{least})."
         )
 
     def diverged(self) -> str:
@@ -105,17 +118,18 @@ class Certainty:
             who: what the first sentence begins with, such as ``The leader``.
         """
         left = self.differences[self.differences["arm"].isin(self.left)]
+        word = label_of(self.main)
         if self.more_seeds is not None:
             more = f"about {self.more_seeds} more seeds would decide"
         elif (left["difference"] <= -MARGIN).any():
-            more = "no number of seeds would decide, for it has not the highest macro-F1"
+            more = f"no number of seeds would decide, for it has not the highest {word}"
         else:
             more = "more than 999 further seeds would decide"
-        parts = [f"{who} may lose up to {100 * self.at_stake:.1f} points of macro-F1; {more}."]
+        parts = [f"{who} may lose up to {in_points(self.main, self.at_stake)} of {word}; {more}."]
         for line in left[left["high"] < 0].itertuples():
-            value, low, high = (f"{-100 * end:.1f}" for end in (line.difference, line.high, line.low))
-            above = f"{line.arm} has a higher macro-F1 than the leader, by {value} points [{low}, {high}]"
-            parts.append(f"{above}; the leader leads by its loss.")
+            low, high = (in_column(self.main, -end) for end in (line.high, line.low))
+            by = f"{in_points(self.main, -line.difference)} [{low}, {high}]"
+            parts.append(f"{line.arm} has a higher {word} than the leader, by {by}; the leader leads by its loss.")
         return " ".join(parts)
 
 
@@ -162,7 +176,8 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     An arm is excluded where the leader is above it by more than the studentized range's q sqrt(1 / 2) standard errors.
     Those left do not matter where two one-sided t tests place each pair within the margin. None of this is asked where
     the arms together are not shown to do better than guessing (:mod:`fedlayers.studies.skill`): a difference in
-    macro-F1 is then one of how they guess.
+    macro-F1 is then one of how they guess. Of a regression it is asked nevertheless, for a higher R2 is a smaller error
+    also below 0; what is not shown is said beside it (:meth:`Certainty.none_above_mean`).
 
     Args:
         judged: as :class:`~fedlayers.studies.race.Standing` has it; arms that failed with a seed are excluded, unless
@@ -180,7 +195,9 @@ def certainty(judged: pd.DataFrame, margin: float = MARGIN) -> Certainty:
     >>> seen.verdict, seen.left
     ('decided', ('a',))
     """
-    return replace(_certainty(judged, margin), tie=_tie(judged))
+    main = main_score(judged.columns)
+    sure = replace(_certainty(judged, margin), main=main, tie=_tie(judged))
+    return replace(sure, skill=best_r2(judged)) if main == MAIN[REGRESSION] else sure
 
 
 def _certainty(judged: pd.DataFrame, margin: float) -> Certainty:

@@ -38,7 +38,7 @@ from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.records.files import write_atomically, write_json
-from fl_core.scores import label_of, main_score
+from fl_core.scores import TABLE, column_of, in_column, label_of, main_score
 from fl_core.task import Task
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Choice:
         shown = pd.DataFrame(
             {
                 "arm": self.table["arm"],
-                f"{word} %": [f"{100 * value:.1f}" for value in self.table[self.main]],
+                column_of(self.main): [in_column(self.main, value) for value in self.table[self.main]],
                 "loss": [f"{value:.3f}" for value in self.table["loss"]],
                 "score": [f"{value:+.2f}" for value in self.table["score"]],
             }
@@ -134,7 +134,7 @@ class Choice:
         shown = pd.DataFrame(
             {
                 "way": [way for way, _, _ in ways],
-                f"{label_of(self.main)} %": [f"{100 * scores[self.main]:.1f}" for _, scores, _ in ways],
+                column_of(self.main): [in_column(self.main, scores[self.main]) for _, scores, _ in ways],
                 "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
                 "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
                 "sent": [sized(cost.n_bytes) for _, _, cost in ways],
@@ -147,9 +147,12 @@ class Choice:
         return f"{shown.to_string(index=False)}\n\n{legend}"
 
     def lead(self) -> str:
-        """What to use and how certain that is, in one or two sentences."""
+        """What to use and how certain that is, in a few sentences."""
+        return " ".join(part for part in (self.certainty.none_above_mean(), self._says()) if part)
+
+    def _says(self) -> str:
         do = self.winner.words[0].upper() + self.winner.words[1:] + "."
-        race, points, word = self.certainty, 100 * MARGIN, label_of(self.main)
+        race = self.certainty
         tie = [race.tie] if race.tie else []
         if race.verdict == "one race":
             loss = one_race([arm.name for arm in self.arms], self.whole)
@@ -164,9 +167,10 @@ class Choice:
         if race.verdict == "nothing learned":
             return f"{race.guessed()} {do} It sends least."
         if race.verdict == "no matter":
+            margin = f"{100 * MARGIN:g} point" if TABLE[self.main].share else f"{MARGIN:g}"
             return (
-                f"{do} It does not matter here: {listing(race.left)} are within {points:g} point of {word} of each "
-                "other; this one sends least."
+                f"{do} It does not matter here: {listing(race.left)} are within {margin} of {label_of(self.main)} of "
+                "each other; this one sends least."
             )
         stake = race.stake(f"The leader, {self.winner.name} ({self.winner.words}),")
         return " ".join([f"Not decided between {listing(race.left)}.", stake, *tie])

@@ -1,4 +1,4 @@
-"""Whether a race's candidates have learned anything: their balanced accuracy above what guessing reaches.
+"""Whether a race's candidates have learned anything: balanced accuracy above guessing; of a regression an R2 above 0.
 
 Where nothing can be learned, candidates still differ in macro-F1: those that share average their models and guess one
 class more often than those that train alone. Such a difference is real, and says nothing of which layers to share.
@@ -20,7 +20,7 @@ LEVEL = 0.95
 
 
 class Skill(NamedTuple):
-    """Balanced accuracy above guessing, of all candidates together.
+    """Balanced accuracy above guessing, of all candidates together; of a regression the best candidate's R2.
 
     Attributes:
         value: mean over candidates and seeds, -1 to 1; about 0 = they guess.
@@ -91,3 +91,23 @@ def skill(judged: pd.DataFrame) -> Skill:
         return UNKNOWN
     mean, low, _ = statistics.mean_interval(values.mean(), level=2 * LEVEL - 1)
     return Skill(mean, low)
+
+
+def best_r2(judged: pd.DataFrame) -> Skill:
+    """The R2 of the candidate for which the most is shown, 0 = it is as good as predicting the mean.
+
+    An R2 has no lower end, so that one bad candidate would hide all others in a mean over them. The limit is instead
+    the highest of the candidates' own, each at the level divided by how many they are (Bonferroni), which allows for
+    picking it. With one seed, which has no limit, it is the highest R2. Candidates that failed with a seed count not.
+
+    >>> means = {"a": 0.5, "b": -9}
+    >>> lines = [{"arm": arm, "seed": seed, "r2": means[arm] + 0.01 * seed} for arm in means for seed in range(3)]
+    >>> best_r2(pd.DataFrame(lines)).shown
+    True
+    """
+    values = judged.pivot(index="arm", columns="seed", values="r2").dropna()
+    if values.empty:
+        return UNKNOWN
+    each = [statistics.mean_interval(of_arm, len(values), 2 * LEVEL - 1) for _, of_arm in values.iterrows()]
+    best = max(each, key=lambda one: one.value if math.isnan(one.low) else one.low)
+    return Skill(best.value, best.low)

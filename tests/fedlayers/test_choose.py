@@ -274,6 +274,46 @@ def test_the_verdict_follows_the_scatter(means: list[float], deviation: float, v
     assert (seen.more_seeds is not None) == (verdict == "not decided")
 
 
+def test_r2_is_a_number_and_no_percentage(raced: Raced) -> None:
+    """As in a comparison; the best of the arms is not hidden by one whose R2 has no lower end."""
+    judged = judged_of([0.50, 0.51, -171.7], 0.02, 6).rename(columns={"macro_f1": "r2"}).assign(loss=1.0)
+    choice = replace(raced[1], certainty=certainty(judged), standing=raced[1].standing._replace(judged=judged))
+    said = choice.text()
+    assert re.search(r"arm +R2 +loss", said)
+    assert "-171." in said
+    assert "-17170" not in said
+    known = choice.certainty
+    assert (known.verdict, known.left) == ("not decided", ("arm1", "arm0"))
+    assert f"may lose up to {known.at_stake:.3f} of R2" in said
+    assert "points" not in choice.lead()
+    assert "predicting the mean" not in said
+    equal = certainty(judged_of([0.5] * 3, 0.0002, 6).rename(columns={"macro_f1": "r2"}))
+    assert "are within 0.01 of R2 of each other" in replace(choice, certainty=equal).lead()
+
+
+@pytest.mark.parametrize(
+    ("means", "seeds", "said"),
+    [
+        ([-0.3, -171.7], 3, r"the best has R2 -0\.3\d\d, at least -0\.\d{3} with 95 % confidence"),
+        ([-0.3, -171.7], 1, r"the best has R2 -0\.3\d\d\)"),
+        ([0.3, -171.7], 3, ""),
+        ([0.3, -171.7], 1, ""),
+        ([0.01, -0.1], 3, "the best has R2 .*, at least -0"),
+    ],
+)
+def test_a_regression_that_beats_no_mean_says_so_and_is_led_as_ever(
+    means: list[float], seeds: int, said: str, raced: Raced
+) -> None:
+    judged = judged_of(means, 0.02, seeds).assign(macro_f1=lambda lines: lines["macro_f1"] - 0.03)
+    judged = judged.rename(columns={"macro_f1": "r2"})
+    sure = certainty(judged)
+    assert sure.verdict != "nothing learned"
+    assert sure.left[0] == ranked(judged)[0] == "arm0"
+    lead = replace(raced[1], certainty=sure, standing=raced[1].standing._replace(judged=judged.assign(loss=1.0))).lead()
+    assert lead.startswith("No candidate is shown to do better than predicting the mean") == bool(said)
+    assert re.search(said, lead)
+
+
 @pytest.mark.parametrize("seeds", [1, 3])
 @pytest.mark.parametrize("first", ["arm0", "arm1"])
 def test_macro_f1_breaks_a_tie_of_it_against_loss(seeds: int, first: str, raced: Raced) -> None:
