@@ -6,15 +6,21 @@ import copy
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedlayers.studies.race import Entry
-from fl_core import tree
+from fl_core import runner, tree
+from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
+from fl_core.execution.client_runner import TrainJob
 from fl_core.records import store, timing
 from fl_core.task import Task
+from fl_core.training.local import Phase
+
+STEPS = 16
+"""Of local training that are timed, at most."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class Cost:
         runs, rounds: how many runs race, and their rounds in all, the winner's completion included.
         full_runs: the same in runs of full length.
         n_bytes: what all clients together send and receive; foreseen: at most.
-        seconds: of local training on this machine with the given workers; foreseen: roughly, from a few timed steps.
+        seconds: of local training on this machine with the given workers; foreseen: from one client's timed round.
     """
 
     runs: int
@@ -36,9 +42,10 @@ class Cost:
 
     def text(self) -> str:
         """The foreseen cost in one line."""
+        took = timed(self.seconds)
         return (
             f"{self.runs} runs, {self.rounds} rounds in all ({self.full_runs:.1f} full runs), "
-            f"up to {sized(self.n_bytes)} sent and received, about {timed(self.seconds)} of training"
+            f"up to {sized(self.n_bytes)} sent and received, {'' if took[0] == '<' else 'about '}{took} of training"
         )
 
     def beside(self, measured: Cost) -> str:
@@ -103,7 +110,7 @@ def bytes_a_round(task: Task) -> float:
 
 
 def round_seconds(task: Task, apart: bool = False) -> float:
-    """Seconds of a round's local training on this machine in one process, from a few timed steps.
+    """Seconds of a round's local training on this machine in one process, from one client's timed round.
 
     Args:
         apart: as of :func:`foreseen`: the largest client's alone.
@@ -116,19 +123,34 @@ def _side_by_side(runs: int, workers: int) -> int:
     return max(1, min(workers, runs))
 
 
-def _seconds_a_step(task: Task, steps: int = 4) -> float:
-    """Seconds of one training step on a batch of the largest client, in one thread, after one that is not counted."""
-    largest = max(task.data.clients, key=lambda client: len(client.train)).train
-    batch = int(task.config.batch or 1)
-    x, y = largest.x[:batch], largest.y[:batch]
-    seconds, model = [], copy.deepcopy(task.model)
-    with tree.one_thread(), torch.random.fork_rng():
-        for _ in range(steps):
+class _Short(FedAvg):
+    """FedAvg whose clients make no more than :data:`STEPS` steps in a round."""
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return tuple(replace(phase, steps=STEPS) for phase in super().phases(rnd, client))
+
+
+def _seconds_a_step(task: Task) -> float:
+    """Seconds of one step in a client's round, with its share of the batches, the optimiser and the messages.
+
+    The client of middling size trains as with FedAvg, no more than :data:`STEPS` steps, on a copy of the model, and
+    once before without being timed. The rate is so small that nothing diverges.
+    """
+    weights = task.data.weights
+    client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
+    copied = replace(task, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
+    client_runner, algorithm = runner.client_runner_of(copied, {}), _Short(task.problem)
+    client_runner.use(algorithm)
+    initial, rnd = tree.clone(tree.of(task.model)), Round(0, sampled=(client,))
+    seconds = steps = 0.0
+    with torch.random.fork_rng():
+        for _ in range(2):
             began = time.perf_counter()
-            loss = task.criterion(model(x), y)
-            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-            seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
+            message = algorithm.send(algorithm.server_state(initial), client, rnd).clone()
+            state = algorithm.client_state(initial, client).clone()
+            steps = client_runner.run(TrainJob(client, rnd, message, state)).work["train/steps"]
+            seconds = time.perf_counter() - began
+    return seconds / max(1.0, steps)
 
 
 def sized(n_bytes: float) -> str:
@@ -147,9 +169,11 @@ def sized(n_bytes: float) -> str:
 def timed(seconds: float) -> str:
     """A time in words.
 
-    >>> timed(1.04), timed(48), timed(600)
-    ('1.0 s', '48 s', '10 min')
+    >>> timed(0.04), timed(1.04), timed(48), timed(600)
+    ('< 0.1 s', '1.0 s', '48 s', '10 min')
     """
+    if seconds < 0.1:
+        return "< 0.1 s"
     if seconds < 90:
         return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from fedlayers.diagnostics.measure import instruments
 from fedlayers.studies import certainty as certain
-from fedlayers.studies import outcome, race
+from fedlayers.studies import cost, outcome, race
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
 from fedlayers.studies.certainty import certainty, leader_of, ranked
 from fedlayers.studies.choose import choose
-from fl_core import runner
+from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
@@ -137,6 +140,31 @@ def test_its_cost_is_told_first_and_measured_and_its_decision_kept(raced: Raced)
     assert choice.measured.rounds == choice.cost.rounds
     assert choice.measured.seconds > 0
     assert choice.text().splitlines()[-1] == choice.cost.beside(choice.measured)
+
+
+def test_what_is_foreseen_is_the_time_of_a_clients_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it: batches, optimiser and messages, not a step's gradient alone. Nothing of it is kept."""
+    run, jobs = ClientRunner.run, []
+
+    def slow(self: ClientRunner, job: Any) -> Any:
+        time.sleep(0.1)
+        jobs.append(result := run(self, job))
+        return result
+
+    monkeypatch.setattr(ClientRunner, "run", slow)
+    task = runner.assemble(replace(CONFIG, epochs=50, lr=1e30))  # which would diverge at once
+    before, drawn = tree.digest(tree.of(task.model)), torch.get_rng_state()
+    steps = sum(-(-n // 32) * 50 for n in task.data.weights)
+    assert cost.round_seconds(task) >= steps * 0.1 / cost.STEPS
+    assert [result.work["train/steps"] for result in jobs] == [cost.STEPS] * 2
+    assert tree.digest(tree.of(task.model)) == before
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_short_time_is_not_said_to_be_none() -> None:
+    short = cost.Cost(2, 4, 2.0, 1000, 0.01)
+    assert short.text().endswith("received, < 0.1 s of training")
+    assert "0.0 s" not in short.beside(replace(short, seconds=0.0))
 
 
 def test_the_same_call_goes_on_and_another_is_refused(raced: Raced, monkeypatch: pytest.MonkeyPatch) -> None:
