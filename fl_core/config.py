@@ -328,6 +328,12 @@ def _check_undealt(config: RunConfig, name: str) -> None:
             )
 
 
+def _shown(value: object) -> str:
+    """A value as an error shows it: by its type alone where it is not short and plain, as it may hold clients' data."""
+    text = repr(value) if isinstance(value, str | int | float | Path | None) else ""
+    return text if 0 < len(text) <= 80 else type(value).__name__
+
+
 def _check_types(config: RunConfig) -> None:
     for name, hint in get_type_hints(RunConfig).items():
         value = getattr(config, name)
@@ -336,6 +342,7 @@ def _check_types(config: RunConfig) -> None:
         accepted = (*kinds, int) if float in kinds else tuple(kinds)
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
-            raise UsageError(f"{name} must be {wanted}, not {value!r}")
+            hint = "; fl.run takes data in memory as data=" if name == "dataset" else ""
+            raise UsageError(f"{name} must be {wanted}, not {_shown(value)}{hint}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{name} must be finite, not {value}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fl_core import choices, data
 from fl_core.config import RunConfig, resolved
@@ -52,7 +53,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None
         ("dataset", 7, "dataset must be str, not 7"),
         ("dataset", Path("heart"), "dataset must be str, not PosixPath"),
         ("options", "mu=1", "options must be dict, not 'mu=1'"),
-        ("loss_options", [1], r"loss_options must be dict or none, not \[1\]"),
+        ("loss_options", [1], "loss_options must be dict or none, not list$"),
         ("workers", 1.0, "workers must be int, not 1.0"),
         ("lr", math.nan, "lr must be finite, not nan"),
         ("threshold", math.inf, "threshold must be finite, not inf"),
@@ -62,6 +63,17 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None
 def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, wanted: str) -> None:
     with pytest.raises(UsageError, match=wanted):
         resolved(RunConfig.from_json({key: value}))
+
+
+def test_a_refusal_shows_nothing_of_data() -> None:
+    x, y = torch.full((8, 3), 71.25), torch.arange(8) % 2
+    held = data.of_silos({"north": (x, y), "south": (x, y)})
+    with pytest.raises(UsageError) as caught:
+        resolved(RunConfig.from_json({"dataset": held}))
+    assert str(caught.value) == "dataset must be str, not FederatedData; fl.run takes data in memory as data="
+    for value, shown in ((x, "Tensor"), ([71.25], "list"), ("71.25," * 40, "str")):
+        with pytest.raises(UsageError, match=f"rounds must be int or none, not {shown}$"):
+            resolved(RunConfig.from_json({"rounds": value}))
 
 
 @pytest.mark.parametrize(
