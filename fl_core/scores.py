@@ -32,14 +32,14 @@ class Score:
     missing: str = ""
 
 
-_ABSENT = "a class is absent among the samples"
+_ONE_CLASS = "the samples are all of one class"
 
 TABLE: dict[str, Score] = {
     "accuracy": Score("accuracy", True, True, CLASSIFICATION),
     "macro_f1": Score("macro-F1", True, True, CLASSIFICATION),
     "loss": Score("loss", False, False, ""),
-    "auroc": Score("AUROC", True, True, CLASSIFICATION, _ABSENT),
-    "auprc": Score("AUPRC", True, True, CLASSIFICATION, _ABSENT),
+    "auroc": Score("AUROC", True, True, CLASSIFICATION, _ONE_CLASS),
+    "auprc": Score("AUPRC", True, True, CLASSIFICATION, _ONE_CLASS),
     "balanced_accuracy": Score("balanced accuracy", True, True, CLASSIFICATION),
     "ece": Score("ECE", False, True, CLASSIFICATION),
     "mse": Score("MSE", False, False, REGRESSION),
@@ -80,7 +80,7 @@ def why_missing(name: str, value: float) -> str:
     """The status of a row with a value of that name: ``ok``, or why there is no finite one.
 
     >>> why_missing("auroc", 0.7), why_missing("auroc", float("nan")), why_missing("loss", float("inf"))
-    ('ok', 'a class is absent among the samples', 'not finite')
+    ('ok', 'the samples are all of one class', 'not finite')
     """
     if math.isfinite(value):
         return "ok"

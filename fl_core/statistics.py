@@ -291,7 +291,8 @@ def _incomplete(table: pd.DataFrame) -> str:
     missing = ~np.isfinite(table.to_numpy(float, na_value=math.nan))
     if missing.any():
         row, column = np.argwhere(missing)[0]
-        return f"no finite value for {table.index[row]!r} in {table.columns[column]!r} ({int(missing.sum())} missing)"
+        block = f"{table.columns.name or ''} {table.columns[column]}".strip()
+        return f"no finite value for {table.index[row]} in {block} ({int(missing.sum())} missing)"
     return ""
 
 

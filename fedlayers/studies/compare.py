@@ -54,11 +54,12 @@ class Comparison:
             samples (columns algorithm, seed, model, metric, value).
         table: one line an algorithm: for each metric mean and 95 % interval over seeds, then fairness, incentive and
             mean rank (by the score); what no federation is needed for (:mod:`fedlayers.studies.baselines`) has no rank.
+        unranked: why nobody has a rank; "" where they have one.
         clients: the mean over seeds for each algorithm, client and metric.
         friedman: test over seeds as blocks that the algorithms' scores differ.
 
     Raises:
-        UsageError: no finished run, rows without the score, or a run without a value of it.
+        UsageError: no finished run, or rows without the score.
     """
 
     frame: pd.DataFrame
@@ -69,6 +70,7 @@ class Comparison:
     table: pd.DataFrame = field(init=False)
     clients: pd.DataFrame = field(init=False)
     friedman: statistics.FriedmanTest = field(init=False)
+    unranked: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         final = headline(self.frame, best=self.best)
@@ -87,7 +89,11 @@ class Comparison:
         )
         blocks = self._blocks(self.score).drop(index=list(NAIVE), errors="ignore")
         self.friedman = statistics.friedman(blocks)
-        self.table = self._table(statistics.ranks(blocks, higher_is_better=SCORES[self.score]))
+        try:
+            ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
+        except UsageError as error:  # the other columns say what they can
+            ranks, self.unranked = pd.Series(dtype=float), str(error)
+        self.table = self._table(ranks)
 
     def _blocks(self, metric: str) -> pd.DataFrame:
         """A metric's scores as a table algorithms x seeds."""
@@ -139,12 +145,13 @@ class Comparison:
 
     @property
     def legend(self) -> str:
-        """The meaning of the table's columns, how clients trained, and what the baselines are."""
+        """The meaning of the table's columns, why nobody has a rank, how clients trained, what the baselines are."""
         better = "above" if SCORES[self.score] else "below"
         columns = LEGEND.format(moment=MOMENTS[self.best], score=label_of(self.score), better=better)
         trained = [f"local training: {self.training}."] if self.training else []
         naive = [f"{name}: {NAIVE[name].words}." for name in self.table["algorithm"] if name in NAIVE]
-        return "\n".join([columns, *trained, *naive])
+        unranked = [f"{self.unranked}."] if self.unranked else []
+        return "\n".join([columns, *unranked, *trained, *naive])
 
     def text(self) -> str:
         """The table as text for a terminal, with the meaning of its columns."""
@@ -164,11 +171,12 @@ def pretty(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
         scale, digits = (100, 1) if TABLE[metric].share else (1, 3)
         title = label_of(metric) + f"{_GAP}%" * (scale == 100)
         spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2 * scale
+        means = ["–" if np.isnan(m) else f"{m * scale:.{digits}f}" for m in table[metric]]
         shown[title] = [
-            f"{m * scale:.{digits}f}" + (f"{_GAP}±{_GAP}{s:.{digits}f}" if np.isfinite(s) else "")
-            for m, s in zip(table[metric], spread, strict=True)
+            mean + (f"{_GAP}±{_GAP}{s:.{digits}f}" if np.isfinite(s) else "")
+            for mean, s in zip(means, spread, strict=True)
         ]
-    shown["fairness"] = [f"{v:.1e}" for v in table["fairness"]]
+    shown["fairness"] = ["–" if np.isnan(v) else f"{v:.1e}" for v in table["fairness"]]
     shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
     shown["rank"] = ["–" if np.isnan(v) else f"{v:.1f}" for v in table["rank"]]
     return shown

@@ -36,8 +36,8 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
     to 1 (PLayer-FL, Eq. A.4); a class that is never predicted right has 0, one that is absent from both is left out.
     ``auroc``: the probability that a sample of a class has a higher p of it than another sample, ties counting a half
     (Hanley and McNeil 1982); ``auprc``: average precision, sum_k (R_k - R_{k-1}) P_k over the distinct thresholds,
-    without interpolation. With two classes both are those of the second; with more the plain mean over the classes,
-    each against the rest. 0 to 1; NaN where a class has no sample.
+    without interpolation. With two classes both are those of the second; with more the plain mean over the classes
+    that are present among the labels, each against the rest. 0 to 1; NaN where the labels are all of one class.
     ``balanced_accuracy``: the mean recall of the classes that are present among the labels, 0 to 1.
     ``ece``: expected calibration error, sum_b (n_b / n) |accuracy_b - mean top p_b| over 15 intervals of equal width
     (0, 1/15], ... of the top probability (Guo et al. 2017), 0 to 1.
@@ -76,7 +76,10 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
     top = 1 / shares.sum(axis=1)
     bins = np.ceil(top * BINS).astype(np.int64)
     gaps = np.bincount(bins, weights=(predicted == labels) - top)
-    auroc, auprc = _areas(_odds(shares, predicted), labels) if classes > 1 and actual.all() else (math.nan, math.nan)
+    auroc, auprc = (math.nan, math.nan)
+    if np.count_nonzero(actual) > 1:  # so that each class among the labels has samples, and so has its rest
+        counted = actual.nonzero()[0] if classes > 2 else np.array([1])
+        auroc, auprc = _areas(_odds(shares, predicted), labels, counted)
     return found | {
         "auroc": auroc,
         "auprc": auprc,
@@ -96,14 +99,13 @@ def _odds(shares: Array, top: Array) -> Array:
         return shares / others
 
 
-def _areas(odds: Array, labels: Array) -> tuple[float, float]:
-    """Area under the ROC curve and average precision: the means over classes, of two classes those of the second.
+def _areas(odds: Array, labels: Array, classes: Array) -> tuple[float, float]:
+    """Area under the ROC curve and average precision: the means over some classes.
 
     Args:
-        odds: [n, C], by which samples are ranked. labels: [n], with each class at least once.
+        odds: [n, C], by which samples are ranked. labels: [n]. classes: each with samples of its own and others.
     """
-    n = len(labels)
-    column = np.arange(odds.shape[1])[:, None] if odds.shape[1] > 2 else np.array([[1]])
+    n, column = len(labels), classes[:, None]
     order = np.argsort(-odds[:, column[:, 0]].T, axis=1)
     ranked, positive = odds[order, column], labels[order] == column  # [classes, n], the highest odds first
     hits = positive.cumsum(axis=1)
