@@ -48,7 +48,7 @@ class Comparison:
     Attributes:
         frame: the rows of all runs.
         best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
-        training: the local training in words.
+        training: the local training in words, by algorithm where they differ.
         score: by which algorithms are ranked, one of :data:`fl_core.scores.SCORES`; default macro-F1, of numbers R2.
         scores: one value a run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).
@@ -326,11 +326,19 @@ def compare(
     for job in jobs[:: len(algorithms)] if baselines else ():
         frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
-    result = Comparison(pd.concat(frames, ignore_index=True), best, task.config.training.words, score=score)
+    result = Comparison(pd.concat(frames, ignore_index=True), best, _training(jobs[: len(algorithms)]), score=score)
     header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
     write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
     return result
+
+
+def _training(jobs: Sequence[WholeRun]) -> str:
+    """The local training of some runs in words; where they differ, with the algorithms that trained so."""
+    names: dict[str, list[str]] = {}
+    for job in jobs:
+        names.setdefault(resolved(job.config).training.words, []).append(job.config.algorithm)
+    return next(iter(names)) if len(names) == 1 else "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
 
 
 def check_folder(out: Path) -> None:

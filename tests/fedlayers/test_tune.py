@@ -188,7 +188,14 @@ def test_of_losses_the_smallest_is_chosen_and_an_end_is_noted(tmp_path: Path) ->
 def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
     out, result, _ = done
     with pytest.warns(UserWarning, match="local not tuned as the others were"):
-        fl.compare(CONFIG, ["local", "fedavg", "fedprox"], [0], tmp_path, tuned=out / "tuned.json", progress=False)
+        found = fl.compare(
+            CONFIG, ["local", "fedavg", "fedprox"], [0], tmp_path, tuned=out / "tuned.json", progress=False
+        )
+    rates = {name: f"lr {settings['lr']:g}" for name, settings in result.tuned.settings.items()}
+    for each in found.legend.partition("local training: ")[2].split("; "):
+        names, _, words = each.partition(": ")
+        for name in names.split(", "):
+            assert rates.get(name, "lr 0.05") in words, "each algorithm's own rate"
     configs = {name: fl.Run(tmp_path / "runs" / f"{name}-0").config for name in ("local", "fedavg", "fedprox")}
     for name, settings in result.tuned.settings.items():
         assert configs[name]["lr"] == settings["lr"]
