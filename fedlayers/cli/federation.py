@@ -18,6 +18,7 @@ from fedlayers.cli.base import Command
 from fedlayers.cli.runs import Log, finished
 from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, say
 from fl_core.config import RunConfig
+from fl_core.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,10 @@ class Keys(Command):
     own: Annotated[str, option("Make only a key for the site of this name, at the site.", "NAME")] = ""
 
     def main(self, line: str) -> None:
+        for name, what in (("host", "the server's"), ("sites", "the authority's")):
+            if self.own and getattr(self, name):
+                raise UsageError(f"--{name} is for {what} keys; --own makes only the key of one site: leave one out")
+
         from fedlayers.remote import flower
 
         flower.require()

@@ -75,7 +75,7 @@ class Diagnose(Command):
             "NULL [NULL ...]",
         ),
     ] = ()
-    null_draws: Annotated[int, option("Random draws of each null.", "N")] = 1
+    null_draws: Annotated[int | None, option("Random draws of each null; default 1.", "N")] = None
     federation: OfSites = NOWHERE
     config: Annotated[
         RunConfig,
@@ -99,6 +99,10 @@ class Diagnose(Command):
             self._check_of_run()
         elif self.round != "last":
             raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
+        elif self.model_code:
+            raise UsageError("--model-code is for a run directory; with --dataset name the model with --model")
+        if self.null_draws is not None and not self.null:
+            raise UsageError("--null-draws is of nulls, and none is measured: name one, such as --null labels")
         config = configured(self.config, (), self.set_model, self.set_loss)
         if self.dataset is not None:
             config = dataclasses.replace(config, dataset=self.dataset, model=self.model)
@@ -115,7 +119,7 @@ class Diagnose(Command):
         from fedlayers.diagnostics.resampling import check_resamples
         from fl_core import runner
 
-        nulls = check_nulls(self.null, self.null_draws)
+        nulls = check_nulls(self.null, self._draws)
         arguments.check_output(self.out, "rows")
         metrics = tuple(dict.fromkeys(self.metrics)) or (_alone() if over else DEFAULT)
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
@@ -130,7 +134,7 @@ class Diagnose(Command):
         if self.dir is not None:
             round = self.round if self.round == "last" else int(self.round)
             which, code = self.model or "local", self.model_code
-            how |= {"null": nulls, "null_draws": self.null_draws}
+            how |= {"null": nulls, "null_draws": self._draws}
             report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, **how)
         elif over:
             report = self._at_sites(config, metrics, how)
@@ -138,7 +142,7 @@ class Diagnose(Command):
             task = runner.assemble(config)
             for note in task.notes():
                 warnings.warn(note, stacklevel=2)
-            report = measure.of_task(task, metrics, null=nulls, null_draws=self.null_draws, **how)
+            report = measure.of_task(task, metrics, null=nulls, null_draws=self._draws, **how)
         arguments.note_replaced(self.out)
         report.write(self.out)
         print(report)
@@ -160,13 +164,17 @@ class Diagnose(Command):
             print(f"\nalso measured, for select to compare: {'; '.join(NULLS[name].title for name in nulls)}")
         print(f"\nrows: {self.out}")
 
+    @property
+    def _draws(self) -> int:
+        return 1 if self.null_draws is None else self.null_draws
+
     def _at_sites(self, config: RunConfig, metrics: Sequence[str], how: dict[str, Any]) -> Report:
         from fedlayers.remote import diagnosis
 
         diagnosis.check(metrics, self.null)
         del how["resamples"]
         with self.federation.linked() as link:
-            return diagnosis.diagnose(config, link, metrics, null=self.null, null_draws=self.null_draws, **how)
+            return diagnosis.diagnose(config, link, metrics, null=self.null, null_draws=self._draws, **how)
 
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
@@ -223,7 +231,9 @@ class Select(Command):
     rule: Annotated[str, option("Name (fedlayers list rules), or package.module:function.")] = "sensitivity_ratio"
     metric: Annotated[str | None, option("Whose values are read; default federation_sensitivity.")] = None
     variant: Annotated[str | None, option("Of the metric; default what was seen in training, where it was.")] = None
-    threshold: Annotated[float, option("Of sensitivity_ratio and change_point.")] = 1.2
+    threshold: Annotated[
+        float | None, option("Of sensitivity_ratio and change_point, also where these vote; default 1.2.")
+    ] = None
     metrics: Annotated[
         tuple[str, ...], option("For the rule vote: who votes.", "METRIC[=RULE] [METRIC[=RULE] ...]")
     ] = ()
@@ -239,13 +249,14 @@ class Select(Command):
 
         from fedlayers.diagnostics.decide import select
 
+        self._check_threshold()
         arguments.check_output(self.out, "plan")
         plan = select.select(
             self.rows,
             self.rule,
             metric=self.metric,
             variant=self.variant,
-            threshold=self.threshold,
+            threshold=select.THRESHOLD if self.threshold is None else self.threshold,
             layers=self.layers,
             metrics=self.metrics or None,
             budget=self.budget,
@@ -255,3 +266,16 @@ class Select(Command):
         plan.save(self.out)
         print(select.explain(plan, full=self.explain))
         print(f"\nplan: {self.out}")
+
+    def _check_threshold(self) -> None:
+        """Refuse a threshold that the rule would not read.
+
+        Raises:
+            UsageError: names the rule, and those that have one.
+        """
+        from fedlayers.diagnostics.decide.rules.base import RULES
+
+        rule = RULES[self.rule]
+        if self.threshold is not None and not rule.thresholded and rule.reads != "curves":
+            known = sorted(name for name, each in RULES.members().items() if each.thresholded)
+            raise UsageError(f"rule {self.rule!r} has no threshold; these have: {listing(known)}")

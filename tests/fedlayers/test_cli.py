@@ -518,6 +518,8 @@ def test_a_plan_that_is_replaced_is_named(fedlayers, measured):
         ("--rule manual", "needs the names"),
         ("--rule manual --layers fc1,fc22", "unknown layer 'fc22': did you mean 'fc2'?"),
         ("--layers fc1", "only rule 'manual' takes their names"),
+        ("--rule largest_jump --threshold 1.2", "has no threshold; these have: change_point, sensitivity_ratio"),
+        ("--rule manual --layers fc1 --metric cka --threshold 3", "rule 'manual' has no threshold"),
         ("--out nowhere/plan.json", "there is no folder nowhere"),
     ],
 )

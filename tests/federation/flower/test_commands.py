@@ -49,6 +49,8 @@ def free_port():
         ("keys keys --sites a", "site 'a' has a key"),
         ("keys keys --sites c c", "c is named twice"),
         ("keys keys/sites/a --own a", "never overwritten"),
+        ("keys keys --sites d --own b", "--sites is for the authority's keys; --own makes only the key of one site"),
+        ("keys keys --host x --own b", "--host is for the server's keys"),
         ("superlink nowhere", "ca.crt is missing: `fedlayers keys` makes it"),
         ("superlink keys/server --port 70000", "--port 70000"),
         ("federate --keys nowhere", "no ca.crt in nowhere"),
