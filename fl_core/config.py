@@ -47,7 +47,8 @@ class RunConfig:
     algorithm: str = "fedavg"
     """Registered name, or package.module:Class."""
     plan: str | None = None
-    """Path of a plan, or auto to measure and decide first; without it the algorithm's own default."""
+    """Path of a plan, auto to measure and decide first, or, of run alone, choose to race first; without it the
+    algorithm's own default."""
     rule: str = "sensitivity_ratio"
     """How auto and PLayer-FL decide: registered name, or package.module:function."""
     threshold: float = 1.2

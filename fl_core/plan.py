@@ -285,7 +285,8 @@ class LayerPlan:
         """
         path = Path(path)
         if not path.is_file():
-            raise UsageError(f"no plan at {path}")
+            race = "; only run takes choose, to decide by a race" if str(path) == "choose" else ""
+            raise UsageError(f"no plan at {path}{race}")
         try:
             limits.check_size(path, path.stat().st_size, limits.JSON_BYTES)
             return cls.from_json(limits.parsed_json(path.read_text(encoding="utf-8")))

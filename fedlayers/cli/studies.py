@@ -159,7 +159,7 @@ class Tune(SeveralAlgorithms):
     ]
     trials: Annotated[int, option("Settings of each algorithm; all that there are, if these are fewer.")] = 8
     seeds: Annotated[int, option("Number of seeds, from --seed + 1000, so that a comparison's are others.")] = 1
-    score: Annotated[str, option("accuracy, macro_f1 or loss.")] = "macro_f1"
+    score: Annotated[str, option("What counts on validation samples, such as accuracy, auroc or loss.")] = "macro_f1"
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
     on: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]

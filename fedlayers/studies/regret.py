@@ -24,10 +24,11 @@ from fedlayers.studies.whole_run import WholeRun, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, resolved
-from fl_core.errors import RunError, UsageError, check_distinct, listing
+from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.records.files import write_atomically
+from fl_core.registry import is_outside
 from fl_core.scores import MAIN, SCORES, TABLE, check_score
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
@@ -285,6 +286,9 @@ def regret(
 def _parsed(text: str) -> tuple[str, str | None]:
     """The rule and the metric in an argument ``RULE`` or ``METRIC=RULE``; no metric in the first."""
     metric, equals, rule = text.rpartition("=")
+    if not is_outside(rule):
+        judged = [name for name, each in RULES.members().items() if each.decides or each.reads == "curves"]
+        check_known("rule that decides by itself", rule, judged)
     joint = RULES[rule].reads == "curves"
     if not joint:
         deciding(rule)

@@ -139,6 +139,11 @@ def test_flags_that_do_not_parse_are_refused_in_one_line(fedlayers, monkeypatch,
     assert said.endswith(f"fedlayers {words[0]} --help shows all flags")
 
 
+def test_help_names_what_plan_and_score_take(fedlayers):
+    assert "choose to race first" in " ".join(fedlayers("run", "--help").replace("│", " ").split())
+    assert "auroc or loss" in " ".join(fedlayers("tune", "--help").replace("│", " ").split())
+
+
 def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
     grouped = [name for names in arguments.GROUPS.values() for name in names]
     beside = {"options", "model_options", "loss_options", "local_models"}  # filled by --set, or from Python only
@@ -224,6 +229,8 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("compare --algorithms fedprox --set fedprx.mu=1", "did you mean 'fedprox'?"),
         ("compare --algorithms fedavg --set fedprox.mu=1", "'fedprox': add --algorithms fedprox"),
         ("compare --algorithms fedprox --set fedprox.nu=1", "did you mean 'mu'?"),
+        ("compare --algorithms local fedper --plan choose", "no plan at choose; only run takes choose"),
+        ("tune --algorithms fedper --over lr=0.1 --plan choose", "only run takes choose, to decide by a race"),
         ("compare --algorithms local fedavg --plan auto", "none of local, fedavg takes a plan"),
         ("study --algorithms playrfl", "did you mean 'playerfl'?"),
         ("study --seeds 0", "at least one seed"),

@@ -273,7 +273,8 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
     ("config", "options", "message"),
     [
         ({}, {"rules": ["largest_jmp"]}, "did you mean 'largest_jump'"),
-        ({}, {"rules": ["manual"]}, "decides by itself 'manual'"),
+        ({}, {"rules": ["manual"]}, "decides by itself 'manual'.*known: .*vote"),
+        ({}, {"rules": ["sensitivity"]}, "'sensitivity': did you mean 'sensitivity_ratio'(?!.*(manual|budget))"),
         ({}, {"rules": ["budget_bytes"]}, "decides by itself 'budget_bytes'"),
         ({}, {"rules": ["kca=largest_jump"]}, "unknown metric 'kca': did you mean 'cka'"),
         ({}, {"rules": ["cka=vote"]}, "it is named alone"),
