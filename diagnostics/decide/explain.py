@@ -91,7 +91,8 @@ def _table(plan: LayerPlan) -> str:
 
 def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     """Which clients choose which layer, one line per layer in the plan's order."""
-    groups = {name: in_order(who for who, choice in choices.items() if choice == name) for name in plan.names}
+    groups = {name: [who for who, choice in choices.items() if choice == name] for name in plan.names}
+    groups = {name: in_order(who) if unit else who for name, who in groups.items()}  # thresholds stand as they grow
     width = max(len(name) for name, who in groups.items() if who)
     count = {name: f"{len(who)} of {len(choices)} {unit}: " if unit else "" for name, who in groups.items()}
     return "\n".join(f"  {name.ljust(width)}  {count[name]}{listing(who)}" for name, who in groups.items() if who)

@@ -310,6 +310,7 @@ def compare(
         RunError: a run failed; the same call goes on from there.
     """
     out = Path(out)
+    check_folder(out)
     kind = LOSSES[str(resolved(config).loss)].task
     if score:
         check_score(score, kind)

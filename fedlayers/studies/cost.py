@@ -43,8 +43,9 @@ class Cost:
     def text(self) -> str:
         """The foreseen cost in one line."""
         took = timed(self.seconds)
+        runs, rounds = f"{self.runs} run{'s' * (self.runs != 1)}", f"{self.rounds} round{'s' * (self.rounds != 1)}"
         return (
-            f"{self.runs} runs, {self.rounds} rounds in all ({self.full_runs:.1f} full runs), "
+            f"{runs}, {rounds} in all ({self.full_runs:.1f} full runs), "
             f"up to {sized(self.n_bytes)} sent and received, {'' if took[0] == '<' else 'about '}{took} of training"
         )
 

@@ -564,6 +564,10 @@ def test_the_same_measurement_twice_is_one():
     assert select(measured(rows_of(round=0), rows_of(round=0))) == once
 
 
+def test_other_thresholds_are_told_as_they_grow():
+    assert "  conv1  1.05, 1.1, 1.2, 1.3, 1.5" in explain(select(measured(rows_of({"a": (9, [1.0, 2.0, 2.0, 2.0])}))))
+
+
 def test_explanation():
     text = explain(select(measured(rows_of()), threshold=1.5))
     assert text.splitlines() == [

@@ -12,6 +12,7 @@ import pytest
 import fedlayers as fl
 from fedlayers.studies import spaces
 from fedlayers.studies.compare import jobs_of
+from fedlayers.studies.cost import Cost
 from fedlayers.studies.spaces import points, searched
 from fedlayers.studies.tuned import Tuned
 from fedlayers.studies.whole_run import WholeRun
@@ -124,6 +125,10 @@ def test_the_budget_is_equal_and_its_cost_is_said_first(done) -> None:
     assert result.tuned.trials == {"fedavg": 2, "fedprox": 2}
     assert said[0].startswith("8 runs, 32 rounds in all (8.0 full runs)")
     assert len(said) == 1 + 8
+
+
+def test_the_cost_of_one_run_is_said_of_one() -> None:
+    assert Cost(1, 1, 0.1, 0, 0).text().startswith("1 run, 1 round in all")
 
 
 def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:

@@ -9,7 +9,7 @@ from .base import rule
 
 
 @rule(
-    summary="each of several metrics decides by its own rule; share up to the median of their cuts",
+    summary="each of several metrics decides by its own rule; share up to the lower median of their cuts",
     reads="curves",
 )
 def vote(cuts: Sequence[int]) -> int:
