@@ -30,6 +30,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        return f"Split({len(self)} samples of shape {list(self.x.shape[1:])})"  # no values: a message may quote it
+
     def to(self, device: torch.device | str) -> Split:
         """The same samples on another device; nothing is copied when they are there already."""
         return Split(self.x.to(device), self.y.to(device))

@@ -839,3 +839,10 @@ def test_real_files_below_the_data_root(name):
         pixels = pooled(federated)[0]
         assert float(pixels.mean()) == pytest.approx(0, abs=0.02)
         assert float(pixels.std()) == pytest.approx(1, abs=0.02)
+
+
+def test_a_message_that_quotes_data_has_no_values_of_them() -> None:
+    heart = data.load("heart")
+    text = repr(heart)
+    assert "samples of shape [10]" in text
+    assert "tensor(" not in text

@@ -74,7 +74,7 @@ def test_every_round_is_recorded(name: str) -> None:
     steps = played.values("steps", variant="")
     assert {k for k, v in steps.items() if v} == {(k + 1, name) for k, names in enumerate(wanted) for name in names}
     table = rows.frame(played.rows)
-    further = table.metric.isin(["auroc", "auprc"])  # which a client without each class cannot have
+    further = table.metric.isin(["auroc", "auprc"])  # which a client with samples of one class cannot have
     assert (table.status == "ok")[~further].all()
     assert table.value[~further].notna().all()
     assert set(table.algorithm) == {name}
