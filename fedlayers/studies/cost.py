@@ -14,6 +14,7 @@ from fedlayers.studies.race import Entry
 from fl_core import runner, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
+from fl_core.data.hollow import stand_in
 from fl_core.execution.client_runner import TrainJob
 from fl_core.records import store, timing
 from fl_core.task import Task
@@ -134,12 +135,14 @@ class _Short(FedAvg):
 def _seconds_a_step(task: Task) -> float:
     """Seconds of one step in a client's round, with its share of the batches, the optimiser and the messages.
 
-    The client of middling size trains as with FedAvg, no more than :data:`STEPS` steps, on a copy of the model, and
-    once before without being timed. The rate is so small that nothing diverges.
+    The client of middling size trains as with FedAvg, no more than :data:`STEPS` steps, on a copy of the model and on
+    random samples, for those of sites are not here; once before without being timed. The rate is so small that nothing
+    diverges.
     """
     weights = task.data.weights
     client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
-    copied = replace(task, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
+    data = stand_in(task.data, task.data.clients[client].name, seed=0)
+    copied = replace(task, data=data, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
     client_runner, algorithm = runner.client_runner_of(copied, {}), _Short(task.problem)
     client_runner.use(algorithm)
     initial, rnd = tree.clone(tree.of(task.model)), Round(0, sampled=(client,))
