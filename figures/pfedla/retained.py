@@ -93,8 +93,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         "Above: one client's weights on itself; the layer with the largest stays with it, the others are mixed. Below: "
         f"the share of clients that keep a layer. {setting(header)} HeurpFedLA with k = {k}, one "
-        f"seed of the study's {header['seeds']} seeds. The paper's figure is a sketch; which layers its clients keep it "
-        "does not print."
+        f"seed of the study's {header['seeds']} seeds. The paper's figure is a sketch; which layers its clients keep "
+        "it does not print."
     )
     table = weights[["client", "round", "layer", "value", RETAINED]].rename(columns={"value": "weight on itself"})
     return Drawing(figure, table, caption, findings)
