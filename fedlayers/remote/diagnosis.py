@@ -16,8 +16,8 @@ from fedlayers.diagnostics.report import Report
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
+from fedlayers.remote.measured import check_nulls
 from fedlayers.remote.policy import check_alone
-from fedlayers.remote.site import check_nulls
 from fedlayers.remote.sites import Line
 from fl_core import rows
 from fl_core.config import RunConfig

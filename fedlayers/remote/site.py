@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ import fl_core
 from fedlayers.remote import protocol, versions
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
 from fedlayers.remote.holdings import Holding
+from fedlayers.remote.measured import Tables, check_nulls, check_values_alone, hide, own_rows
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.privacy import Account, Privacy, hidden, noised_numbers
+from fedlayers.remote.privacy import Account, Privacy, hidden
 from fedlayers.remote.versions import Versions
 from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, find
@@ -23,7 +23,7 @@ from fl_core.algorithms.offers import Outline
 from fl_core.config import DEALING, READING, RunConfig
 from fl_core.data.hollow import Facts, hollow, stand_in
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.execution.executors import Serial
 from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, Score, Train
 from fl_core.plan import LayerPlan
@@ -31,15 +31,13 @@ from fl_core.records.files import Folder
 from fl_core.task import Task, assemble
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Keys of a run's configuration that a site does not take from the server."""
 EXTRA_TREES = 64
 MOST_RUNS = 8
 """Runs of which a site has its samples and states in memory; of others they are read again when they are asked for."""
-Tables = Mapping[str, list[dict[str, Any]]]
-"""Rows by what they are: measured on the data as they are, or on nulls."""
 _RUN = re.compile(r"[0-9a-f]{32}")
 _LANE = re.compile(r"main|beside-[0-9]{1,6}")
 
@@ -260,12 +258,12 @@ class _Joined:
         self.site.policy.check_metrics(asked["metrics"], asked["options"])
         check_nulls(asked["null"])
         if self.site.privacy.on:
-            _check_values_alone(asked["metrics"], asked["options"])
+            check_values_alone(asked["metrics"], asked["options"])
         header, rows = self._measured(self.task, asked)
         if self.site.privacy.on:
             other = replace(self.task, data=stand_in(self.task.data, self.site.name, self.task.config.seed))
             header, shown = self._measured(other, asked)
-            self._hide(rows, shown)
+            hide(rows, shown, self.site.privacy, self.site.account)
             rows = shown
         return Packet({"kind": "measured", "header": header, **rows})
 
@@ -278,30 +276,7 @@ class _Joined:
         report = measure.of_task(task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
         header = {name: report.header[name] for name in protocol.MEASURED_HEADER}
         tables = {"rows": report.frame, "nulls": report.nulls}
-        return header, {name: _own(table, self.site.name) for name, table in tables.items()}
-
-    def _hide(self, measured: Tables, shown: Tables) -> None:
-        """Put measured values with noise, one release for all of them, into the rows that other data of the shape give.
-
-        Standard errors do not leave.
-
-        Raises:
-            UsageError: the site's data give other rows, or lack a value, which would tell of them without noise.
-        """
-        pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for name in shown:
-            pairs += zip_longest(shown[name], measured[name], fillvalue={})
-        if any(_place(row) != _place(own) or (row["value"] is not None and own["value"] is None) for row, own in pairs):
-            raise UsageError(
-                "the site adds noise to values alone, and its data give fewer, or other, rows with a value "
-                "of these metrics than random data of their shape do: ask for fewer metrics or layers"
-            )
-        known = [(row, own["value"]) for row, own in pairs if row["value"] is not None]
-        fresh = noised_numbers([value for _, value in known], self.site.privacy)
-        epsilon, delta = self.site.account.release(bool(known)), self.site.privacy.delta
-        for (row, _), value in zip(known, fresh, strict=True):
-            how = f"noise, epsilon {epsilon:.3g} at delta {delta:g}"
-            row |= {"value": value, "stderr": None, "estimator": ", ".join(filter(None, (row["estimator"], how)))}
+        return header, {name: own_rows(table, self.site.name) for name, table in tables.items()}
 
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
@@ -355,50 +330,6 @@ class _Joined:
         outline = Outline.of(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")
         return protocol.reply_packet(reply, outline)
-
-
-def check_nulls(names: Sequence[str]) -> None:
-    """Refuse nulls that take all clients' samples or labels together.
-
-    Raises:
-        UsageError: names them, and what there is.
-    """
-    from fedlayers.diagnostics.null import NULLS
-
-    together = [name for name in names if NULLS[check_known("null", name, NULLS)].together]
-    if together:
-        alone = listing(name for name, null in NULLS.items() if not null.together)
-        raise UsageError(f"null {listing(together)} takes what all clients have together; at sites there are: {alone}")
-
-
-def _check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Refuse metrics whose rows say something of the samples beside their values, to which alone noise is added."""
-    from fedlayers.diagnostics.diagnosis import chosen_metrics
-
-    for metric in chosen_metrics(names):
-        written = metric.written(metric.settings(**options.get(metric.name, {})))
-        if written:
-            raise UsageError(
-                f"the site adds noise to values alone, and {metric.name} writes {written} into its rows' names: "
-                "measure it without"
-            )
-
-
-def _own(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
-    """A client's own rows, as JSON has them, without the variants that are made of all clients' samples together."""
-    import pandas as pd
-
-    from fedlayers.diagnostics.metrics.base import known
-
-    pairs = zip(table["metric"], table["variant"], strict=True)
-    alone = pd.Series([variant not in known(metric).together for metric, variant in pairs], table.index, dtype=bool)
-    rows = table[(table["client"] == client) & alone].astype(object)
-    found: list[dict[str, Any]] = rows.where(rows.notna(), None).to_dict("records")
-    return found
-
-
-def _place(row: Mapping[str, Any]) -> list[Any]:
-    return [row.get(column) for column in ("metric", "model", "variant", "layer")]
 
 
 def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:

@@ -14,15 +14,11 @@ from figures import recipe
 from figures.fedpft import fitted
 from fl_core import rows
 from fl_core.errors import UsageError
-from tests.figures.conftest import drawn
+from tests.figures.conftest import drawn, header_of
 from tests.figures.test_fedpft import CLASSES, images
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-HEADER = {
-    "item": fitted.NAME,
-    "runs": {name: {"config": config.to_json()} for name, config in fitted.RUNS.items()},
-    "seeds": 3, "missing": [], "failed": {},
-}  # fmt: skip
+HEADER = header_of(fitted.STUDY)
 
 
 def frame_of(table: fitted.Table, lift: float = 0.0, seeds: int = 3) -> pd.DataFrame:

@@ -13,15 +13,11 @@ from figures import recipe
 from figures.fedpft import fitted, parts
 from fl_core import rows
 from fl_core.errors import UsageError
-from tests.figures.conftest import drawn
+from tests.figures.conftest import drawn, header_of
 from tests.figures.test_fedpft import CLASSES, images
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-HEADER = {
-    "item": parts.NAME,
-    "runs": {name: {"config": config.to_json()} for name, config in parts.RUNS.items()},
-    "seeds": 3, "missing": [], "failed": {},
-}  # fmt: skip
+HEADER = header_of(parts.STUDY)
 RISE = {0: 0.2, 1: 0.5, 2: 0.6, 3: 0.65, 4: 0.66, 5: 0.4}
 """Accuracy by epochs for the features, as the paper describes it."""
 
