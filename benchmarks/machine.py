@@ -41,9 +41,9 @@ CORES = 2
 SIDE = 1024
 """Rows and columns of the matrices whose product is the measure of a core."""
 PRODUCTS = 20
-ROUNDS = 20
+ROUNDS, LONG = 20, 100
 """Of a run with evaluation and saving."""
-RUNS = 5
+RUNS, LONG_RUNS = 5, 3
 FEWER = 8
 """Pairs of S4, of which each layer takes minutes until all clients were seen."""
 UNIT = "share of the machine"
@@ -221,7 +221,9 @@ def _of_rounds(
     return found
 
 
-def _of_runs(name: str, what: str, made: tuple[Any, ...], machine: Cores, turns: int) -> Measured:
+def _of_runs(
+    name: str, what: str, made: tuple[Any, ...], machine: Cores, turns: int, length: int = ROUNDS
+) -> Measured:
     """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
     config, data, *model = made
     paces: list[timing.Pace] = []
@@ -230,15 +232,19 @@ def _of_runs(name: str, what: str, made: tuple[Any, ...], machine: Cores, turns:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             own = {"model": model[0]} if model else {}
-            runner.run(replace(config, rounds=ROUNDS, stack="off"), out, data=data, progress=False, **own)
+            runner.run(replace(config, rounds=length, stack="off"), out, data=data, progress=False, **own)
             paces.append(timing.read(out / "timing.jsonl"))
         return paces[-1].total
 
-    frame = alternate({"run": run, "own": lambda: ROUNDS * machine.seconds("rounds") / CORES}, turns)
+    def own() -> float:
+        timed = [machine.seconds("rounds") / CORES for _ in range(max(1, length // ROUNDS))]
+        return length * sum(timed) / len(timed)
+
+    frame = alternate({"run": run, "own": own}, turns)
     text = f"the same rounds in one process a core; of the last run {paces[-1].line()}"
     return judged(
         name,
-        f"{what}, runs of {ROUNDS} rounds with evaluation and saving",
+        f"{what}, runs of {length} rounds with evaluation and saving",
         text,
         list(frame.own / frame.run),
         at_least=0.8,
@@ -258,6 +264,16 @@ def cross_device(pairs: int = PAIRS) -> list[Measured]:
     """Shares of the machine that the rounds and runs of S1 reach."""
     training.tuned()
     return _of_rounds("S1", partial(training._cross_device, held=167), SGD, pairs)
+
+
+def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
+    """The share of the machine that runs of S1 of 100 rounds reach, with evaluation and saving."""
+    training.tuned()
+    torch.set_num_threads(CORES)
+    job = partial(training._cross_device, held=167)
+    made = job()
+    with cores(_steps(job, made, SGD, "")) as machine:
+        return [_of_runs("S1", f"fedavg, {made[0].workers} workers", made, machine, turns, LONG)]
 
 
 def cross_silo(pairs: int = PAIRS) -> list[Measured]:
@@ -312,6 +328,7 @@ def diagnoses(pairs: int = PAIRS) -> list[Measured]:
 
 JOBS = {
     "shares-s1": cross_device,
+    "shares-runs": long_runs,
     "shares-s2": cross_silo,
     "shares-s4": scheduling,
     "shares-j": diagnoses,
