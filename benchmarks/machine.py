@@ -221,9 +221,7 @@ def _of_rounds(
     return found
 
 
-def _of_runs(
-    name: str, what: str, made: tuple[Any, ...], machine: Cores, turns: int, length: int = ROUNDS
-) -> Measured:
+def _of_runs(name: str, what: str, made: tuple[Any, ...], machine: Cores, turns: int, length: int = ROUNDS) -> Measured:
     """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
     config, data, *model = made
     paces: list[timing.Pace] = []

@@ -10,11 +10,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.diagnostics.pictures.drawing import style
 from fedlayers.diagnostics.representation.mismatch import classifier_input, mismatch, probe_accuracy
 from figures import items
+from figures.beside import marks
 from figures.differences import difference, joint
 from figures.fedpft.insides import BASE, TITLES, behind, final_models
 from figures.fedpft.pictures import METHODS
@@ -167,7 +167,8 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     with style():
         deep = 0.2 + 0.14 * len(table.quantities)
         figure = plt.figure(figsize=(6.4, 2.3 + deep * len(table.lines)), layout="constrained")
-        _panel(figure.subplots(), values, published, table)
+        named = {line: table.named(line) for line in table.lines}
+        marks(figure.subplots(), values, published, named, {each: QUANTITIES[each] for each in table.quantities})
         figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
     what = "three classifiers" if len(table.quantities) > 1 else QUANTITIES[table.quantities[0]]
     theirs = table.place if table.dataset == _BASE.dataset else f"{table.place}, {dataset(table.dataset)}"
@@ -199,26 +200,6 @@ def setting(header: Mapping[str, Any]) -> str:
         f"training images each, {config['rounds']} of 1000 rounds of {config['epochs']} epochs, ResNet-8, "
         f"{seeds_in_words(header['seeds'])}."
     )
-
-
-def _panel(ax: Axes, values: pd.DataFrame, published: pd.Series, table: Table) -> None:
-    """Draw every line's quantities from the top: a filled mark with its interval here, a hollow one published."""
-    lines = list(table.lines)
-    for k, quantity in enumerate(table.quantities):
-        offset = 0.22 * (k - (len(table.quantities) - 1) / 2)
-        look: dict[str, Any] = {"linestyle": "none", "color": COLOURS[k], "marker": MARKERS[k], "markersize": 4.5}
-        here = {y: values.loc[(line, quantity)] for y, line in enumerate(lines) if (line, quantity) in values.index}
-        found = {y: mean_interval(scores.dropna()) for y, scores in here.items()}
-        for y, interval in found.items():
-            ax.hlines(y + offset, 100 * interval.low, 100 * interval.high, color=COLOURS[k], linewidth=1.3)
-        ax.plot(
-            [100 * f.value for f in found.values()], [y + offset for y in found], label=QUANTITIES[quantity], **look
-        )
-        theirs = [100 * published[line, quantity] for line in lines]
-        label = "_" if k else "published"
-        ax.plot(theirs, [y + offset for y in range(len(lines))], **look, fillstyle="none", label=label)
-    ax.set_yticks(range(len(lines)), [table.named(line) for line in lines])
-    ax.set(ylim=(len(lines) - 0.5, -0.5), xlabel="accuracy, %")
 
 
 def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:

@@ -57,11 +57,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record mean accuracies over the rounds, bytes sent, and how a mixing run's weights follow the classes."""
     _, frame = trained(task)
     named = labels(task)
-    lines: list[rows.Row] = []
-    for (done, model), part in tested(frame).groupby(["round", "model"]):
-        n = int(part["n_samples"].sum())
-        columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": n}
-        lines.append(rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named))
+    lines = list(means(frame, named))
     for metric in ("bytes_down", "bytes_up"):
         sent = frame[frame["metric"] == metric]["value"].mean()
         lines.append(rows.row(metric, sent, unit="byte", estimator="mean over rounds and clients", **named))
@@ -73,6 +69,14 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             kept += [_drawn(frame[frame["metric"] == WEIGHT], shared), rows.frame(_pairs(shared, named))]
             kept.append(frame[frame["metric"] == RETAINED])
     return pd.concat(kept, ignore_index=True)
+
+
+def means(frame: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+    """Rows of the clients' mean test accuracy, of every round and model of a run."""
+    for (done, model), part in tested(frame).groupby(["round", "model"]):
+        n = int(part["n_samples"].sum())
+        columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": n}
+        yield rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named)
 
 
 def _weights(weights: pd.DataFrame, shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
@@ -302,6 +306,6 @@ def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
 
 ITEM = items.register(Recipe(
     NAME, "pFedLA's weights and the classes that clients have in common", RUNS, seeds=3,
-    one_seed=frozenset({"heurpfedla"}), budget="about 2 hours of one core; a run takes 6 to 27 minutes",
+    budget="about 2 hours of one core; a run takes 6 to 27 minutes",
     measure=_measure, draw=_draw,
 ))  # fmt: skip

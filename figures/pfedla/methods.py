@@ -1,0 +1,189 @@
+"""pFedLA's Table 1 on CIFAR-10 with ten clients, and the accuracies of its Table 3 by retained layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from fedlayers.diagnostics.pictures.drawing import style
+from figures import items
+from figures.beside import marks
+from figures.differences import LEAST, difference, joint
+from figures.items import Drawing, Finding, View
+from figures.names import title
+from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.pfedla import overlap
+from figures.recipe import Recipe, by_method, labels, scored_at_end, trained
+from fl_core import rows, runner
+from fl_core.errors import UsageError, listing
+from fl_core.statistics import mean_interval
+
+NAME = "pfedla.methods"
+BASE = scored_at_end(overlap.BASE)
+INNER = 5
+"""Steps of pFedMe's personal model on a batch."""
+OURS, ONE = "pfedla", "heurpfedla"
+MORE = {f"{ONE}_{k}": k for k in (2, 3)}
+"""HeurpFedLA with more retained layers than the one of Table 1."""
+RUNS = {
+    **by_method(
+        BASE, ("per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo"),
+        {"pfedme": {"epochs": BASE.epochs // INNER}},
+    ),
+    **{run: replace(BASE, algorithm=ONE, options={"k": k}) for run, k in MORE.items()},
+}  # fmt: skip
+"""The methods that :mod:`figures.pfedla.overlap` has not, with its data, rounds and rate. pFedMe has a fifth of the
+epochs, for each of its batches takes five steps: all but Per-FedAvg, with two gradients a step, do as much work."""
+METHODS = ("local", "fedavg", "per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", OURS, ONE)
+"""Table 1's, in its order."""
+BEFORE, AFTER = "before", "after"
+QUANTITIES = {BEFORE: "before local training", AFTER: "after it"}
+SETTING = "non-iid 1, 10 clients"
+MARGIN = 0.03
+"""Accuracy that retaining layers may cost to be called little; the paper's three layers cost 2.2 points."""
+
+
+# --- measuring -------------------------------------------------------------------------------------------------
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """The clients' mean accuracy at the start and at the end, before and after local training."""
+    _, frame = trained(task)
+    return rows.frame(list(overlap.means(frame, labels(task))))
+
+
+STUDY = items.register(Recipe(
+    NAME, "Accuracy of the methods that pFedLA is compared with, CIFAR-10", RUNS, seeds=3,
+    budget="some three hours of one core; a run takes 5 to 15 minutes", measure=_measure,
+))  # fmt: skip
+
+
+def joined(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of this study with those of pFedLA itself, Local and FedAvg, of the other."""
+    source: Any = items.find(overlap.NAME).study
+    return pd.concat([frame, source.read(source.path())[1]], ignore_index=True)
+
+
+def scores(frame: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy after the last round, (run, quantity) x seeds.
+
+    Before local training the personal model counts, or the global one of a method that has no other.
+    """
+    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal", "local"])]
+    last = accuracy[accuracy["round"] == accuracy.groupby(["run", "seed"])["round"].transform("max")]
+    table = last.pivot(index=["run", "seed"], columns="model", values="value")
+    table = table.reindex(columns=["global", "personal", "local"])
+    found = pd.DataFrame({BEFORE: table["personal"].fillna(table["global"]), AFTER: table["local"]})
+    return found.rename_axis(columns="quantity").stack().unstack("seed").reorder_levels(["run", "quantity"])
+
+
+def retaining(k: int) -> tuple[str, str]:
+    """The run with k retained layers, and the quantity by which it is judged."""
+    return {0: OURS, 1: ONE}.get(k, f"{ONE}_{k}"), BEFORE
+
+
+def stored() -> pd.DataFrame:
+    """The scores of both studies' stored rows; HeurpFedLA's alone with one retained layer where this one has none."""
+    own = STUDY.path()
+    return scores(joined(STUDY.read(own)[1] if STUDY.state != "no rows" else rows.frame([])))
+
+
+def costs_little(values: pd.DataFrame) -> Finding:
+    """A finding on whether retaining one, two and three layers costs no more than :data:`MARGIN`."""
+    gaps = {k: difference(values, retaining(k), retaining(0)) for k in (1, *MORE.values())}
+    told = "; ".join(
+        f"k = {k} {percent(*gap.bounds, sign='+')}" if gap.pairs >= LEAST else f"k = {k} fewer than {LEAST} seeds"
+        for k, gap in gaps.items()
+    )
+    return Finding(
+        f"retaining layers costs little accuracy: no more than {100 * MARGIN:g} points with one, two or three",
+        f"points against none {told} (90 % intervals: one-sided tests at 5 %)",
+        joint([gap.no_lower(MARGIN) for gap in gaps.values()]),
+    )
+
+
+# --- Table 1 ---------------------------------------------------------------------------------------------------
+
+
+def printed() -> pd.Series:
+    """The published accuracies, as shares by (method, before local training)."""
+    every = items.published("pfedla")
+    own = every[(every["place"] == "Table 1") & (every["dataset"] == "cifar10") & (every["setting"] == SETTING)]
+    return pd.Series({(line.method, BEFORE): line.value / 100 for line in own.itertuples()})
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    values, published = scores(joined(frame)), printed()
+    lines = {method: title(method) for method in METHODS if (method, BEFORE) in values.index}
+    wanted = [method for method in METHODS if method in RUNS]
+    if not set(lines) & set(wanted):
+        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(wanted)}")
+    values = values.reindex([(method, quantity) for method in lines for quantity in QUANTITIES]).dropna(how="all")
+    with style():
+        figure = plt.figure(figsize=(6.4, 0.8 + 0.33 * len(lines)), layout="constrained")
+        marks(figure.subplots(), values, published, lines, QUANTITIES)
+        figure.legend(loc="outside upper center", ncols=3, fontsize=7.5)
+    caption = (
+        "Test accuracy, mean of the clients, of what each client receives or mixes, and after its local training; "
+        "95 % intervals over seeds; hollow: published, Table 1. "
+        f"{overlap.setting(header)} {seeds_in_words(header['seeds']).capitalize()}. The paper: 600 rounds; how many "
+        f"images a client has it does not say.{missing_runs(header, lines)}"
+    )
+    shown = pd.DataFrame([
+        {
+            "method": lines[method], "quantity": QUANTITIES[quantity], **mean_interval(score.dropna())._asdict(),
+            "seeds": int(score.notna().sum()), "published": published.get((method, quantity)),
+        }
+        for (method, quantity), score in values.iterrows()
+    ])  # fmt: skip
+    return Drawing(figure, shown, caption, _findings(values, lines), _page(values, published, lines))
+
+
+def _findings(values: pd.DataFrame, lines: Mapping[str, str]) -> tuple[Finding, ...]:
+    def against(others: Mapping[str, tuple[str, str]]) -> tuple[str, bool | None]:
+        gaps = {name: difference(values, (OURS, BEFORE), other) for name, other in others.items()}
+        return "; ".join(f"{n} {gap.told}" for n, gap in gaps.items()), joint([gap.above for gap in gaps.values()])
+
+    rest = {lines[method]: (method, BEFORE) for method in lines if method != OURS}
+    whole = set(lines) == set(METHODS)
+    told, held = against(rest)
+    tuned, over = against({"FedAvg": ("fedavg", AFTER)})
+    return (
+        Finding(
+            f"pFedLA lies above the other {len(METHODS) - 1} methods, as in Table 1",
+            f"points more: {told}",
+            held if whole or held is False else None,
+        ),
+        Finding("it lies above FedAvg's model after local training, which the paper does not show", tuned, over),
+    )
+
+
+def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) -> str:
+    def cells(quantity: str) -> list[str]:
+        keys = [(method, quantity) for method in lines]
+        return [percent(*mean_interval(values.loc[key].dropna())) if key in values.index else "–" for key in keys]
+
+    theirs = [published.get((method, BEFORE)) for method in lines]
+    table = markdown({
+        "": list(lines.values()),
+        **{f"{words} %": cells(quantity) for quantity, words in QUANTITIES.items()},
+        "published %": ["–" if value is None else f"{100 * value:.2f}" for value in theirs],
+    })  # fmt: skip
+    note = (
+        "± is half the 95 % interval over seeds. The paper does not say whether its models were trained locally before "
+        "they were tested; its FedAvg, far below Local, was not. It names no rates of other methods than 0.01: "
+        f"pFedMe has lambda 15 and {INNER} steps of rate 0.01 on a batch, and a fifth of the epochs, so that it works "
+        "as much as the others; Per-FedAvg, first-order, takes two gradients a step and works twice as much; FedRep's "
+        "head has nine epochs of ten; FedFomo downloads five models and has a validation split of its own."
+    )
+    return f"{table}\n\n{note}"
+
+
+TABLE1 = items.register(
+    View("pfedla.table1", "Accuracy of ten methods on CIFAR-10, ten clients (pFedLA, Table 1)", NAME, _draw)
+)
