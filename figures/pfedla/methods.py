@@ -33,7 +33,7 @@ MORE = {f"{ONE}_{k}": k for k in (2, 3)}
 RUNS = {
     **by_method(
         BASE, ("per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo"),
-        {"pfedme": {"epochs": BASE.epochs // INNER}},
+        {"pfedme": {"epochs": int(BASE.epochs or 0) // INNER}},
     ),
     **{run: replace(BASE, algorithm=ONE, options={"k": k}) for run, k in MORE.items()},
 }  # fmt: skip

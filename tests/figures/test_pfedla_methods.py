@@ -106,5 +106,5 @@ def test_what_runs_share_with_pfedlas() -> None:
     for run, config in methods.RUNS.items():
         differ = {name for name, value in config.to_json().items() if value != other.to_json()[name]} - set(own)
         assert differ == ({"epochs"} if run == "pfedme" else set())
-    assert methods.RUNS["pfedme"].epochs * methods.INNER == other.epochs
+    assert int(methods.RUNS["pfedme"].epochs or 0) * methods.INNER == other.epochs
     assert costs.lines(costs.STUDY.read(costs.STUDY.path())[1])["retained"].max() == max(methods.MORE.values())
