@@ -7,15 +7,18 @@ import functools
 import importlib
 import io
 import logging
+import multiprocessing
 import os
 import pickle
 import queue
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +192,95 @@ def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
     steps = training.plain_epoch(model, split, job.batch, job.optimizer)
     metrics = MetricRecord({"num-examples": len(split), "steps": steps})
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+@contextmanager
+def pfl(job: Job, checkout: Path | None) -> Iterator[Side]:
+    """pfl-research's federated averaging: as many processes as this package has workers share a round's clients."""
+    ranks = job.config.workers or 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn = multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe() for _ in range(1, ranks)]
+    helpers = [
+        spawn.Process(target=_pfl_helper, args=(there, job, rank, ranks, port))
+        for rank, (_, there) in enumerate(pipes, start=1)
+    ]
+    try:
+        for helper in helpers:
+            helper.start()
+        own, model = _pfl_rank(job, 0, ranks, port)
+
+        def run() -> int:
+            for here, _ in pipes:
+                here.send(True)
+            return own() + sum(here.recv() for here, _ in pipes)
+
+        yield Plain(run, lambda: list(model.parameters()))
+    finally:
+        for here, _ in pipes:
+            with contextlib.suppress(OSError):
+                here.send(False)
+        for helper in helpers:
+            helper.join(10)
+            helper.kill()
+
+
+def _pfl_helper(link: Connection, job: Job, *place: int) -> None:
+    """Take part in every round that is asked for, and tell the steps that were taken here."""
+    run, _ = _pfl_rank(job, *place)
+    while link.recv():
+        link.send(run())
+
+
+def _pfl_rank(job: Job, rank: int, ranks: int, port: int) -> tuple[Callable[[], int], nn.Module]:
+    """One of the processes: a function that does its part of a round, and the model, the same in all of them."""
+    if ranks > 1:  # as torch's own launcher sets them, from which the package learns of the others
+        os.environ |= {"TORCHELASTIC_RUN_ID": "peers", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    torch.set_num_threads(1)
+    multiprocessing.current_process().name = "MainProcess"  # it takes any other for a process that only loads data
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.sampling import MinimizeReuseUserSampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.model.pytorch import PyTorchModel
+
+    data = job.data()
+    net: Any = job.model(data)
+    net.loss = lambda x, y: nn.functional.cross_entropy(net(x), y)
+    net.metrics = dict
+    average = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = PyTorchModel(net, lambda parameters, lr: job.optimizer(parameters), average)
+    np.random.seed(0)  # by which all processes draw the same clients
+    users = [Dataset((client.train.x, client.train.y), user_id=str(k)) for k, client in enumerate(data.clients)]
+    every = range(len(users))
+    drawn = FederatedDataset(users.__getitem__, MinimizeReuseUserSampler(every), dict.fromkeys(every, job.samples))
+    algorithm, backend = FederatedAveraging(), SimulatedBackend(drawn, drawn)
+    settings = NNAlgorithmParams(10**6, 10**6, job.taken, None)
+    training_settings = NNTrainHyperParams(job.batch, 1, job.lr)
+    taken, done = 0, 0
+
+    def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal taken
+        taken += optimizer is not average
+
+    register_optimizer_step_post_hook(count)
+
+    def run() -> int:
+        nonlocal done
+        before, done = taken, done + 1  # round 0 would be evaluated
+        contexts, _, _ = algorithm.get_next_central_contexts(model, done, settings, training_settings)
+        for context in contexts or ():
+            total, metrics = backend.gather_results(model, algorithm, central_context=context)
+            algorithm.process_aggregated_statistics(context, metrics, model, total)
+        return taken - before
+
+    return run, net
 
 
 @contextmanager

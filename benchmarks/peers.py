@@ -84,6 +84,7 @@ PEERS = {
     "bare loop": Peer(bare),
     "PFLlib": Peer(adapters.pfllib, ("h5py",), checkout=True, reach={"S1": 2.2, "S3": 3.0}),
     "Flower simulation": Peer(adapters.flower, ("flwr", "ray"), reach={"S1": 2.5}),
+    "pfl-research": Peer(adapters.pfl, ("pfl",)),
     "fedjax": Peer(adapters.fedjax, ("fedjax", "jax"), reach={"S3": 1.0}),
 }
 
@@ -159,7 +160,7 @@ def harness(pairs: int = PAIRS) -> list[Measured]:
 
 
 def peers(pairs: int = PAIRS, pflib: Path | None = None) -> list[Measured]:
-    """S1 to S3 beside public packages: PFLlib, Flower's simulation and fedjax, if they are installed."""
+    """S1 to S3 beside public packages: PFLlib, Flower's simulation, pfl-research and fedjax, if they are installed."""
     checkout = sources(pflib)
     training.tuned()
     return [row for job in JOBS for row in measure(job, PEERS, pairs, checkout)]
