@@ -109,16 +109,19 @@ class Figures:
                 seconds = items.train(study, path, **how)
             print(f"took {seconds:.1f} s; rows: {path}")
         out = self.out or items.PICTURES
+        drawn, refused = 0, None
         for each in items.drawings(item) or [item]:
             try:
                 drawing = items.redraw(each, path, out)
             except UsageError as error:
-                if not (self.only or self.budget is not None):
-                    raise
+                refused = refused or error
                 print(f"{each.name} is not drawn yet: {error}")
                 continue
+            drawn += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"picture, table and page: {out / each.name}.png, .pdf, .csv, .md")
+        if refused and not drawn and not (self.only or self.budget is not None):
+            raise refused
         if lacking := study.without_rows:
             print(lacking)
 

@@ -12,7 +12,7 @@ import io
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -102,6 +102,10 @@ class Item:
     @property
     def state(self) -> str:
         """``ready`` where rows are stored, else ``no rows``."""
+        return self.state_of(())
+
+    def state_of(self, runs: Collection[str]) -> str:
+        """The state as far as it concerns some runs, by their names; of none, all of them. Here it is that of all."""
         return "ready" if self.path().is_file() else "no rows"
 
     def at(self, scale: str) -> Self:
@@ -156,6 +160,7 @@ class View:
         draw: (header, rows of the source) -> drawing; it computes no measurement.
         scale: of the source.
         settings: whether it shows how the source's runs are set, and nothing that was measured on them.
+        runs: those of the source without which there is nothing to draw, where not all are drawn.
     """
 
     name: str
@@ -164,6 +169,7 @@ class View:
     draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
     scale: str = QUICK
     settings: bool = False
+    runs: Collection[str] = ()
 
     @property
     def study(self) -> Item:
@@ -176,7 +182,7 @@ class View:
 
     @property
     def state(self) -> str:
-        return self.study.state
+        return self.study.state_of(self.runs)
 
     def at(self, scale: str) -> View:
         """The view of the source at a scale; raises as :meth:`Item.at`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,9 @@ class Recipe(items.Item):
         """Every (run, seed) that the figure needs: all but those of newly added runs."""
         return [(run, seed) for run, seed in self.planned() if run not in self.newcomers]
 
-    @property
-    def state(self) -> str:
-        """``ready`` if all rows are stored, else how many runs are."""
-        awaited = self.awaited()
+    def state_of(self, runs: Collection[str]) -> str:
+        """``ready`` if all rows are stored, else how many runs are, of those named."""
+        awaited = [(run, seed) for run, seed in self.awaited() if not runs or run in runs]
         stored = sum(rows_file(self.path(), run, seed).is_file() for run, seed in awaited)
         return "no rows" if not stored else "ready" if stored == len(awaited) else f"{stored} of {len(awaited)} runs"
 

@@ -210,8 +210,9 @@ _TITLES = {
 }
 items.register(View(
     "fedpft.table3", f"Ablation of FedPFT's parts, CIFAR-10 for CIFAR-100 (FedPFT, Table 3, α = {ALPHA:g})",
-    NAME, _ablation,
+    NAME, _ablation, runs=[f"setting_{name}" for name in SETTINGS if name not in SHARED],
 ))  # fmt: skip
 for _name, _sweep in SWEEPS.items():
     _title = f"{_TITLES[_name]}, CIFAR-10 (FedPFT, {_sweep.place}, α = {ALPHA:g})"
-    items.register(View(_name, _title, NAME, partial(_draw, sweep=_sweep)))
+    _drawn = [_sweep.run(value) for value in _sweep.values if value != _sweep.usual]
+    items.register(View(_name, _title, NAME, partial(_draw, sweep=_sweep), runs=_drawn))

@@ -107,6 +107,39 @@ def test_the_state_of_a_view_is_its_source_s(study: Item, tmp_path: Path, monkey
     assert items.find(TABLE).at("paper").state == "no rows"
 
 
+def test_a_view_of_some_runs_waits_for_these(study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "ROWS", tmp_path)
+    some = replace(items.find(TABLE), runs=["two"])
+    whole = not isinstance(study, recipe.Recipe)
+    if whole:
+        items.train(study, study.path(), progress=False)
+    else:
+        recipe.train(study, study.path(), only=["one"], progress=False)
+        assert study.state == "2 of 4 runs"
+    assert some.state == ("ready" if whole else "no rows"), "a file holds all runs, a folder one each"
+    if not whole:
+        recipe.train(study, study.path(), only=["two"], seeds=1, progress=False)
+        assert some.state == "1 of 2 runs"
+
+
+def test_what_has_no_runs_yet_does_not_keep_a_study_s_other_figures(
+    study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> Drawing:
+        raise UsageError("none of its runs")
+
+    main([STUDY, "--train", "--out", str(tmp_path)])
+    assert "not drawn yet" not in capsys.readouterr().out
+    monkeypatch.setitem(items.REGISTRY, TABLE, replace(items.find(TABLE), draw=refuse))
+    main([STUDY, "--train", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert f"{TABLE} is not drawn yet: none of its runs" in said
+    assert f"{FIGURE}.png" in said
+    with pytest.raises(SystemExit):
+        main([TABLE, "--train", "--out", str(tmp_path)])
+    assert capsys.readouterr().err.endswith("figures: none of its runs\n")
+
+
 def test_the_papers_scale_is_an_item_of_its_own_with_the_same_runs(
     study: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
