@@ -20,7 +20,7 @@ from figures.fedpft.insides import BASE, TITLES, behind, final_models
 from figures.fedpft.pictures import METHODS
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import dataset, title
-from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.page import markdown, missing_runs, percent, span
 from figures.recipe import Recipe, by_method, labels, trained
 from fl_core import rows, runner
 from fl_core.errors import UsageError, listing
@@ -105,6 +105,7 @@ class Table:
         claims: a line, and those that the paper has below it.
         dataset: of the published numbers.
         names: what the lines are called, where not as :data:`fedpft.insides.TITLES` have it.
+        whole: what all claims say together, where the paper says it too.
     """
 
     place: str
@@ -113,6 +114,7 @@ class Table:
     claims: tuple[tuple[str, Sequence[str]], ...] = ()
     dataset: str = "cifar10"
     names: Mapping[str, str] = field(default_factory=dict)
+    whole: str = ""
 
     def published(self) -> pd.Series:
         """The published shares, by line and quantity."""
@@ -174,7 +176,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     theirs = table.place if table.dataset == _BASE.dataset else f"{table.place}, {dataset(table.dataset)}"
     caption = (
         f"Test accuracy with {what}, mean of the clients, 95 % intervals over seeds; hollow: published, {theirs}. "
-        f"{setting(header)}{missing_runs(header)}"
+        f"{setting(header, values)}{missing_runs(header, table.lines)}"
     )
     shown = pd.DataFrame([
         {
@@ -192,13 +194,14 @@ def far(header: Mapping[str, Any]) -> str:
     return "" if items.at_paper(header) else _FAR
 
 
-def setting(header: Mapping[str, Any]) -> str:
-    """A caption's words on the federation, its training, and the seeds."""
+def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
+    """A caption's words on the federation, its training, and the seeds of what is drawn, lines x seeds."""
     config = next(iter(header["runs"].values()))["config"]
+    counts = values.notna().sum(axis=1)
     return (
         f"CIFAR-10, Dirichlet({config['alpha']:g}), {config['clients']} clients with {config['samples_per_client']} "
         f"training images each, {config['rounds']} of 1000 rounds of {config['epochs']} epochs, ResNet-8, "
-        f"{seeds_in_words(header['seeds'])}."
+        f"{span(counts)} seed{'s' * (int(counts.max()) > 1)}."
     )
 
 
@@ -218,7 +221,7 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         ]  # fmt: skip
     quantity = table.quantities[0]
     said = "accuracy" if quantity == ORIGIN else "accuracy of a new classifier"
-    return [
+    each = [
         above(
             values,
             f"{said}: {table.named(best)} lies above {listing(map(table.named, others))}",
@@ -226,6 +229,14 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         )
         for best, others in table.claims
     ]
+    if not table.whole:
+        return each
+    pairs = {
+        f"{table.lines[best].upper()} - {table.lines[other].upper()} ": ((best, quantity), (other, quantity))
+        for best, others in table.claims
+        for other in others
+    }
+    return [above(values, table.whole, pairs), *each]
 
 
 def above(values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]) -> Finding:
@@ -255,11 +266,15 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
             percent(*mean_interval(values.loc[key].dropna())) if key in values.index else "–" for key in keys
         ]
         cells[f"{head} (published)"] = [f"{100 * published[key]:.2f}" for key in keys]
-    note = (
-        "± is half the 95 % interval over seeds. Origin: the model as it is, after the last round (the paper: its "
-        "best). Probe: a new linear classifier on the features; Match: a linear map before the model's own classifier; "
-        "both trained on the client's training images with the extractor at rest, SGD for 100 epochs."
-    )
+    said = ["± is half the 95 % interval over seeds."]
+    if ORIGIN in table.quantities:
+        said.append("Origin: the model as it is, after the last round (the paper: its best).")
+    if {PROBE, MATCH} & set(table.quantities):
+        said.append(
+            "Probe: a new linear classifier on the features; Match: a linear map before the model's own classifier; "
+            "both trained on the client's training images with the extractor at rest, SGD for 100 epochs."
+        )
+    note = " ".join(said)
     return f"{markdown(cells)}\n\n{note}"
 
 

@@ -41,11 +41,11 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_published_ablation_would_be_reproduced_and_its_opposite_not(beside: None) -> None:
     published = {run: value for (run, _), value in parts.TABLE.published().items()}
     drawing = drawn("fedpft.table3", HEADER, frame_of(published))
-    assert [finding.held for finding in drawing.findings] == [True] * 5
+    assert [finding.held for finding in drawing.findings] == [True] * 6
     assert {finding.verdict for finding in drawing.findings} == {"not comparable"}
     assert "V: all" in " ".join(drawing.table["line"])
     turned = {run: 1 - value for run, value in published.items()}
-    assert [finding.held for finding in drawn("fedpft.table3", HEADER, frame_of(turned)).findings] == [False] * 5
+    assert [finding.held for finding in drawn("fedpft.table3", HEADER, frame_of(turned)).findings] == [False] * 6
 
 
 @pytest.mark.parametrize("name", parts.SWEEPS)
