@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -194,8 +195,8 @@ class Engine:
         """
         with self.clock.on("aggregate"):
             replies = self._replies(rnd, work, splits, frozenset(keep_local), frozenset(lost))
-            if not set(rnd.sampled) <= set(lost):
-                self.algorithm.aggregate(self.server, replies, rnd)
+            if first := list(islice(replies, 1)):  # who answers in time is not known before
+                self.algorithm.aggregate(self.server, _joined(first, replies), rnd)
             for _ in replies:  # whatever the algorithm did not ask for still reaches the clients' states
                 pass
 
@@ -350,6 +351,12 @@ class Engine:
         if case not in self._flops:
             self._flops[case] = costs.training_flops(self.client_runner.workspace, self.data.shape, *case)
         return self._flops[case]
+
+
+def _joined(first: list[Update], others: Iterator[Update]) -> Iterator[Update]:
+    """All updates in order, none of them kept here."""
+    yield first.pop()
+    yield from others
 
 
 __all__ = ["Engine", "Schedule", "sampled_clients"]

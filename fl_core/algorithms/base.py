@@ -50,16 +50,16 @@ class Algorithm:
     phases                both     any                    after ``begin``; at the server to count costs
     loss                  client   1 a batch              in a phase that names no other method
     reply                 client   1 a reply              when all phases are done
-    aggregate             server   1 an exchange          as the exchange begins: it draws the replies along
+    aggregate             server   1 an exchange          with the first reply: it draws the others along
     models                both     any                    after ``aggregate``, for each client that is evaluated
     finetuning            both     any                    after a round that is evaluated or saved, and after the last
     observations          server   1 an evaluation        when all clients have been evaluated
     client_observations   client   1 a scored model       when a client's :attr:`evaluates` model has been scored
     ====================  =======  =====================  ============================================================
 
-    ``aggregate`` is called before anybody has trained: to iterate over its ``updates`` is what sends, trains and
-    receives, one client after the other, so that no more replies are in memory than it keeps. An algorithm whose
-    :meth:`send` reads what :meth:`aggregate` writes takes ``list(updates)`` before it writes.
+    ``aggregate`` is called when the first client has replied: to iterate over its ``updates`` is what sends to the
+    others, trains and receives, one client after the other, so that no more replies are in memory than it keeps. An
+    algorithm whose :meth:`send` reads what :meth:`aggregate` writes takes ``list(updates)`` before it writes.
 
     A client's state stays where the client is. ``models`` gets, at the server, names in place of the client's tensors
     (:mod:`fl_core.algorithms.offers`), which it may give their places in a model; one that computes with them is

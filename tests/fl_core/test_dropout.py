@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from fl_core import models, runner, tree
 from fl_core.algorithms import Problem, registry
 from fl_core.algorithms.variates import VARIATE, Corrected
 from fl_core.decision import Instruments
-from fl_core.dropout import REPLY_LOST, Dropout, read_trace
+from fl_core.dropout import REPLY_LOST, TIMEOUT, Dropout, read_trace
 from fl_core.errors import UsageError
+from fl_core.execution.home import InProcess, Reply, Request, Train
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.records import store
@@ -161,3 +163,24 @@ def test_a_run_goes_on_without_the_file_of_its_trace(tmp_path: Path) -> None:
     assert {(1, "b"), (3, "a"), (3, "d")} <= lost
     end = store.Run(tmp_path / "half" / "run").checkpoint("last")
     assert tree.digest(end.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedlama", "scaffold", *DECIDING[:1]])
+def test_a_round_in_which_nobody_answers_in_time_leaves_the_server_as_it_was(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose replies are all lost: over a network it is known only when the time is over."""
+    whole = InProcess.run
+
+    def run(self: InProcess, requests: Iterable[Request]) -> Iterator[Reply]:
+        for request in requests:
+            late = isinstance(request, Train) and request.rnd.index < 1
+            yield from [Reply(request.client, missing=True)] if late else whole(self, [request])
+
+    monkeypatch.setattr(InProcess, "run", run)
+    played = play(algorithm=name, rounds=2)
+    first, second = played.checkpoints
+    assert set(played.values(REPLY_LOST, variant=TIMEOUT)) == {(1, client) for client in "abcd"}
+    assert tree.digest(first.server.trees["model"]) == tree.digest(tree.of(network("plain")))
+    assert not first.server.meta
+    assert tree.digest(second.server.trees["model"]) != tree.digest(first.server.trees["model"])
