@@ -67,9 +67,10 @@ class PFedHN(Algorithm):
     ``local_clip``, not at the run's ``clip``. From the second client of a round on, J is that of the hypernetwork as
     the clients before have moved it.
 
-    Buffers never travel, whatever ``bn`` says: the hypernetwork gives parameters, and running statistics stay with
-    their client. ``begins``: ``drawn`` (default, the original) starts from random heads, so from other models than
-    every other algorithm; ``common`` from heads that give the common initial model to every client.
+    Buffers never travel, whatever ``bn`` says: the hypernetwork gives the parameters that train, and running
+    statistics stay with their client, as do parameters that the model's author froze. ``begins``: ``drawn`` (default,
+    the original) starts from random heads, so from other models than every other algorithm; ``common`` from heads that
+    give the common initial model to every client.
 
     Raises:
         UsageError: hidden, lr or a clip is 0, or an unknown ``begins``.
@@ -96,7 +97,7 @@ class PFedHN(Algorithm):
         for key in ("lr", "clip", "local_clip", "hidden"):
             if not getattr(self.config, key) > 0:
                 raise UsageError(f"{self.name}: {key} must be above 0")
-        self.parameters = frozenset(name for layer in problem.layers for name in layer.parameters)
+        self.parameters = problem.parameters - problem.frozen
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return self.parameters

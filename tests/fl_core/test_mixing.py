@@ -521,6 +521,19 @@ def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model() -> None:
     assert len(set(played.evaluated()[-1])) == N, "heads that begin at zero still come to tell clients apart"
 
 
+@pytest.mark.parametrize("begins", ["drawn", "common"])
+def test_pfedhn_leaves_frozen_parameters_as_they_are(begins: str) -> None:
+    model = network("plain")
+    frozen = {
+        f"fc1.{name}": param.requires_grad_(False) for name, param in model.get_submodule("fc1").named_parameters()
+    }
+    played = play(algorithm="pfedhn", model=model, options={"begins": begins}, rounds=2)
+    assert played.engine.algorithm.shared(Round(0), 0) == tree.of(model).keys() - frozen.keys()
+    for client in range(N):
+        personal = played.engine.models(client)["personal"]
+        assert all(torch.equal(personal[name], value) for name, value in frozen.items())
+
+
 def two_groups() -> data.FederatedData:
     """Six clients alike but for their labels: of the last three they are the other way round."""
     base = federation(sizes=(60,) * 6, classes=2, seed=3)
