@@ -235,7 +235,7 @@ class InclusiveFL(Limited):
         (1 - beta) D_s + beta mean of D'_r over the blocks from that one to the last of r, both included.
 
     Then each tensor is averaged over the groups that have it, weighted as their clients. Without a deeper group the
-    round before, or without momentum, it is the mean over the holders.
+    round before, or without momentum, it is the mean over the holders; so it is of running statistics in any case.
 
     The last layer is common to all groups, as in FedRA's comparison; with ``own_heads`` every depth has its own, as in
     the paper, averaged over its clients alone. The global model, with all blocks, then has the deepest group's (with
@@ -325,7 +325,7 @@ class InclusiveFL(Limited):
             return {}
         before, above = server.trees[_slot(deeper[0])], self.problem.blocks[depth - 1 : deeper[0]]
         moved = {}
-        for name in sorted(inside(group_mean, above[0])):
+        for name in sorted(inside(group_mean, above[0]) & self.problem.parameters):
             rest = name.removeprefix(above[0])
             momentum = torch.stack([before[path + rest].double() for path in above]).mean(0)
             moved[name] = (group_mean[name].double() + self.config.beta * (momentum - change[name].double())).to(

@@ -26,6 +26,7 @@ from fl_core.execution.workspace import Workspace
 from fl_core.models.blocks import hold, inside, paths_of_blocks, with_optional_blocks
 from fl_core.models.exits import Exits
 from fl_core.runner import Task
+from fl_core.seeds import torch_seeded
 from fl_core.tree import Tree
 from tests.conftest import BLOCKS, CONFIG, TOY, network, play
 from tests.networks import Wired
@@ -499,3 +500,32 @@ def test_an_algorithm_outside_a_task_needs_blocks() -> None:
     with pytest.raises(UsageError, match="fedra needs a model of residual blocks"):
         find("fedra")(Problem((), frozenset(), (1,), 1, 0))
     assert paths_of_blocks(network("vit")) == ()
+
+
+# --- blocks that normalise over batches ------------------------------------------------------------------------
+
+
+def normalising() -> nn.Module:
+    """A small model of three residual blocks, each with a batch normalisation."""
+
+    def block() -> nn.Module:
+        parts = {"conv": nn.Conv2d(4, 4, 3, padding=1, bias=False), "norm": nn.BatchNorm2d(4)}
+        return Wired(lambda own, x: x + own.norm(own.conv(x)).relu(), **parts)
+
+    with torch_seeded(0):
+        blocks = nn.Sequential(block(), block(), block())
+        parts = {"stem": nn.Conv2d(1, 4, 3), "blocks": blocks, "head": nn.Linear(64, 3)}
+        return Wired(lambda own, x: own.head(own.blocks(own.stem(x)).flatten(1)), **parts)
+
+
+def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_averaged() -> None:
+    options = {"lora_targets": "none", "depths": "1,2,3"}
+    plays = [
+        play(algorithm="inclusivefl", model=normalising(), options=options | {"beta": beta}, rounds=2)
+        for beta in (0, 0.9)
+    ]
+    first, second = (played.checkpoints[-1].server.trees["model"] for played in plays)
+    averaged = [name for name in first if "running" in name or "tracked" in name]
+    assert len(averaged) == 9
+    assert all(torch.equal(first[name], second[name]) for name in averaged)
+    assert not torch.equal(first["blocks.0.conv.weight"], second["blocks.0.conv.weight"])
