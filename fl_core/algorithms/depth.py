@@ -160,6 +160,20 @@ class Limited(Blockwise):
         paths = (self.problem.blocks[k] for k in self.allocated(rnd, client))
         return self.always.union(*(inside(self.problem.tensors, path) for path in paths))
 
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        state.trees["model"] = tree.pick(initial, self.problem.local_only)  # of blocks that it gets later too
+        return state
+
+    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+        return tree.pick(super().begin(state, message, ctx, rnd, client), self.submodel(rnd, client))
+
+    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        before = state.trees.get("model", {})
+        message = super().reply(state, trained, ctx, rnd, client)
+        state.trees["model"] = {**before, **state.trees["model"]}
+        return message
+
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         super().aggregate(server, updates, rnd)
         server.meta[LATEST] = {"index": rnd.index, "sampled": list(rnd.sampled)}

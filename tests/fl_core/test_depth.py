@@ -529,3 +529,20 @@ def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_avera
     assert len(averaged) == 9
     assert all(torch.equal(first[name], second[name]) for name in averaged)
     assert not torch.equal(first["blocks.0.conv.weight"], second["blocks.0.conv.weight"])
+
+
+@pytest.mark.parametrize("name", ["fedra", "inclusivefl"])
+def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name: str) -> None:
+    """A client that has other blocks in every round has the statistics of all of them, moved by its own training."""
+    options = {"lora_targets": "none", "random_depths": "true"}
+    played = play(algorithm=name, model=normalising(), bn="local", options=options, rounds=4)
+    algorithm, before = played.engine.algorithm, {client: tree.of(normalising()) for client in range(4)}
+    held = [[algorithm.submodel(Round(k), client) for k in range(4)] for client in range(4)]
+    assert any(len(set(each)) > 1 for each in held)
+    for index, checkpoint in enumerate(played.checkpoints):
+        for client, state in enumerate(checkpoint.clients.values()):
+            own = state.trees["model"]
+            assert own.keys() == algorithm.problem.local_only
+            moved = {key for key in own if not torch.equal(own[key], before[client][key])}
+            assert moved == own.keys() & held[client][index]
+            before[client] = own
