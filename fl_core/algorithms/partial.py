@@ -230,6 +230,11 @@ class PLayerFL(FedPer):
         ]
         return None
 
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        shared = self.shared(rnd, 0)  # who measured and did not upload in time still has all that it trained
+        kept = {name: tensor for name, tensor in client.trees["model"].items() if name not in shared}
+        return super().models(server, State({"model": kept}), rnd)
+
 
 class Scout(PLayerFL):
     """PLayer-FL's measuring exchange alone, for measurements outside a run: it keeps no state."""

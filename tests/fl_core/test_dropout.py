@@ -184,3 +184,20 @@ def test_a_round_in_which_nobody_answers_in_time_leaves_the_server_as_it_was(
     assert tree.digest(first.server.trees["model"]) == tree.digest(tree.of(network("plain")))
     assert not first.server.meta
     assert tree.digest(second.server.trees["model"]) != tree.digest(first.server.trees["model"])
+
+
+def test_who_measured_and_uploaded_too_late_has_the_servers_body_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = InProcess.run
+
+    def run(self: InProcess, requests: Iterable[Request]) -> Iterator[Reply]:
+        for request in requests:
+            late = isinstance(request, Train) and request.rnd.exchange == "upload" and request.client == 1
+            yield from [Reply(request.client, missing=True)] if late else whole(self, [request])
+
+    monkeypatch.setattr(InProcess, "run", run)
+    played = play(algorithm="playerfl", rounds=1)
+    plan, server = played.engine.algorithm.plan, played.engine.server.trees["model"]
+    assert plan is not None
+    for client in EVERYONE:
+        personal = played.engine.models(client)["personal"]
+        assert {name for name in server if torch.equal(personal[name], server[name])} == plan.body_tensors
