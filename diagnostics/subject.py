@@ -112,14 +112,17 @@ def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> 
             a single output fits any labels.
 
     Raises:
-        UsageError: another output, or labels that are not class indices from 0 to C - 1.
+        UsageError: another output, or labels that are not class indices from 0 to C - 1, nor numbers [n] where the loss
+            is of numbers.
     """
     z = model(x)
     if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
         output = f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         raise UsageError(f"{type(model).__name__} gives {output} for {len(x)} samples; logits [n, C] are needed")
-    one = z.shape[1] == 1 and (loss is None or loss.task == REGRESSION)
-    if one and y.ndim == 1:
+    if loss is not None and loss.task == REGRESSION:
+        check_numbers(z, y)
+        return z
+    if loss is None and z.shape[1] == 1 and y.ndim == 1:
         return z
     if y.ndim != 1 or y.is_floating_point():
         raise UsageError(f"labels must be class indices [n]; these are {y.dtype} {tuple(y.shape)}")
@@ -128,3 +131,14 @@ def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> 
     if low < 0 or high >= classes:
         raise UsageError(f"label {low if low < 0 else high} does not fit a model of {classes} classes")
     return z
+
+
+def check_numbers(outputs: Tensor, y: Tensor) -> None:
+    """Refuse outputs and targets of a loss of numbers that are not [n, 1] and [n]: others would be paired all with all.
+
+    Raises:
+        UsageError: gives their shapes.
+    """
+    if outputs.shape[1] != 1 or y.ndim != 1:
+        shapes = f"{list(outputs.shape)} and {list(y.shape)}"
+        raise UsageError(f"a loss of numbers needs outputs [n, 1] and targets [n]; these are {shapes}")

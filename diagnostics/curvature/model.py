@@ -18,6 +18,7 @@ from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
 from ..capture import activations
+from ..subject import check_numbers
 from .linear import nodes
 
 
@@ -57,14 +58,17 @@ class Differentiable:
         """Logits [n, C] and each sample's loss [n].
 
         Raises:
-            UsageError: the output is not [n, C], or y holds something else than class indices.
+            UsageError: the output is not [n, C], or y holds something else than class indices, or numbers [n] where the
+                loss is of numbers.
             LossNotFinite: a sample's loss is NaN or infinite.
         """
         logits = self(x, index)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(y):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise UsageError(f"the model must put out logits [n, C]; for {len(y)} samples it gave {got}")
-        if self.loss.task != REGRESSION:
+        if self.loss.task == REGRESSION:
+            check_numbers(logits, y)
+        else:
             classes = self.loss.logits(logits).shape[1]
             if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= classes:
                 raise UsageError(f"labels must be class indices from 0 to {classes - 1}, as the model has logits")

@@ -95,6 +95,18 @@ def test_what_cannot_be_measured_is_refused_by_name(case: str) -> None:
     assert hooks(models) == before
 
 
+@pytest.mark.parametrize("metric", ["grad_norm", "grad_noise", "hessian_trace", "hessian_spectrum"])
+@pytest.mark.parametrize("n", [3, 40])
+def test_targets_and_outputs_of_numbers_are_one_a_sample(metric: str, n: int) -> None:
+    """Else each output would be held against every target, or an output against the target of another sample."""
+    one, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), X[:n]
+    y = x.sum(1)
+    assert (diagnose(one, (x, y), [metric], loss="mse", progress=False).frame["status"] == "ok").all()
+    for wrong, targets in ((one, y[:, None]), (model(), y), (model(), Y[:n])):
+        with pytest.raises(UsageError, match=r"outputs \[n, 1\] and targets \[n\]; these are"):
+            diagnose(wrong, (x, targets), [metric], loss="mse", progress=False)
+
+
 def test_a_checkpoint_of_the_other_kind_and_metrics_without_gradients_are_fine() -> None:
     two = [
         nn.Sequential(Block(reentrant=False), nn.Linear(8, 3)),
