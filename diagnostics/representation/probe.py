@@ -162,7 +162,8 @@ def _passed(
     seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
     with set_mode(model, mode), seeded, torch.no_grad():
         # pooling is several times as fast so on a CPU
-        last = mode == "eval" and x.device.type == "cpu" and takes_channels_last(model, x[:1])
+        one = placed(model, x[:1])
+        last = mode == "eval" and one.device.type == "cpu" and takes_channels_last(model, one)
         layout = torch.channels_last if last else torch.preserve_format
         with hooked(model, hooks):
             for place in where:

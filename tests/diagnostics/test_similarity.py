@@ -20,7 +20,7 @@ from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.rows import Row
-from tests.diagnostics.calls import cka
+from tests.diagnostics.calls import call, cka
 from tests.networks import Wired
 
 C = 3
@@ -314,3 +314,18 @@ def test_images_lie_channels_last_unless_the_model_takes_a_view(views: bool) -> 
     assert models[0].seen[-1] == views
     maps = [model.conv(x).detach().flatten(1) for model in models]
     torch.testing.assert_close(rows[0]["value"], linear_cka(*maps))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("metric", ["cka", "rbf_cka", "procrustes", "cca", "svcca"])
+def test_images_are_given_to_a_convolution_in_its_own_type(metric: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    models = [maps_of(False).to(dtype) for _ in range(2)]
+    x, y = torch.randn(80, 1, 6, 6), torch.zeros(80, dtype=torch.int64)
+    layers = layers_of(models[0], x[:2].to(dtype))
+    rows = [
+        call(metric, [Subject(f"{k}", model, (own, y), 80) for k, model in enumerate(models)], layers)
+        for own in (x, x.to(dtype))
+    ]
+    assert {row["status"] for row in rows[0]} == {"ok"}
+    assert rows[0] == rows[1]
