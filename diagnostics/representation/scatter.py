@@ -44,6 +44,8 @@ def scatter_ratio(x: Array, y: Array, seed: int = 0) -> Ratio:
     def ratio(without: int | None = None) -> float | None:
         left = np.arange(many) != (-1 if without is None else without)
         n, s = counts[:, left].sum(axis=1), sums[:, left].sum(axis=1)
+        if (n > 0).sum() < 2:
+            return None
         total = squares[:, left].sum()
         explained = np.divide(np.square(s).sum(axis=1), n, out=np.zeros(len(n)), where=n > 0).sum()
         within = total - explained

@@ -198,6 +198,15 @@ def test_the_error_of_the_scatter_is_that_of_a_jackknife_and_of_the_right_size()
     assert np.sqrt(np.square(found[:, 1]).mean()) == pytest.approx(found[:, 0].std(), rel=0.25)
 
 
+def test_a_scatter_whose_second_class_is_one_sample_has_no_known_error() -> None:
+    """Without that sample there is one class and no ratio, not a ratio of 0."""
+    x = np.random.default_rng(0).normal(size=(30, 5))
+    value, error = scatter_ratio(x, np.array([0] * 29 + [1]))
+    assert value > 0
+    assert error is None
+    assert scatter_ratio(x, np.array([0] * 28 + [1] * 2))[1] is not None
+
+
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
