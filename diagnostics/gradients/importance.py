@@ -118,39 +118,61 @@ class SensitivityAccumulator:
         return [(self._steps - part - 1) // PARTS + 1 for part in range(min(self._steps, PARTS))]
 
     def _layer(self, names: Sequence[str]) -> Tensor:
-        part_steps = self._part_steps()
         reached = [name for name in names if name in self._sums]
         if not reached:
-            return torch.full((1 + len(part_steps),), torch.nan, dtype=torch.float64)
-
-        def totals(each: Tensor) -> Tensor:
-            return torch.cat([each.sum(0, keepdim=True), each[: len(part_steps)]])
-
-        sums = torch.stack([totals(self._sums[name]) for name in reached])
-        steps = torch.tensor([self._steps, *part_steps], dtype=torch.float64, device=sums.device)
-        sizes = torch.tensor([self._sizes[name] for name in reached], dtype=torch.float64, device=sums.device)
-        sizes = sizes[:, None].expand_as(sums).clone()
-        for k, name in enumerate(reached):
-            if name in self._touched:  # rows a step; a table without any has a sum of 0
-                sizes[k] *= (totals(self._touched[name]) / steps).clamp_min(1.0 / self._steps)
+            return torch.full((1 + len(self._part_steps()),), torch.nan, dtype=torch.float64)
+        sums, sizes = torch.stack([self._totals(self._sums[name]) for name in reached]), self._entries(reached)
         pooled = sums.sum(0) / sizes.sum(0) if self.reduce == "pooled" else (sums / sizes).mean(0)
-        return pooled / steps
+        return pooled / self._steps_of(sums)
+
+    def _totals(self, each: Tensor) -> Tensor:
+        """Of a tensor's sums by part: over all steps, then each part's that has any, [1 + parts]."""
+        return torch.cat([each.sum(0, keepdim=True), each[: len(self._part_steps())]])
+
+    def _steps_of(self, like: Tensor) -> Tensor:
+        """Number of all steps, then of each part's, [1 + parts]."""
+        return torch.tensor([self._steps, *self._part_steps()], dtype=torch.float64, device=like.device)
+
+    def _entries(self, names: Sequence[str]) -> Tensor:
+        """Entries of each tensor that count at a step, [tensors, 1 + parts]: the mean of all steps, and each part's."""
+        sums = torch.stack([self._totals(self._sums[name]) for name in names])
+        sizes = torch.tensor([self._sizes[name] for name in names], dtype=torch.float64, device=sums.device)
+        sizes = sizes[:, None].expand_as(sums).clone()
+        for k, name in enumerate(names):
+            if name in self._touched:  # rows a step; a table without any has a sum of 0
+                rows = self._totals(self._touched[name]) / self._steps_of(sums)
+                sizes[k] *= rows.clamp_min(1.0 / self._steps)
+        return sizes
+
+    def _weights(self, names: Sequence[str]) -> list[float]:
+        """How much each part counts where it is drawn: its steps, or where tables were looked up its entries."""
+        reached = [name for name in names if name in self._sums]
+        if not any(name in self._touched for name in reached):
+            return [float(steps) for steps in self._part_steps()]
+        entries = self._entries(reached).sum(0)
+        return (entries * self._steps_of(entries))[1:].tolist()
 
     def result(self) -> dict[str, Any]:
         """JSON: ``layers`` that gradients reached, their ``importance`` (null = not finite), number of ``steps``.
 
-        ``parts`` has the steps and importances of each part of the steps, dealt in turn: what resamples are made of.
+        ``parts`` has the steps and importances of each part of the steps, dealt in turn, and how much these count when
+        the part is drawn: what resamples are made of.
         """
         reached = [any(name in self._sums for name in names) for names in self._names.values()]
         values = [v for v, r in zip(self._values().tolist(), reached, strict=True) if r]
         finite = [[value if math.isfinite(value) else None for value in each] for each in values]
-        part_steps = self._part_steps()
+        weights = [self._weights(names) for names, r in zip(self._names.values(), reached, strict=True) if r]
         return {
             "layers": [layer for layer, r in zip(self._names, reached, strict=True) if r],
             "importance": [each[0] for each in finite],
             "steps": self._steps,
             "parts": [
-                {"steps": steps, "importance": [each[1 + k] for each in finite]} for k, steps in enumerate(part_steps)
+                {
+                    "steps": steps,
+                    "importance": [each[1 + k] for each in finite],
+                    "weights": [each[k] for each in weights],
+                }
+                for k, steps in enumerate(self._part_steps())
             ],
         }
 
@@ -179,16 +201,20 @@ class Drawn:
 
 
 def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
-    """A result in which each part's steps count t_k times: sum_k t_k s_k I^k / sum_k t_k s_k, with s_k steps."""
-    weights = [count * part["steps"] for count, part in zip(times, result["parts"], strict=True)]
-    columns = zip(*(part["importance"] for part in result["parts"]), strict=True)
-    values = [
-        None
-        if any(value is None for value in column)
-        else math.fsum(w * value for w, value in zip(weights, column, strict=True)) / sum(weights)
-        for column in columns
-    ]
-    return {"layers": result["layers"], "importance": values, "steps": sum(weights)}
+    """A result in which each part's steps count t_k times: sum_k t_k w_k I^k / sum_k t_k w_k.
+
+    The weight w_k is the part's steps, and of a layer with embedding tables the entries that counted in them, since
+    its I^k is a mean over these. (So it is the importance of the steps drawn, but for ``reduce="mean_of_tensors"`` of a
+    layer with a table and other tensors, whose means have a weight each.)
+    """
+    parts = list(zip(times, result["parts"], strict=True))
+    values: list[float | None] = []
+    for k in range(len(result["layers"])):
+        weights = [count * (part["weights"][k] if "weights" in part else part["steps"]) for count, part in parts]
+        column = [part["importance"][k] for _, part in parts]
+        known = not any(value is None for value in column)
+        values.append(math.fsum(map(math.prod, zip(weights, column, strict=True))) / sum(weights) if known else None)
+    return {"layers": result["layers"], "importance": values, "steps": sum(c * part["steps"] for c, part in parts)}
 
 
 class ReleasedTables(SensitivityAccumulator):

@@ -18,7 +18,7 @@ from fedlayers.diagnostics.decide.curve import curve_of
 from fedlayers.diagnostics.decide.rules.base import RULES
 from fedlayers.diagnostics.decide.select import explain, select
 from fedlayers.diagnostics.decide.stability import Opinion, stability
-from fedlayers.diagnostics.gradients.importance import SensitivityAccumulator
+from fedlayers.diagnostics.gradients.importance import ReleasedTables, SensitivityAccumulator
 from fedlayers.diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
 from fedlayers.diagnostics.metrics.grad_norm import GradNorm
 from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
@@ -134,6 +134,38 @@ def test_training_is_resampled_by_its_steps() -> None:
         assert values(found, f"training, resample {number}") == pytest.approx([1, 1 + 1 / expected])
     del result["parts"]
     assert parted(frame(recorded_rows({"a": result}, layers, n_train={"a": 7}, resamples=6)))[1].empty
+
+
+@pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
+@pytest.mark.parametrize("meter", [SensitivityAccumulator, ReleasedTables])
+def test_a_resample_of_an_embedding_table_is_what_the_steps_drawn_give(
+    reduce: str, meter: type[SensitivityAccumulator]
+) -> None:
+    """Also where a short last batch looks up far fewer rows than the others."""
+    layers = [Layer("table", ("table",), tables=("table",)), Layer("fc", ("weight",))]
+    g = torch.Generator().manual_seed(0)
+    params = {"table": torch.randn(40, 3, generator=g), "weight": torch.randn(3, 2, generator=g)}
+    grads = []
+    for k in range(13):
+        rows = torch.zeros(40, 1)
+        rows[torch.randperm(40, generator=g)[: 25 if k < 12 else 2]] = 1
+        grads.append({"table": torch.randn(40, 3, generator=g) * rows, "weight": torch.randn(3, 2, generator=g)})
+    seen = meter(layers, reduce=reduce)
+
+    def fed(to: SensitivityAccumulator, k: int) -> None:
+        to.update(params, grads[k])
+        if isinstance(to, ReleasedTables):  # it sees a table's rows by the samples' tokens
+            to._params, to._ids = params, {"table": [torch.arange(1 + k).reshape(1, -1)]}
+            to.samples(torch.zeros(1), torch.zeros(1), grads[k], {})
+
+    for k in range(13):
+        fed(seen, k)
+    for times in ([1] * 10, *draws(10, 4, 1, "a")):
+        again = meter(layers, reduce=reduce)
+        for k in range(13):
+            for _ in range(times[k % 10]):
+                fed(again, k)
+        assert seen.drawn(times).result()["importance"] == pytest.approx(again.result()["importance"], rel=1e-12)
 
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3"))

@@ -179,7 +179,7 @@ def test_only_layers_that_gradients_reach_are_in_the_result() -> None:
     params = {name: torch.ones(2) for name in ("a.bias", "w", "f", "b")}
     seen.update(params, {"a.bias": torch.ones(2), "w": torch.ones(2), "b": torch.tensor([torch.inf, 0.0])})
     values = [pytest.approx(1.0), None]
-    parts = [{"steps": 1, "importance": values}]
+    parts = [{"steps": 1, "importance": values, "weights": [1.0, 1.0]}]
     assert seen.result() == {"layers": ["l", "broken"], "importance": values, "steps": 1, "parts": parts}
     assert seen.importance().isnan().tolist() == [True, False, True, False]
 
