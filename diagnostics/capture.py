@@ -152,7 +152,7 @@ def activations(
 
 
 def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
-    """Yield batches (x [n, ...], y [n]) of data, in order.
+    """Yield batches (x [n, ...], y [n]) of data, in order; labels of any type of integers come as int64.
 
     Args:
         data: a pair (x, y) of tensors, an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
@@ -207,4 +207,4 @@ def _checked(pair: Any, where: str) -> Batch:
     for name, tensor in (("samples", x), ("labels", y)):
         if not is_finite(tensor):
             raise UsageError(f"{where}: the {name} hold NaN or infinity")
-    return x, y
+    return x, y if y.is_floating_point() or y.is_complex() else y.long()  # losses take no other integers

@@ -107,6 +107,18 @@ def test_targets_and_outputs_of_numbers_are_one_a_sample(metric: str, n: int) ->
             diagnose(wrong, (x, targets), [metric], loss="mse", progress=False)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "loss"), [(torch.int32, "cross_entropy"), (torch.bool, "cross_entropy"), (torch.uint8, "focal")]
+)
+def test_labels_may_be_integers_of_any_type(dtype: torch.dtype, loss: str) -> None:
+    metrics = ["grad_norm", "grad_noise", "hessian_trace", "linear_probe"]
+    network, labels = model(), Y.clamp(max=1)
+    expected, found = (
+        diagnose(network, (X, y), metrics, loss=loss, progress=False).frame for y in (labels, labels.to(dtype))
+    )
+    assert found.equals(expected)
+
+
 def test_a_checkpoint_of_the_other_kind_and_metrics_without_gradients_are_fine() -> None:
     two = [
         nn.Sequential(Block(reentrant=False), nn.Linear(8, 3)),
