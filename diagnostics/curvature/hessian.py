@@ -102,8 +102,9 @@ def hessian_trace(
         layers: as :func:`fl_core.layers.layers_of` gives them.
         loss: its mean over all samples is what is differentiated.
         batch: samples at a time, which bounds the memory; a loader's own batches stand. In ``"eval"`` mode the value
-            does not depend on it. In ``"train"`` mode batch normalisation sees one batch at a time and dropout draws
-            one mask a batch (from the seed); the value is the batches' own traces, averaged by size.
+            does not depend on it where it is exact; an estimate draws other probes. In ``"train"`` mode batch
+            normalisation sees one batch at a time and dropout draws one mask a batch (from the seed); the value is the
+            batches' own traces, averaged by size.
         estimator: ``"auto"``: exact where possible, otherwise activation, otherwise hutchinson. ``"fast"``: one
             backward pass a probe in place of exact, the rest as in auto. ``"exact"``, ``"activation"`` (random signs
             in the space of the layers' outputs): these alone, with a status where they cannot be. ``"hutchinson"``:
