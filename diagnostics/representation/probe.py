@@ -85,7 +85,7 @@ def places(n: int, batch: int, unbiased: bool = False) -> list[Place]:
     starts = list(range(0, n, batch))
     if unbiased and len(starts) > 1 and n - starts[-1] < LEAST:
         starts.pop()
-    return list(zip(starts, [*starts[1:], n], strict=True))
+    return list(zip(starts, [*starts[1:], n], strict=True)) if n else []
 
 
 def check_batch(batch: int, unbiased: bool) -> None:

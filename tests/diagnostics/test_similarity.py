@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.representation.gram import linear_cka
+from fedlayers.diagnostics.representation.gram import linear_cka, rbf_cka
 from fedlayers.diagnostics.representation.probe import probe_set, shared_probe
 from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
@@ -329,3 +329,9 @@ def test_images_are_given_to_a_convolution_in_its_own_type(metric: str, dtype: t
     ]
     assert {row["status"] for row in rows[0]} == {"ok"}
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("estimator", ["full", "minibatch"])
+@pytest.mark.parametrize("similarity", [linear_cka, rbf_cka])
+def test_no_samples_have_no_similarity(similarity: Any, estimator: str) -> None:
+    assert math.isnan(similarity(torch.empty(0, 3), torch.empty(0, 2), estimator=estimator))
