@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
+from fl_core.costs import FlopCounter
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.seeds import seed_of, torch_seeded
@@ -76,7 +76,7 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
     with set_mode(model, mode), seeded, torch.enable_grad(), _countable(model), ExitStack() as stack:
         params = [p.requires_grad_(True) for p in model.parameters() if p.is_floating_point()]
         counted = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-        counter = FlopCounterMode(display=False)
+        counter = FlopCounter()
         booked = 0.0
 
         def book(flops: dict[str, float], layer: str) -> None:

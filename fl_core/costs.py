@@ -10,12 +10,34 @@ from functools import cache
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, check_known
 from fl_core.execution.workspace import Workspace
 from fl_core.training.local import batch_slices
+
+
+class _Everything(ModuleTracker):
+    """Takes all operations together, without hooks on modules."""
+
+    def __enter__(self) -> _Everything:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class FlopCounter(FlopCounterMode):
+    """PyTorch's counter of FLOPs without its sums by module, whose hooks fail where a module takes a parameter.
+
+    Parametrised weights (``torch.nn.utils.parametrizations``) are computed by such modules.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.mod_tracker = _Everything()
 
 
 def training_flops(
@@ -33,7 +55,7 @@ def training_flops(
     if x.is_floating_point():
         x = x.to(next(iter(workspace.params.values())).dtype)
     buffers = [(buffer, buffer.clone()) for buffer in workspace.model.buffers()]
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounter()
     with torch.random.fork_rng(), workspace.trains(trained) as names, counter:
         logits = workspace.forward(workspace.params, x)
         if logits.requires_grad:

@@ -39,7 +39,9 @@ def supported(module: nn.Module) -> bool:
     return _formula(module) is not None
 
 
-def _linear(module: Any, a: Tensor, passes: int) -> Norms:
+def _linear(module: Any, a: Tensor, passes: int) -> Norms | None:
+    if a.ndim < 2:
+        return None  # a single sample without a batch dimension
     n, size = len(a), a.shape[-1]
     if a.ndim == 2:
         squares = a.square().sum(1)

@@ -650,6 +650,15 @@ def test_no_tensor_outlives_the_call(activation: type[nn.Module]) -> None:
         gc.enable()
 
 
+def test_a_layer_that_takes_samples_one_by_one() -> None:
+    """Its first input has no batch dimension, though it is as long as the batch has samples."""
+    model = Wired(lambda m, x: torch.stack([m.fc(sample) for sample in x]), fc=nn.Linear(4, 3)).double()
+    data = torch.randn(4, 4, dtype=torch.float64), torch.arange(4) % 3
+    (result,) = measure(model, data, batch=4).values()
+    (truth,) = dense(model, data, loose(model))
+    assert result.trace == pytest.approx(truth, abs=4 * result.stderr + 1e-9)
+
+
 def test_a_part_that_runs_without_gradients() -> None:
     model = Wired(lambda m, x: m.head(torch.no_grad()(m.body)(x)), body=nn.Linear(4, 4), head=nn.Linear(4, 3))
     results = measure(model, inputs(7, 4))

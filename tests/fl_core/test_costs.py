@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedlayers.diagnostics.work import step_work
 from fl_core import runner, tree
 from fl_core.costs import round_costs, training_cost, training_flops
 from fl_core.errors import UsageError
 from fl_core.execution.workspace import Workspace
-from fl_core.layers import sizes
+from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan
 from tests.conftest import CONFIG, TOY, Played, network, play
 
@@ -234,3 +235,16 @@ def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
     task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
     with pytest.raises(UsageError, match=f"{name} costs what a run of it records"):
         round_costs(task.algorithm(task.plan), runner.client_runner_of(task, {}).workspace, TOY.shape, 8)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_parametrised_weights_train_and_are_counted(norm: Any) -> None:
+    """Their modules take parameters, on which PyTorch's counter by module fails; the products are those without."""
+    plain, own = (
+        nn.Sequential(nn.Flatten(), wrap(nn.Linear(36, 6)), nn.Linear(6, 3)) for wrap in (nn.Identity(), norm)
+    )
+    engine = runner.run(CONFIG, data=TOY, model=own, progress=False)
+    assert engine.done == CONFIG.rounds
+    x = TOY.clients[0].train.x[:4]
+    work, without = (step_work(model, x, layers_of(model, x)) for model in (own, plain))
+    assert sum(work.backward_flops.values()) >= sum(without.backward_flops.values()) > 0
