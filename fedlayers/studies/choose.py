@@ -14,6 +14,7 @@ import pandas as pd
 from fedlayers.places.base import Place, side_by_side
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.by_name import by_name
 from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of, one_race, ranked
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
@@ -197,6 +198,7 @@ class Choice:
         }
 
 
+@by_name
 def choose(
     config: RunConfig,
     out: Path | str,

@@ -15,6 +15,7 @@ import pandas as pd
 from fedlayers.places.base import Place, opened
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fedlayers.studies.baselines import baseline_rows
+from fedlayers.studies.by_name import by_name
 from fedlayers.studies.tuned import Tuned
 from fedlayers.studies.whole_run import WholeRun, train
 from fl_core import rows, runner, statistics
@@ -264,6 +265,7 @@ def jobs_of(
     return jobs
 
 
+@by_name
 def compare(
     config: RunConfig,
     algorithms: Sequence[str],

@@ -18,6 +18,7 @@ from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.rules.base import RULES, deciding
 from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.places.base import Place, opened
+from fedlayers.studies.by_name import by_name
 from fedlayers.studies.compare import check_folder, compare, headline, jobs_of
 from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.whole_run import WholeRun, train
@@ -211,6 +212,7 @@ def _number(value: float, scale: int, digits: int) -> str:
     return "–" if pd.isna(value) else f"{scale * value:.{digits}f}"
 
 
+@by_name
 def regret(
     config: RunConfig,
     rules: Sequence[str] = DEFAULT_RULES,

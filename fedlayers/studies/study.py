@@ -17,6 +17,7 @@ from fedlayers.places.base import Place, opened
 from fedlayers.studies import arms as candidates
 from fedlayers.studies import outcome
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.by_name import by_name
 from fedlayers.studies.choose import Choice, choose
 from fedlayers.studies.compare import Comparison, check_folder, compare, jobs_of
 from fedlayers.studies.study_page import write_page
@@ -57,6 +58,7 @@ class Outcome:
     page: Path
 
 
+@by_name
 def study(
     config: RunConfig,
     algorithms: Sequence[str],

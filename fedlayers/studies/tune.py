@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedlayers.places.base import Place, side_by_side
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.by_name import by_name
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import foreseen
 from fedlayers.studies.race import WINDOW, Entry, run_entries, validation_scores
@@ -99,6 +100,7 @@ class Tuning:
         return not search.at(0.1) < value < search.at(0.9)
 
 
+@by_name
 def tune(
     config: RunConfig,
     algorithms: Sequence[str],
