@@ -173,7 +173,10 @@ def _units(
     modules = dict(model.named_modules())
     if groups is not None and by != "block":
         raise UsageError(f"groups of modules go with by='block', not with by={by!r}")
-    declared = tuple(groups if groups is not None else getattr(model, "layer_groups", ()))
+    declared = groups if groups is not None else getattr(model, "layer_groups", ())
+    if isinstance(declared, str):
+        raise UsageError(f"layer_groups must be a tuple of modules' paths, ({declared!r},), not the text {declared!r}")
+    declared = tuple(declared)
     for path in declared:
         check_known("module", path, modules)
     whole = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]

@@ -22,6 +22,7 @@ from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, listing
+from fl_core.execution.executors import check_sendable
 from fl_core.execution.stacked import stacks
 from fl_core.execution.workspace import memory_format
 from fl_core.layers import Layer, layers_of
@@ -130,6 +131,10 @@ def assemble(
     Raises:
         UsageError: anything unknown, missing, or not fitting; names the thing.
     """
+    if data is not None and not isinstance(data, FederatedData):
+        raise UsageError(f"data must be a federation, as fl.of_silos({{client: (x, y)}}) makes it, not {_kind(data)}")
+    if model is not None and not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a module, an object of a class made of torch.nn.Module, not {_kind(model)}")
     config = resolved(config, data)
     algorithm = find(config.algorithm)
     below, options = algorithm.under(config.options), configurations(algorithm, config.options)[-1]
@@ -198,6 +203,8 @@ def assemble(
         memory_format=memory_format(model, config.memory_format, models.example(data.shape)),
         stack="on" if stacks(model, config.device, config.stack, config.precision) else "off",
     )
+    if config.workers > 1 and config.stack == "off":
+        check_sendable(model)
     _check_batches(model, data, int(config.batch or 1), config.bn)
     if plan is None and config.plan not in (None, AUTO):
         plan = LayerPlan.load(str(config.plan))
@@ -208,6 +215,10 @@ def assemble(
     task = Task(config, data, model, layers, criterion, problem, plan, start, tuple(said))
     task.algorithm(plan)  # its own configuration is checked here
     return task
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _criterion(config: RunConfig, data: FederatedData) -> Loss:

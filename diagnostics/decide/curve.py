@@ -103,6 +103,8 @@ def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
     if isinstance(rows, tuple):
         header, table = rows
         return header, table
+    if isinstance(rows, pd.DataFrame):
+        raise UsageError("a table alone does not say what the layers are: give the report that it is of, or its file")
     return rows.header, rows.table
 
 

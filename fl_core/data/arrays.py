@@ -150,8 +150,15 @@ def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
     Raises:
         UsageError: neither.
     """
-    if y.dtype.kind == "O" and all(isinstance(value, str) for value in y.flat):
-        y = y.astype(np.str_)
+    if y.dtype.kind == "O":
+        others = [row for row, value in enumerate(y.flat) if not isinstance(value, str)]
+        if not others:
+            y = y.astype(np.str_)
+        elif len(others) < y.size:
+            raise UsageError(f"{where}, {row_of_array(others[0])}: {y.flat[others[0]]!r} is no text, as the others are")
+        elif any(value is None for value in y.flat):
+            row = next(row for row in others if y.flat[row] is None)
+            raise UsageError(f"{where}, {row_of_array(row)}: None is no value")
     if task == REGRESSION:
         return targets(y, where)
     return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
@@ -165,11 +172,12 @@ def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Inte
     Raises:
         UsageError: as :func:`labels`; an empty cell, or a word among numbers.
     """
-    if any(_is_number(cell) for cell in cells):
-        return labels(numbers(cells, where, place), where, place=place)
     words = [cell.strip() for cell in cells]
-    if "" in words:
-        raise UsageError(f"{where}, {place(words.index(''))}: the cell is empty")
+    if any(_is_number(word) for word in words if word.lower() != "nan"):
+        return labels(numbers(cells, where, place), where, place=place)
+    for row, word in enumerate(words):
+        if word.lower() in ("", "nan"):
+            raise UsageError(f"{where}, {place(row)}: {f'{word!r} is no value' if word else 'the cell is empty'}")
     names = sorted(set(words))
     return labels(_codes(words, names, where, place), where, names, place)
 

@@ -69,11 +69,15 @@ def source_of_silos(
     task: str = CLASSIFICATION,
 ) -> Source:
     """The samples of all silos one after another, with each silo as a natural client (see :func:`of_silos`)."""
+    if not isinstance(silos, Mapping):
+        raise UsageError(f"give the silos by name, {{client: (x, y)}}, not {type(silos).__name__}")
     if not silos:
         raise UsageError("a federation needs at least one silo")
     names, twice = tuple(map(str, silos)), [name for name, times in Counter(map(str, silos)).items() if times > 1]
     if twice:
         raise UsageError(f"two silos are called {twice[0]!r}; names are told apart as text")
+    if any(not silo.strip() for silo in names):
+        raise UsageError("a silo without a name: rows say by an empty name that they are of no single client")
     parts: list[tuple[Array, Array]] = []
     for silo, pair in silos.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

@@ -59,6 +59,11 @@ class Source:
     impute: str = "none"
     preprocessing: Preprocessing | None = None
 
+    def __post_init__(self) -> None:
+        for name in (*self.classes, *self.owner_names, *(self.words or ())):
+            if any("\ud800" <= sign <= "\udfff" for sign in name):
+                raise UsageError(f"{self.name}: the name {name!a} is no valid text in UTF-8: rename it")
+
     def __len__(self) -> int:
         return len(self.y)
 

@@ -18,10 +18,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, Split
-from fl_core.errors import RunError, WorkerError
+from fl_core.errors import RunError, UsageError, WorkerError
 from fl_core.execution.client_runner import ClientRunner, Job, Result
 from fl_core.execution.shared import Shared, seen, shared_copy
 from fl_core.execution.stacked import Stacked
@@ -218,6 +219,21 @@ def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> 
     if stack:
         return Stacked(client_runner)
     return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
+
+
+def check_sendable(model: nn.Module) -> None:
+    """Refuse a model that worker processes cannot be given.
+
+    Raises:
+        UsageError: says what of it cannot be sent.
+    """
+    try:
+        pickle.dumps(model)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"model {type(model).__name__} cannot be sent to worker processes: {error}; define its classes and "
+            "functions at the top of a module, or train without workers (workers=0)"
+        ) from error
 
 
 # --- crossing a process border ---------------------------------------------------------------------------------

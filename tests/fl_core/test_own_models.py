@@ -56,6 +56,9 @@ def test_a_declared_group_must_be_a_module() -> None:
     model.layer_groups = ("fc1", "fc22")  # type: ignore[assignment]
     with pytest.raises(UsageError, match="did you mean 'fc2'"):
         layers_of(model, models.example(TOY.shape))
+    model.layer_groups = "fc1"  # type: ignore[assignment]
+    with pytest.raises(UsageError, match=r"layer_groups must be a tuple .*\('fc1',\)"):
+        layers_of(model, models.example(TOY.shape))
     with pytest.raises(UsageError, match="by='block'"):
         layers_of(network("plain"), models.example(TOY.shape), by="module", groups=("fc1",))
 
@@ -101,3 +104,18 @@ def test_the_working_folder_comes_after_what_is_installed(tmp_path: Path, monkey
     for name in [name for name in sys.modules if name.partition(".")[0] == "safetensors"]:
         monkeypatch.delitem(sys.modules, name)
     assert isinstance(models.build("model_of_this_test:make", TOY.shape, 3), nn.Sequential)
+
+
+def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) -> None:
+    model = network("plain")
+    model.hidden = lambda: None  # type: ignore[assignment]
+    config = replace(CONFIG, workers=2, stack="off")
+    with pytest.raises(UsageError, match=r"cannot be sent to worker processes: .*lambda.*workers=0"):
+        runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", [{"data": {"north": 1}}, {"data": [1]}, {"model": nn.Flatten}, {"model": "mlp"}])
+def test_what_is_no_federation_and_no_module_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"data must be a federation, as fl.of_silos|model must be a module"):
+        runner.run(CONFIG, progress=False, **({"data": TOY} | given))

@@ -79,7 +79,12 @@ def with_hole() -> dict[str, Any]:
     ("given", "options", "said"),
     [
         ({}, {}, "at least one silo"),
+        ([silos()["north"]], {}, "give the silos by name, .*, not list"),
         ({"a": torch.zeros(3, 2)}, {}, "silo 'a': give a pair"),
+        ({" ": silos()["north"]}, {}, "a silo without a name"),
+        ({"a": silos()["north"], "\udce4": silos()["south"]}, {}, r"name '\\udce4' is no valid text"),
+        ({"a": (np.zeros((3, 2)), np.array(["u", "v", None], dtype=object))}, {}, "row 2 .*None is no text"),
+        ({"a": (np.zeros((3, 2)), np.array([0, None, 1], dtype=object))}, {}, "row 1 .*None is no value"),
         ({1: silos()["north"], "1": silos()["south"]}, {}, "two silos are called '1'"),
         ({"a": ([[1, 2], [3]], [0, 1])}, {}, "silo 'a', x: .*inhomogeneous"),
         ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "silo 'a': 3 samples and 4 labels"),

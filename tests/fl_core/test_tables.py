@@ -89,6 +89,12 @@ def test_what_cannot_be_read_so_is_refused(tmp_path: Path, how: dict[str, Any], 
         data.load(written(tmp_path / "t.csv", frame()), **how)
 
 
+def test_a_label_that_is_not_there_is_named_among_words(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("label,client,age\nwell,a,1\nnan,a,2\nill,a,3\n")
+    with pytest.raises(UsageError, match="column 'label', line 3: 'nan' is no value"):
+        data.load(tmp_path / "t.csv")
+
+
 @pytest.mark.parametrize("how", [{"columns": ["a"]}, {"drop": ["a"]}, {"separator": ";"}, {"encoding": "latin-1"}])
 def test_data_without_columns_refuse_to_choose_them(tmp_path: Path, how: dict[str, Any]) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
