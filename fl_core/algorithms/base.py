@@ -352,8 +352,10 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     """Class decorator: make an algorithm known under its ``name``.
 
     Raises:
-        UsageError: another algorithm has that name.
+        UsageError: another algorithm has that name, or it has none.
     """
+    if not algorithm.name:
+        raise UsageError(f"algorithm {algorithm.__qualname__} needs a name for its rows: give the class name = '...'")
     ALGORITHMS.add(algorithm.name, algorithm, algorithm)
     return algorithm
 

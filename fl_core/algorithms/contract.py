@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -42,7 +43,7 @@ _PLACE = (
 
 
 def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
-    """Refuse a class that defines a hook by an old name, or with other arguments than the hook is called with.
+    """Refuse a class that defines a hook by an old name or with other arguments, or a ``Config`` of another kind.
 
     Raises:
         UsageError: names the hook, and what it should be.
@@ -51,6 +52,8 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
         where = f"{algorithm.__module__}.{algorithm.__qualname__}"
         if name in RENAMED:
             raise UsageError(f"{where} defines {name!r}: that hook is now {RENAMED[name]}")
+        if name == "Config" and not is_dataclass(member):
+            raise UsageError(f"{where}.Config must be a frozen dataclass: write @dataclass(frozen=True) above it")
         hook = getattr(base, name, None)
         if name.startswith("_") or not callable(member) or not inspect.isfunction(hook):
             continue

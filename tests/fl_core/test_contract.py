@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fl_core import runner, tree
 from fl_core.algorithms import Algorithm, Context, Message, Over, Phase, Problem, Round, State, find, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.algorithms.base import ALGORITHMS
+from fl_core.algorithms.base import ALGORITHMS, register
 from fl_core.algorithms.contract import RENAMED, check_unchanged, freeze
 from fl_core.algorithms.partial import FedPer
 from fl_core.errors import UsageError
@@ -334,3 +334,17 @@ def test_begin_sees_the_clients_data_and_leaves_no_trace() -> None:
         assert meta["score"].keys() >= {"loss", "accuracy"}
         firsts.append(tuple(meta["first"]))
     assert len(set(firsts)) == len(firsts)
+
+
+def test_a_config_of_another_kind_and_a_registered_class_without_a_name_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"Plain.Config must be a frozen dataclass"):
+
+        class Plain(Algorithm):
+            class Config:
+                power = 1.0
+
+    class Nameless(Algorithm):
+        """FedAvg."""
+
+    with pytest.raises(UsageError, match="Nameless needs a name for its rows"):
+        register(Nameless)
