@@ -178,6 +178,8 @@ class Metric:
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
         """The rows, for options already made by :meth:`settings` and checked by :meth:`check`."""
         rows = self.compute(measurement) if self.options_type is NoOptions else self.compute(measurement, settings)
+        if not isinstance(rows, list) or any(not isinstance(row, dict) or "metric" not in row for row in rows):
+            raise UsageError(f"metric {self.name!r} must return a list of rows, as fl.row makes them, not {rows!r:.80}")
         for row in rows:
             if row["metric"] != self.name:
                 raise UsageError(f"metric {self.name!r} gave a row of metric {row['metric']!r}; name it as itself")

@@ -307,3 +307,20 @@ def test_a_run_decides_by_a_rule_from_outside() -> None:
     assert (plan.why.rule, len(plan.shared)) == ("own_layers:half", 2)
     with pytest.raises(UsageError, match="rule that decides by itself 'vote'"):
         deciding("vote")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "metric 'odd_one' must return a list of rows, .* not None"),
+        (3.0, "must return a list of rows, .* not 3.0"),
+        ([1], r"must return a list of rows, .* not \[1\]"),
+    ],
+)
+def test_what_a_metric_may_not_return_is_refused(given: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = METRICS["weight_magnitude"]
+    odd = dataclasses.replace(chosen, name="odd_one", compute=lambda *_: given)
+    monkeypatch.setitem(METRICS._members, "odd_one", odd)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    with pytest.raises(UsageError, match=said):
+        diagnose(model, (torch.zeros(4, 3), torch.arange(4) % 2), metrics=["odd_one"])
