@@ -143,14 +143,14 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(workers: int, log
 
 
 def test_a_round_goes_as_the_table_says(log: Path) -> None:
-    """Every client is sent to, begins, trains and replies while aggregate is being called, in this order."""
+    """Clients are sent to, begin, train and reply in this order, all but the first while aggregate is called."""
     play(algorithm="recording", rounds=1, eval_every=1)
     told = [name for name, _ in calls(log)]
     order = [name for name in told if name in ("exchanges", "aggregate", "send", "begin", "loss", "reply", "models")]
-    start = len(order) - 1 - order[::-1].index("aggregate")
-    assert order[start - 1] == "exchanges"
-    each = [["send", "begin", *["loss"] * -(-len(client.train) // 8), "reply"] for client in TOY.clients]
-    assert order[start + 1 : start + 1 + sum(map(len, each))] == [name for one in each for name in one]
+    first, *others = [["send", "begin", *["loss"] * -(-len(client.train) // 8), "reply"] for client in TOY.clients]
+    expected = ["exchanges", *first, "aggregate", *(name for one in others for name in one)]
+    start = len(order) - 1 - order[::-1].index("exchanges")
+    assert order[start : start + len(expected)] == expected
 
 
 class Counting(FedAvg):
