@@ -120,7 +120,7 @@ class Figures:
             drawn += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"picture, table and page: {out / each.name}.png, .pdf, .csv, .md")
-        if refused and not drawn and not (self.only or self.budget is not None):
+        if refused and (self.train or not drawn) and not (self.only or self.budget is not None):
             raise refused
         if lacking := study.without_rows:
             print(lacking)

@@ -128,16 +128,18 @@ def test_what_has_no_runs_yet_does_not_keep_a_study_s_other_figures(
     def refuse(*_: object) -> Drawing:
         raise UsageError("none of its runs")
 
+    monkeypatch.setattr(items, "ROWS", tmp_path)
     main([STUDY, "--train", "--out", str(tmp_path)])
     assert "not drawn yet" not in capsys.readouterr().out
     monkeypatch.setitem(items.REGISTRY, TABLE, replace(items.find(TABLE), draw=refuse))
-    main([STUDY, "--train", "--out", str(tmp_path)])
+    main([STUDY, "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert f"{TABLE} is not drawn yet: none of its runs" in said
     assert f"{FIGURE}.png" in said
-    with pytest.raises(SystemExit):
-        main([TABLE, "--train", "--out", str(tmp_path)])
-    assert capsys.readouterr().err.endswith("figures: none of its runs\n")
+    for wanted in ([TABLE], [STUDY, "--train"]):
+        with pytest.raises(SystemExit):
+            main([*wanted, "--out", str(tmp_path)])
+        assert capsys.readouterr().err.endswith("figures: none of its runs\n")
 
 
 def test_the_papers_scale_is_an_item_of_its_own_with_the_same_runs(
