@@ -265,7 +265,10 @@ def cross_device(pairs: int = PAIRS) -> list[Measured]:
 
 
 def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
-    """The share of the machine that runs of S1 of 100 rounds reach, with evaluation and saving."""
+    """The share of the machine that runs of S1 of 100 rounds reach, with evaluation and saving.
+
+    With so few runs the interval of their median is their range.
+    """
     training.tuned()
     torch.set_num_threads(CORES)
     job = partial(training._cross_device, held=167)

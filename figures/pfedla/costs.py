@@ -143,7 +143,7 @@ def _findings(table: pd.DataFrame, accuracies: pd.DataFrame) -> tuple[Finding, .
             f"{PFEDLA_BYTES / (4 * ROUNDS * CLIENTS):g} of {ROUNDS} rounds of {CLIENTS} clients with 4 bytes a number",
             bool((ratios - 1).abs().max() < 0.01),
         ),
-        methods.costs_little(accuracies),
+        *(methods.costs_little(accuracies, quantity) for quantity in methods.QUANTITIES),
     )
 
 
@@ -162,7 +162,7 @@ def _page(table: pd.DataFrame, accuracies: pd.DataFrame) -> str:
             "counted MB": [f"{value:.3f}" for value in table["counted"]],
             "moved MB": [f"{value:,.0f}" for value in table["moved"]],
             "published accuracy %": [f"{value:.2f}" for value in table["published_accuracy"]],
-            "accuracy here %": [here(line) for line in table.itertuples()],
+            "accuracy here, before local training %": [here(line) for line in table.itertuples()],
         }
     )
 

@@ -88,9 +88,9 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
     return each.unstack("seed").reorder_levels(["run", "quantity"])
 
 
-def retaining(k: int) -> tuple[str, str]:
+def retaining(k: int, quantity: str = BEFORE) -> tuple[str, str]:
     """The run with k retained layers, and the quantity by which it is judged."""
-    return {0: OURS, 1: ONE}.get(k, f"{ONE}_{k}"), BEFORE
+    return {0: OURS, 1: ONE}.get(k, f"{ONE}_{k}"), quantity
 
 
 def stored() -> pd.DataFrame:
@@ -99,15 +99,16 @@ def stored() -> pd.DataFrame:
     return scores(joined(STUDY.read(own)[1] if STUDY.state != "no rows" else rows.frame([])))
 
 
-def costs_little(values: pd.DataFrame) -> Finding:
-    """A finding on whether retaining one, two and three layers costs no more than :data:`MARGIN`."""
-    gaps = {k: difference(values, retaining(k), retaining(0)) for k in (1, *MORE.values())}
+def costs_little(values: pd.DataFrame, quantity: str) -> Finding:
+    """A finding on whether retaining one, two and three layers costs no more than :data:`MARGIN` of a quantity."""
+    gaps = {k: difference(values, retaining(k, quantity), retaining(0, quantity)) for k in (1, *MORE.values())}
     told = "; ".join(
         f"k = {k} {percent(*gap.bounds, sign='+')}" if gap.pairs >= LEAST else f"k = {k} fewer than {LEAST} seeds"
         for k, gap in gaps.items()
     )
     return Finding(
-        f"retaining layers costs little accuracy: no more than {100 * MARGIN:g} points with one, two or three",
+        f"{quantity} local training retaining layers costs little accuracy: no more than {100 * MARGIN:g} points with "
+        "one, two or three",
         f"points against none {told} (90 % intervals: one-sided tests at 5 %)",
         joint([gap.no_lower(MARGIN) for gap in gaps.values()]),
     )
