@@ -16,11 +16,12 @@ from fedlayers.diagnostics.representation.mismatch import classifier_input, mism
 from figures import items
 from figures.beside import marks
 from figures.differences import difference, joint
-from figures.fedpft.insides import BASE, TITLES, behind, final_models
+from figures.fedpft.insides import BASE, TITLES, behind
 from figures.fedpft.pictures import METHODS
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
+from figures.planes import final_models
 from figures.recipe import Recipe, by_method, labels, trained
 from fl_core import rows, runner
 from fl_core.errors import UsageError, listing

@@ -12,18 +12,17 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from fedlayers.diagnostics.representation.embedding import Pool, embed, pool, scores
+from fedlayers.diagnostics.representation.embedding import Pool, pool
 from figures import items
+from figures.planes import final_models, placed, scored
 from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, scored_at_end, tested, trained
-from fl_core import rows, runner, tree
+from fl_core import rows, runner
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
-from fl_core.engine import Engine
 from fl_core.models.prompted import PROMPTS, Prompted
 
 NAME = "fedpft.insides"
 COUNT = "samples"
-X, Y, PERPLEXITY = "tsne_x", "tsne_y", "tsne_perplexity"
 SIMILAR = "class_distance"
 SELF, SPREAD, ENTROPY = "attention_self", "attention_spread", "attention_entropy"
 POOLED = 300
@@ -83,20 +82,6 @@ PAPER = {
 
 
 # --- models and their features ---------------------------------------------------------------------------------
-
-
-def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
-    """Each client's model after the last round as it is evaluated: the personal one, else the global one.
-
-    Args:
-        model: any of the run's structure; it is copied.
-    """
-    models = {}
-    for client, name in enumerate(engine.names):
-        trees = engine.models(client)
-        models[name] = copy.deepcopy(model)
-        tree.load(models[name], trees["personal"] if "personal" in trees else trees["global"])
-    return models
 
 
 def behind(model: Prompted, prompts: str) -> Prompted:
@@ -161,21 +146,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
     """Scores of one pool of features, and the samples' positions in a plane if it is drawn."""
     n = len(pooled.x)
-    for name, value in scores(pooled).items():
-        status = "ok" if np.isfinite(value) else "one class or client only, or as many as there are samples"
-        yield rows.row(name, value, n_samples=n, status=status, **named)
+    yield from scored(pooled, named)
     for pair in PAIRS:
         distance = class_distance(pooled, pair)
         status = "ok" if distance is not None else "no samples of both classes, or no distances"
         yield rows.row(SIMILAR, distance, variant=" and ".join(pair), n_samples=n, status=status, **named)
-    if not drawn:
-        return
-    plane = embed(pooled, seed=seed)
-    yield rows.row(PERPLEXITY, plane.attrs["perplexity"], n_samples=n, **named)
-    for place in plane.to_dict("records"):
-        what = {"client": str(place["client"]), "variant": f"sample {place['sample']}>{place['class']}", **named}
-        yield rows.row(X, place["x"], **what)
-        yield rows.row(Y, place["y"], **what)
+    if drawn:
+        yield from placed(pooled, seed, named)
 
 
 def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
@@ -199,29 +176,6 @@ def weights(attention: pd.DataFrame) -> pd.DataFrame:
     named = attention["variant"].str.partition(">")
     split = attention.assign(query=named[0], key=named[2])
     return split.pivot(index="query", columns="key", values="value")[list(split["key"].unique())]
-
-
-def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
-    """A run's samples in the plane, as :func:`fedlayers.diagnostics.representation.embedding.embed` returns them.
-
-    A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, the
-    prompts that the feature passed in ``layer`` (empty: none), and in ``variant`` its place among the client's test
-    samples and its class, ``sample 12>cat``.
-
-    Args:
-        layer: default the first that was stored, what the run's classifier takes in.
-    """
-    part = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
-    part = part[part["layer"] == (part["layer"].iloc[0] if layer is None else layer)]
-    places = part[part["metric"] != PERPLEXITY]
-    table = places.pivot(index=["client", "variant"], columns="metric", values="value").reset_index()
-    named = table["variant"].str.partition(">")
-    sample = named[0].str.removeprefix("sample ").astype(int)
-    samples = pd.DataFrame(
-        {"client": table["client"], "class": named[2], "x": table[X], "y": table[Y], "sample": sample}
-    )
-    samples.attrs = {"perplexity": float(part.loc[part["metric"] == PERPLEXITY, "value"].iloc[0])}
-    return samples
 
 
 def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.DataFrame:

@@ -27,22 +27,16 @@ from figures.fedpft.insides import (
     SPREAD,
     TITLES,
     of_runs,
-    plane,
 )
 from figures.items import Drawing, Finding, View, at_paper, set_apart
 from figures.learning import scores
 from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.planes import CLUSTERED, MEANING, plane
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.errors import UsageError, listing
 from fl_core.models.prompted import PROMPTS
 
 KINDS = {PROMPTS[0]: "classification prompts", PROMPTS[1]: "contrastive prompts"}
-CLUSTERED = {
-    "silhouette_class": "silhouette by class",
-    "purity_class": "purity by class",
-    "silhouette_client": "silhouette by client",
-    "purity_client": "purity by client",
-}
 CLAIMS = (
     ("no_contrast", "fedavg"),
     (FEDPFT, "no_contrast"),
@@ -171,11 +165,8 @@ def _page(table: pd.DataFrame) -> str:
             **{title: [f"{value:+.3f}" for value in table[metric]] for metric, title in CLUSTERED.items()},
         }
     )
-    return (
-        f"{cells}\n\nPublished: Table 7, other federations than these, and the best round; here it is the last. "
-        "Silhouettes (-1 to 1, higher = further apart) and purities (share of the 10 nearest that are of the same "
-        "class or client) are of the features themselves, not of the plane."
-    )
+    note = "Published: Table 7, other federations than these, and the best round; here it is the last."
+    return f"{cells}\n\n{note} {MEANING}"
 
 
 # --- two kinds of prompts (Fig. 3) -----------------------------------------------------------------------------

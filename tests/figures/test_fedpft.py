@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from fedlayers.diagnostics.representation.embedding import Pool, embed
-from figures import items, recipe
+from figures import items, planes, recipe
 from figures.fedpft import counts as fedpft_counts
 from figures.fedpft import dealt as fedpft_dealt
 from figures.fedpft import insides as fedpft
@@ -133,7 +133,7 @@ def test_planes_come_back_from_rows_as_they_were() -> None:
     given = pooled()
     named = {"layer": PROMPTS[0], "seed": 0, "run": "some"}
     frame = rows.frame(fedpft._features(given, True, 0, named))
-    found, wanted = fedpft.plane(frame, "some"), embed(given, seed=0)
+    found, wanted = planes.plane(frame, "some"), embed(given, seed=0)
     columns = ["client", "class", "sample", "x", "y"]
     order = ["client", "sample"]
     pd.testing.assert_frame_equal(
@@ -142,7 +142,7 @@ def test_planes_come_back_from_rows_as_they_were() -> None:
         check_dtype=False,
     )
     assert found.attrs == wanted.attrs
-    assert not set(rows.frame(fedpft._features(given, False, 0, named))["metric"]) & {fedpft.X, fedpft.Y}
+    assert not set(rows.frame(fedpft._features(given, False, 0, named))["metric"]) & {planes.X, planes.Y}
 
 
 def test_class_distance_by_hand() -> None:
@@ -202,15 +202,15 @@ def test_the_study_measures_every_run(made: Path) -> None:
     many = frame.groupby(["run", "metric"]).size().unstack(fill_value=0)
     assert (many["accuracy"] == 3).all()
     assert (many[fedpft.COUNT] == 12).all()
-    assert many.loc[:, fedpft.X].to_dict() == {"fedavg": 24, "fedpft": 48, fedpft.MILD: 0, "no_contrast": 24}
+    assert many.loc[:, planes.X].to_dict() == {"fedavg": 24, "fedpft": 48, fedpft.MILD: 0, "no_contrast": 24}
     samples = 8  # a client's test images, fewer than the 20 that are looked at
     for run in (fedpft.FEDPFT, fedpft.MILD):
         assert many.loc[run, ATTENTION] == samples * (11 + 21)
         assert many.loc[run, fedpft.SPREAD] == 2 * 3
     assert frame.loc[frame["metric"] == ATTENTION, "client"].unique().tolist() == ["client_0"]
-    planes = [fedpft.plane(frame, fedpft.FEDPFT, kind) for kind in PROMPTS]
-    assert not np.allclose(planes[0][["x", "y"]], planes[1][["x", "y"]])
-    pd.testing.assert_series_equal(planes[0]["class"], planes[1]["class"])
+    places = [planes.plane(frame, fedpft.FEDPFT, kind) for kind in PROMPTS]
+    assert not np.allclose(places[0][["x", "y"]], places[1][["x", "y"]])
+    pd.testing.assert_series_equal(places[0]["class"], places[1]["class"])
     gone = frame[frame["status"] != "ok"]
     assert set(gone["metric"]) <= {fedpft.SIMILAR}  # three clients may lack a class
 

@@ -1,0 +1,189 @@
+"""FedRA's Fig. 5 on PACS: t-SNE of what the last attention layer of each method's global model gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from torch import nn
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.diagnostics.pictures.features import tsne_panels
+from fedlayers.diagnostics.representation.embedding import Pool
+from fedlayers.diagnostics.representation.features import collect
+from figures import items
+from figures.differences import difference, joint
+from figures.fedra import nobody
+from figures.fedra.depth import DEPTHS, PACS, VIT, described, prepared
+from figures.fedra.nobody import SHORT
+from figures.items import Drawing, Finding, set_apart
+from figures.names import title
+from figures.page import markdown, missing_runs, percent
+from figures.planes import CLUSTERED, MEANING, final_models, placed, plane, scored
+from figures.recipe import Recipe, by_method, labels, scored_at_end, tested, trained
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, listing
+from fl_core.statistics import Interval, mean_interval
+
+NAME = "fedra.fig5"
+POOLED = 400
+"""Test images in a plane, of all styles together."""
+LIMITED: dict[str, Any] = {"options": {"depths": DEPTHS}}
+METHODS = ("alllarge", "fedra", "depthfl", "inclusivefl", "allsmall")
+RUNS = by_method(
+    scored_at_end(PACS), METHODS, {method: LIMITED for method in METHODS if not method.startswith("all")}
+)  # fmt: skip
+"""As long as the runs of :mod:`figures.fedra.depth`, of which no models are kept; from a shorter pretraining."""
+CLASS, CLIENT = "silhouette_class", "silhouette_client"
+FAR = "PACS from a short pretraining on Tiny-ImageNet; the paper: DomainNet, ImageNet's weights"
+"""Why methods are not compared with the paper."""
+
+
+# --- measuring -------------------------------------------------------------------------------------------------
+
+
+def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """Start from the weights of :mod:`figures.fedra.nobody`, which are pretrained first where they are not there."""
+    shared = folder.parent / nobody.NAME
+    shared.mkdir(exist_ok=True)
+    return prepared(SHORT, config, run, shared)
+
+
+def last_attention(model: nn.Module) -> str:
+    """The path of the attention in a transformer's last block, also of one with early exits."""
+    return [path for path, _ in model.named_modules() if path.endswith(".attn")][-1]
+
+
+def attended(model: nn.Module, task: runner.Task) -> Pool:
+    """The class token as the last attention layer leaves it, of the clients' test images, equally many of each."""
+    path, width = last_attention(model), int(VIT["embed_dim"])
+    share, classes = POOLED // len(task.data.clients), task.data.classes
+    parts, labels_, who, places = [], [], [], []
+    for client in task.data.clients:
+        found = collect(model, [path], (client.test.x, client.test.y), samples=share, seed=task.config.seed)
+        parts.append(found.of(path)[:, :width])
+        labels_ += [classes[k] for k in found.y]
+        who += [client.name] * len(found.y)
+        places.append(found.sample)
+    return Pool(
+        np.concatenate(parts), np.array(labels_, dtype=object), np.array(who, dtype=object), np.concatenate(places)
+    )
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """The global model's accuracy at every client; scores of its features, and with seed 0 their plane."""
+    engine, frame = trained(task)
+    accuracy = tested(frame)
+    model = final_models(engine, task.model)[engine.names[0]]
+    pooled = attended(model, task)
+    named = {"round": task.config.rounds, "split": "test", "layer": last_attention(model), **labels(task)}
+    lines = list(scored(pooled, named))
+    if task.config.seed == 0:
+        lines += placed(pooled, 0, named)
+    return pd.concat([accuracy[accuracy["model"] == "global"], rows.frame(lines)], ignore_index=True)
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------
+
+
+def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A metric after the last round, runs x seeds; of the clients' accuracies the mean."""
+    own = frame[frame["metric"] == metric]
+    own = own[own["round"] == own.groupby(["run", "seed"])["round"].transform("max")]
+    table = own.groupby(["run", "seed"])["value"].mean().unstack("seed")
+    return table.reindex([run for run in RUNS if run in table.index])
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    shown = [run for run in RUNS if 0 in header["had"].get(run, [])]
+    if not shown:
+        raise UsageError(f"{NAME} has none of its runs with seed 0, which is drawn: {listing(RUNS)}")
+    planes = {title(run): plane(frame, run) for run in shown}
+    silhouettes = {metric: values(frame, metric) for metric in (CLASS, CLIENT)}
+    with style():
+        figure = plt.figure(figsize=(9.2, 5.6), layout="constrained")
+        grid = list(figure.subplots(2, 3).flat)
+        _silhouettes(grid.pop(3), silhouettes)  # the last panel has the legend of all beside it
+        tsne_panels(planes, grid[: len(shown)], centres=False)
+        for ax in grid[: len(shown)]:
+            ax.set_xlabel("")
+        for spare in grid[len(shown) :]:
+            spare.remove()
+    one = next(iter(planes.values()))
+    caption = (
+        f"{described(header)}. What the last attention layer of the global model gives to the class token, "
+        f"{len(one)} test images of all styles together; t-SNE of seed 0, perplexity {one.attrs['perplexity']:.3g}: "
+        "colour = class, marker = style; axes of different panels have nothing to do with each other. Below left: "
+        f"silhouettes of the features, 95 % intervals over {header['seeds']} seeds. AllSmall's last layer is of its "
+        f"third block.{missing_runs(header)}"
+    )
+    table = _table(frame)
+    return Drawing(figure, table, caption, set_apart([_finding(silhouettes[CLASS])], FAR), _page(table))
+
+
+def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
+    """Draw both silhouettes of every method, each with its interval."""
+    for k, (metric, table) in enumerate(silhouettes.items()):
+        found = [mean_interval(table.loc[run].dropna()) for run in table.index]
+        y = np.arange(len(found)) + 0.24 * (k - 0.5)
+        ax.hlines(y, [v.low for v in found], [v.high for v in found], color=COLOURS[k], linewidth=1.4)
+        ax.plot([v.value for v in found], y, linestyle="none", marker=MARKERS[k], markersize=5, color=COLOURS[k],
+                label=CLUSTERED[metric].removeprefix("silhouette "))  # fmt: skip
+        ax.set_yticks(range(len(table)), [title(run) for run in table.index])
+    ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
+    ax.set(ylim=(len(table) - 0.4, -0.6), xlabel="silhouette (higher = further apart)")
+    ax.legend(fontsize=7)
+
+
+def _finding(by_class: pd.DataFrame) -> Finding:
+    """Whether FedRA's features set classes further apart than those of the methods for unequal clients."""
+    gaps = {other: difference(100 * by_class, "fedra", other) for other in ("depthfl", "inclusivefl")}
+    said = "; ".join(
+        f"{title(other)} {gap.interval.value / 100:+.3f} ± {(gap.interval.high - gap.interval.low) / 200:.3f} "
+        f"({gap.how or 'fewer than 3 seeds: no order'})"
+        for other, gap in gaps.items()
+    )
+    return Finding(
+        "FedRA's features set the classes further apart than DepthFL's and InclusiveFL's (silhouette)",
+        f"more than {said}",
+        joint([gap.above for gap in gaps.values()]),
+    )
+
+
+def _table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy and every score, a row for each run and quantity."""
+    return pd.DataFrame([
+        {"run": run, "quantity": metric, **mean_interval(score.dropna())._asdict(), "seeds": int(score.notna().sum())}
+        for metric in ("accuracy", *CLUSTERED)
+        for run, score in values(frame, metric).iterrows()
+    ])  # fmt: skip
+
+
+def _page(table: pd.DataFrame) -> str:
+    def told(run: str, metric: str) -> str:
+        line = table[(table["run"] == run) & (table["quantity"] == metric)].iloc[0]
+        found = Interval(line["value"], line["low"], line["high"])
+        if metric == "accuracy":
+            return percent(*found)
+        return f"{found.value:+.3f} ± {(found.high - found.low) / 2:.3f}"
+
+    runs = list(table["run"].unique())
+    cells = markdown({
+        "method": [title(run) for run in runs],
+        "accuracy %": [told(run, "accuracy") for run in runs],
+        **{words: [told(run, metric) for run in runs] for metric, words in CLUSTERED.items()},
+    })  # fmt: skip
+    return f"{cells}\n\n± is half the 95 % interval over seeds. {MEANING}"
+
+
+STUDY = items.register(Recipe(
+    NAME, "t-SNE of the global model's features, PACS (FedRA, Fig. 5)", RUNS, seeds=3,
+    budget="about an hour of one core, and pretraining where fedra.nobody was not trained", prepare=_prepare,
+    measure=_measure, draw=_draw,
+))  # fmt: skip

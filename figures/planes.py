@@ -1,0 +1,86 @@
+"""Features in a plane as rows and back: t-SNE of pooled samples, and how far their classes and clients part."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from fedlayers.diagnostics.representation.embedding import Pool, embed, scores
+from fl_core import rows, tree
+from fl_core.engine import Engine
+
+X, Y, PERPLEXITY = "tsne_x", "tsne_y", "tsne_perplexity"
+CLUSTERED = {
+    "silhouette_class": "silhouette by class",
+    "purity_class": "purity by class",
+    "silhouette_client": "silhouette by client",
+    "purity_client": "purity by client",
+}
+"""Scores of pooled features and what they are called."""
+MEANING = (
+    "Silhouettes (-1 to 1, higher = further apart) and purities (share of the 10 nearest that are of the same "
+    "class or client) are of the features themselves, not of the plane."
+)
+
+
+def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
+    """Each client's model after the last round as it is evaluated: the personal one, else the global one.
+
+    Args:
+        model: any of the run's structure; it is copied.
+    """
+    models = {}
+    for client, name in enumerate(engine.names):
+        trees = engine.models(client)
+        models[name] = copy.deepcopy(model)
+        tree.load(models[name], trees["personal"] if "personal" in trees else trees["global"])
+    return models
+
+
+def scored(pooled: Pool, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+    """The scores of pooled features; a score of one class or client only has no value and says so."""
+    for name, value in scores(pooled).items():
+        status = "ok" if np.isfinite(value) else "one class or client only, or as many as there are samples"
+        yield rows.row(name, value, n_samples=len(pooled.x), status=status, **named)
+
+
+def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+    """Every sample's place in the plane of t-SNE, and the perplexity; :func:`plane` reads them back.
+
+    Args:
+        named: columns of every row.
+    """
+    found = embed(pooled, seed=seed)
+    yield rows.row(PERPLEXITY, found.attrs["perplexity"], n_samples=len(pooled.x), **named)
+    for place in found.to_dict("records"):
+        what = {"client": str(place["client"]), "variant": f"sample {place['sample']}>{place['class']}", **named}
+        yield rows.row(X, place["x"], **what)
+        yield rows.row(Y, place["y"], **what)
+
+
+def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
+    """A run's samples in the plane, as :func:`fedlayers.diagnostics.representation.embedding.embed` returns them.
+
+    A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, the
+    prompts that the feature passed in ``layer`` (empty: none), and in ``variant`` its place among the client's test
+    samples and its class, ``sample 12>cat``.
+
+    Args:
+        layer: default the first that was stored, what the run's classifier takes in.
+    """
+    part = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
+    part = part[part["layer"] == (part["layer"].iloc[0] if layer is None else layer)]
+    places = part[part["metric"] != PERPLEXITY]
+    table = places.pivot(index=["client", "variant"], columns="metric", values="value").reset_index()
+    named = table["variant"].str.partition(">")
+    sample = named[0].str.removeprefix("sample ").astype(int)
+    samples = pd.DataFrame(
+        {"client": table["client"], "class": named[2], "x": table[X], "y": table[Y], "sample": sample}
+    )
+    samples.attrs = {"perplexity": float(part.loc[part["metric"] == PERPLEXITY, "value"].iloc[0])}
+    return samples
