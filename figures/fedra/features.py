@@ -19,7 +19,7 @@ from fedlayers.diagnostics.representation.features import collect
 from figures import items
 from figures.differences import difference, joint
 from figures.fedra import nobody
-from figures.fedra.depth import DEPTHS, PACS, VIT, described, prepared
+from figures.fedra.depth import DEPTHS, PACS, described, prepared
 from figures.fedra.nobody import SHORT
 from figures.items import Drawing, Finding, set_apart
 from figures.names import title
@@ -62,7 +62,7 @@ def last_attention(model: nn.Module) -> str:
 
 def attended(model: nn.Module, task: runner.Task) -> Pool:
     """The class token as the last attention layer leaves it, of the clients' test images, equally many of each."""
-    path, width = last_attention(model), int(VIT["embed_dim"])
+    path, width = last_attention(model), int(task.config.model_options["embed_dim"])
     share, classes = POOLED // len(task.data.clients), task.data.classes
     parts, labels_, who, places = [], [], [], []
     for client in task.data.clients:
