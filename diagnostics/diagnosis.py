@@ -129,6 +129,7 @@ def diagnose(
         every = layering or layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
         LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
+        names = [layer.name for layer in every]
         wanted = {layer.name for layer in request.kept(every)}
         readers = {m.name: r for m in request.metrics if (r := m.reader(request.settings[m.name])) is not None}
         alone = [metric for metric in request.metrics if metric.name not in readers]
@@ -154,7 +155,10 @@ def diagnose(
                 measurement = replace(
                     shared, subjects=whom, layers=request.read_by(metric, every), tick=tick(metric.name), kept=kept
                 )
-                measured += metric.measure(measurement, request.settings[metric.name])
+                found = metric.measure(measurement, request.settings[metric.name])
+                for name in dict.fromkeys(r.get("layer", "") for r in found):
+                    check_known(f"layer in the rows of metric {metric.name!r}", name, names)
+                measured += found
     place = {metric.name: k for k, metric in enumerate(request.metrics)}
     measured = sorted((r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]])
     columns = {"seed": seed, **(context or {})}

@@ -315,6 +315,8 @@ def test_a_run_decides_by_a_rule_from_outside() -> None:
         (None, "metric 'odd_one' must return a list of rows, .* not None"),
         (3.0, "must return a list of rows, .* not 3.0"),
         ([1], r"must return a list of rows, .* not \[1\]"),
+        ([row("odd_one", 1.0, layer="O")], "unknown layer in the rows of metric 'odd_one' 'O': known: 0, 1"),
+        ([row("odd_one", 1.0)], "unknown layer in the rows of metric 'odd_one' ''"),
     ],
 )
 def test_what_a_metric_may_not_return_is_refused(given: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
