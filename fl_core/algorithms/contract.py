@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -43,17 +44,29 @@ _PLACE = (
 
 
 def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
-    """Refuse a class that defines a hook by an old name or with other arguments, or a ``Config`` of another kind.
+    """Refuse a hook by an old name, a misspelt one or one with other arguments, and a ``Config`` of another kind.
+
+    A method that is not inherited counts as a misspelt hook if it has a hook's arguments and nearly its name. Losses
+    are left alone: phases call them by whatever name.
 
     Raises:
         UsageError: names the hook, and what it should be.
     """
+    hooks = {name: hook for name, hook in vars(base).items() if inspect.isfunction(hook) and name[0] != "_"}
+    hooks.pop("loss")
     for name, member in vars(algorithm).items():
         where = f"{algorithm.__module__}.{algorithm.__qualname__}"
         if name in RENAMED:
             raise UsageError(f"{where} defines {name!r}: that hook is now {RENAMED[name]}")
         if name == "Config" and not is_dataclass(member):
             raise UsageError(f"{where}.Config must be a frozen dataclass: write @dataclass(frozen=True) above it")
+        if inspect.isfunction(member) and not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
+            near = [] if name.startswith("_") else get_close_matches(name, hooks, 1, 0.7)
+            if near and _arguments(member) == _arguments(hooks[near[0]]):
+                raise UsageError(
+                    f"{where} defines {name!r}, which nothing calls: is it the hook {near[0]!r}? "
+                    "A helper with these arguments may be called so after an underscore"
+                )
         hook = getattr(base, name, None)
         if name.startswith("_") or not callable(member) or not inspect.isfunction(hook):
             continue
