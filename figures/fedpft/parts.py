@@ -82,7 +82,7 @@ RUNS = {
 }
 
 
-def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each client's test accuracy after the last round, with the model as it is (Origin)."""
     engine, frame = trained(task)
     final = tested(frame)
@@ -97,7 +97,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 STUDY = items.register(Recipe(
     NAME, "What FedPFT's parts, prompts and epochs do to its accuracy on CIFAR-10", RUNS, seeds=3,
-    budget="some eight hours of one core; a run takes 3 to 12 minutes", measure=_measure,
+    budget="some eight hours of one core; a run takes 3 to 12 minutes", measure=measure,
     paper={run: replace(config, **OF_PAPER) for run, config in RUNS.items()}, paper_seeds=3,
 ))  # fmt: skip
 

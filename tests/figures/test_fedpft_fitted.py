@@ -11,14 +11,19 @@ import pandas as pd
 import pytest
 
 from figures import recipe
-from figures.fedpft import fitted
+from figures.fedpft import federations, fitted
 from fl_core import rows
 from fl_core.errors import UsageError
 from tests.figures.conftest import drawn, header_of
 from tests.figures.test_fedpft import CLASSES, images
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-HEADER = header_of(fitted.STUDY)
+TABLES = {**fitted.TABLES, **federations.TABLES}
+HEADERS = {
+    name: header_of(study)
+    for study, tables in ((fitted.STUDY, fitted.TABLES), (federations.STUDY, federations.TABLES))
+    for name in tables
+}
 
 
 def frame_of(table: fitted.Table, lift: float = 0.0, seeds: int = 3) -> pd.DataFrame:
@@ -28,7 +33,7 @@ def frame_of(table: fitted.Table, lift: float = 0.0, seeds: int = 3) -> pd.DataF
     for (line, metric), value in table.published().items():
         method, _, variant = line.partition(">")
         for seed in range(seeds):
-            mean = value + lift * (line == fitted.OURS and metric == lifted) + 0.001 * seed
+            mean = value + lift * (line in (fitted.OURS, "few.fedpft", "part.all") and metric == lifted) + 0.001 * seed
             made += [
                 rows.row(metric, mean + more, run=method, variant=variant, seed=seed, client=client)
                 for client, more in (("a", 0.02), ("b", -0.02))
@@ -36,21 +41,28 @@ def frame_of(table: fitted.Table, lift: float = 0.0, seeds: int = 3) -> pd.DataF
     return rows.frame(made)
 
 
-@pytest.mark.parametrize("name", fitted.TABLES)
+@pytest.mark.parametrize("name", TABLES)
 def test_what_is_published_would_be_reproduced_and_its_opposite_not(name: str) -> None:
-    table = fitted.TABLES[name]
+    table = TABLES[name]
 
     def held(**how: Any) -> list[bool | None]:
-        return [finding.held for finding in drawn(name, HEADER, frame_of(table, **how)).findings]
+        return [finding.held for finding in drawn(name, HEADERS[name], frame_of(table, **how)).findings]
 
-    drawing = drawn(name, HEADER, frame_of(table))
+    drawing = drawn(name, HEADERS[name], frame_of(table))
     assert {finding.verdict for finding in drawing.findings} == {"not comparable"}
     np.testing.assert_allclose(drawing.table["value"], drawing.table["published"] + 0.001, atol=1e-9)
     assert held() == [True] * len(drawing.findings)
     assert False in held(lift=-0.3) + held(lift=0.3)
     assert set(held(seeds=2)) == {None}
     with pytest.raises(UsageError, match="has none of the runs"):
-        drawn(name, HEADER, frame_of(table).assign(run="local"))
+        drawn(name, HEADERS[name], frame_of(table).assign(run="local"))
+
+
+def test_captions_name_the_federation_that_is_drawn() -> None:
+    said = {name: drawn(name, HEADERS[name], frame_of(table)).caption for name, table in TABLES.items()}
+    assert "CIFAR-10, Dirichlet(0.5), 10 clients with 200" in said["fedpft.table7"]
+    assert "CIFAR-10, 2 classes a client, 10 clients with 200" in said["fedpft.table6"]
+    assert "CIFAR-10, Dirichlet(0.1), 10 clients with 200" in said["fedpft.table9"]
 
 
 def test_a_small_study_measures_every_kind_of_prompts(tmp_path: Path) -> None:
