@@ -54,9 +54,11 @@ class Entry:
 
     @property
     def data(self) -> str:
-        """The datasets of its runs, of more than :data:`MANY` their number; empty of what has none."""
+        """The datasets of its runs, newly added ones aside; of more than :data:`MANY` their number, of none nothing."""
         item = items.REGISTRY.get(self.name)
-        names = list(dict.fromkeys(each.dataset for each in item.study.runs.values())) if item else []
+        runs = item.study.runs if item else {}
+        added = getattr(item.study, "newcomers", ()) if item else ()
+        names = list(dict.fromkeys(each.dataset for run, each in runs.items() if run not in added))
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
     def scale(self, scale: str = QUICK) -> str:

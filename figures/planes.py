@@ -66,12 +66,12 @@ def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.R
 def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
     """A run's samples in the plane, as :func:`fedlayers.diagnostics.representation.embedding.embed` returns them.
 
-    A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, the
-    prompts that the feature passed in ``layer`` (empty: none), and in ``variant`` its place among the client's test
-    samples and its class, ``sample 12>cat``.
+    A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, where
+    the feature was taken in ``layer`` (of FedPFT the prompts it passed; empty: none), and in ``variant`` its place
+    among the client's test samples and its class, ``sample 12>cat``.
 
     Args:
-        layer: default the first that was stored, what the run's classifier takes in.
+        layer: default the first that was stored.
     """
     part = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
     part = part[part["layer"] == (part["layer"].iloc[0] if layer is None else layer)]

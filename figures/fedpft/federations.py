@@ -7,41 +7,33 @@ from functools import partial
 from typing import Any
 
 from figures import items
-from figures.fedpft import fitted
-from figures.fedpft.fitted import ORIGIN, OURS, REST, Table
-from figures.fedpft.insides import BASE, SKEWED
+from figures.fedpft import fitted, insides
+from figures.fedpft.fitted import ORIGIN, OURS, Table
+from figures.fedpft.insides import FEDPFT
 from figures.fedpft.parts import measure
 from figures.fedpft.pictures import METHODS
 from figures.items import View
 from figures.recipe import Recipe
 
 NAME = "fedpft.federations"
-FEW = replace(BASE, partition="fedpft_pathological", alpha=None, classes_per_client=2)
-"""A federation like those of the other tables, whose clients have two classes each."""
+FEW: dict[str, Any] = {"partition": "fedpft_pathological", "alpha": None, "classes_per_client": 2}
+"""What Table 6's federation differs in from those of :mod:`figures.fedpft.fitted`."""
 SHARES = {"all": 1.0, "90": 0.9, "70": 0.7, "50": 0.5}
 """Clients that take part in a round, as a share of all; by the end of the run's name."""
 
 
-def _of(method: str) -> dict[str, Any]:
-    """What a method of Table 6 differs in."""
-    return {"algorithm": OURS, "options": {"contrast": False}} if method == fitted.HALF else {"algorithm": method}
-
-
 RUNS = {
-    **{f"few.{method}": replace(FEW, **_of(method)) for method in (*REST, fitted.HALF, OURS)},
-    **{
-        f"part.{name}": replace(BASE, algorithm=OURS, options=SKEWED, participation=share)
-        for name, share in SHARES.items()
-    },
+    **{f"few.{method}": replace(config, **FEW) for method, config in fitted.RUNS.items()},
+    **{f"part.{name}": replace(insides.RUNS[FEDPFT], participation=share) for name, share in SHARES.items()},
 }
 TABLES = {
     "fedpft.table6": Table(
         "Table 6",
-        {f"few.{method}": METHODS.get(method, method) for method in (*REST, fitted.HALF, OURS)},
+        {f"few.{method}": METHODS.get(method, method) for method in fitted.RUNS},
         (ORIGIN,),
-        ((f"few.{OURS}", [f"few.{method}" for method in (*REST, fitted.HALF)]),),
-        names={f"few.{method}": fitted.called(method) for method in (*REST, fitted.HALF, OURS)},
-        settings={f"few.{method}": "2 classes a client" for method in (*REST, fitted.HALF, OURS)},
+        ((f"few.{OURS}", [f"few.{method}" for method in fitted.RUNS if method != OURS]),),
+        names={f"few.{method}": fitted.called(method) for method in fitted.RUNS},
+        settings={f"few.{method}": "2 classes a client" for method in fitted.RUNS},
     ),
     "fedpft.table9": Table(
         "Table 9",

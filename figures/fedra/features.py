@@ -17,13 +17,13 @@ from fedlayers.diagnostics.pictures.features import tsne_panels
 from fedlayers.diagnostics.representation.embedding import Pool
 from fedlayers.diagnostics.representation.features import collect
 from figures import items
-from figures.differences import difference, joint
+from figures.differences import FEWEST, difference, joint
 from figures.fedra import nobody
 from figures.fedra.depth import DEPTHS, PACS, described, prepared
 from figures.fedra.nobody import SHORT
 from figures.items import Drawing, Finding, set_apart
 from figures.names import title
-from figures.page import markdown, missing_runs, percent
+from figures.page import markdown, missing_runs, percent, span
 from figures.planes import CLUSTERED, MEANING, final_models, placed, plane, scored
 from figures.recipe import Recipe, by_method, labels, scored_at_end, tested, trained
 from fl_core import rows, runner
@@ -61,18 +61,21 @@ def last_attention(model: nn.Module) -> str:
 
 
 def attended(model: nn.Module, task: runner.Task) -> Pool:
-    """The class token as the last attention layer leaves it, of the clients' test images, equally many of each."""
+    """The class token as the last attention layer leaves it, of the clients' test images, equally many of each.
+
+    Attention is a part of a layer, so that :func:`fedlayers.diagnostics.representation.embedding.pool` cannot name it.
+    """
     path, width = last_attention(model), int(task.config.model_options["embed_dim"])
     share, classes = POOLED // len(task.data.clients), task.data.classes
-    parts, labels_, who, places = [], [], [], []
+    parts, named, who, places = [], [], [], []
     for client in task.data.clients:
         found = collect(model, [path], (client.test.x, client.test.y), samples=share, seed=task.config.seed)
         parts.append(found.of(path)[:, :width])
-        labels_ += [classes[k] for k in found.y]
+        named += [classes[k] for k in found.y]
         who += [client.name] * len(found.y)
         places.append(found.sample)
     return Pool(
-        np.concatenate(parts), np.array(labels_, dtype=object), np.array(who, dtype=object), np.concatenate(places)
+        np.concatenate(parts), np.array(named, dtype=object), np.array(who, dtype=object), np.concatenate(places)
     )
 
 
@@ -116,11 +119,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for spare in grid[len(shown) :]:
             spare.remove()
     one = next(iter(planes.values()))
+    seeds = span(silhouettes[CLASS].notna().sum(axis=1))
     caption = (
         f"{described(header)}. What the last attention layer of the global model gives to the class token, "
         f"{len(one)} test images of all styles together; t-SNE of seed 0, perplexity {one.attrs['perplexity']:.3g}: "
         "colour = class, marker = style; axes of different panels have nothing to do with each other. Below left: "
-        f"silhouettes of the features, 95 % intervals over {header['seeds']} seeds. AllSmall's last layer is of its "
+        f"silhouettes of the features, 95 % intervals over {seeds} seeds. AllSmall's last layer is of its "
         f"third block.{missing_runs(header)}"
     )
     table = _table(frame)
@@ -143,17 +147,18 @@ def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
 
 def _finding(by_class: pd.DataFrame) -> Finding:
     """Whether FedRA's features set classes further apart than those of the methods for unequal clients."""
-    gaps = {other: difference(100 * by_class, "fedra", other) for other in ("depthfl", "inclusivefl")}
-    said = "; ".join(
-        f"{title(other)} {gap.interval.value / 100:+.3f} ± {(gap.interval.high - gap.interval.low) / 200:.3f} "
-        f"({gap.how or 'fewer than 3 seeds: no order'})"
-        for other, gap in gaps.items()
-    )
+    gaps = {other: difference(by_class, "fedra", other) for other in ("depthfl", "inclusivefl")}
+    said = "; ".join(f"{title(other)} {_half(gap.interval)} ({gap.how or FEWEST})" for other, gap in gaps.items())
     return Finding(
         "FedRA's features set the classes further apart than DepthFL's and InclusiveFL's (silhouette)",
         f"more than {said}",
         joint([gap.above for gap in gaps.values()]),
     )
+
+
+def _half(found: Interval) -> str:
+    """A score with half its interval."""
+    return f"{found.value:+.3f} ± {(found.high - found.low) / 2:.3f}"
 
 
 def _table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -171,7 +176,7 @@ def _page(table: pd.DataFrame) -> str:
         found = Interval(line["value"], line["low"], line["high"])
         if metric == "accuracy":
             return percent(*found)
-        return f"{found.value:+.3f} ± {(found.high - found.low) / 2:.3f}"
+        return _half(found)
 
     runs = list(table["run"].unique())
     cells = markdown({

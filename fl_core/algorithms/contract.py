@@ -60,15 +60,17 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
             raise UsageError(f"{where} defines {name!r}: that hook is now {RENAMED[name]}")
         if name == "Config" and not is_dataclass(member):
             raise UsageError(f"{where}.Config must be a frozen dataclass: write @dataclass(frozen=True) above it")
-        if inspect.isfunction(member) and not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
-            near = [] if name.startswith("_") else get_close_matches(name, hooks, 1, 0.7)
-            if near and _arguments(member) == _arguments(hooks[near[0]]):
-                raise UsageError(
-                    f"{where} defines {name!r}, which nothing calls: is it the hook {near[0]!r}? "
-                    "A helper with these arguments may be called so after an underscore"
-                )
+        if name.startswith("_") or not callable(member):
+            continue
+        inherited = any(hasattr(parent, name) for parent in algorithm.__mro__[1:])
+        near = [] if inherited or not inspect.isfunction(member) else get_close_matches(name, hooks, 1, 0.7)
+        if near and _arguments(member) == _arguments(hooks[near[0]]):
+            raise UsageError(
+                f"{where} defines {name!r}, which no round calls: is it the hook {near[0]!r}? A helper with these "
+                "arguments may be called so after an underscore"
+            )
         hook = getattr(base, name, None)
-        if name.startswith("_") or not callable(member) or not inspect.isfunction(hook):
+        if not inspect.isfunction(hook):
             continue
         expected, actual = (_arguments(function) for function in (hook, member))
         if len(expected) != len(actual) and not any(argument.startswith("*") for argument in actual):

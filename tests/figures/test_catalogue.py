@@ -97,3 +97,8 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
         "benchmarks.png",
     }
     assert not plt.get_fignums()
+
+
+def test_data_are_those_that_have_rows() -> None:
+    stored = {path.name.partition(".")[0] for path in (items.ROWS / "player_fl.tuned").glob("*-0.jsonl")}
+    assert set(catalogue.Entry("player_fl.tuned", "tuned").data.split(", ")) == stored

@@ -241,12 +241,14 @@ def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "meant"),
-    [("agregate", "server, updates, rnd", "aggregate"), ("client_states", "initial, client", "client_state")],
+    ("name", "function", "meant"),
+    [
+        ("agregate", lambda self, server, updates, rnd: None, "aggregate"),
+        ("client_states", lambda self, initial, client: None, "client_state"),
+    ],
 )
-def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name: str, arguments: str, meant: str) -> None:
-    function = eval(f"lambda self, {arguments}: None")
-    with pytest.raises(UsageError, match=f"defines '{name}', which nothing calls: is it the hook '{meant}'"):
+def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name: str, function: Any, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"defines '{name}', which no round calls: is it the hook '{meant}'"):
         type("Misspelt", (Algorithm,), {name: function})
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
     first = type("First", (Algorithm,), {"my_loss": lambda self, params, batch, ctx: 0.0})
