@@ -67,6 +67,14 @@ def tested(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[(frame["metric"] == "accuracy") & (frame["split"] == "test")]
 
 
+def mean_accuracy(frame: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+    """Rows of the clients' mean test accuracy, of every round and model of a run."""
+    for (done, model), part in tested(frame).groupby(["round", "model"]):
+        n = int(part["n_samples"].sum())
+        columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": n}
+        yield rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named)
+
+
 def unchanged(config: RunConfig, run: str, folder: Path) -> RunConfig:
     """The same configuration, for runs that need no preparation."""
     return config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from figures.items import Drawing, Finding, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
 from figures.pfedla import overlap
-from figures.recipe import Recipe, by_method, labels, scored_at_end, trained
+from figures.recipe import Recipe, by_method, labels, mean_accuracy, scored_at_end, trained
 from fl_core import rows, runner
 from fl_core.errors import UsageError, listing
 from fl_core.statistics import mean_interval
@@ -45,7 +45,7 @@ UNFINISHED = ("per_fedavg",)
 """Methods whose model after local training is not one to be used: Per-FedAvg's has still to be adapted."""
 BEFORE, AFTER = "before", "after"
 QUANTITIES = {BEFORE: "before local training", AFTER: "after it"}
-SETTING = "non-iid 1, 10 clients"
+SETTINGS = {"Table 1": "non-iid 1, 10 clients", "Table 2": "non-iid 2, 10 clients"}
 MARGIN = 0.03
 """Accuracy that retaining layers may cost to be called little; the paper's three layers cost 2.2 points."""
 
@@ -53,15 +53,15 @@ MARGIN = 0.03
 # --- measuring -------------------------------------------------------------------------------------------------
 
 
-def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """The clients' mean accuracy at the start and at the end, before and after local training."""
     _, frame = trained(task)
-    return rows.frame(list(overlap.means(frame, labels(task))))
+    return rows.frame(list(mean_accuracy(frame, labels(task))))
 
 
 STUDY = items.register(Recipe(
     NAME, "Accuracy of the methods that pFedLA is compared with, CIFAR-10", RUNS, seeds=3,
-    budget="some three hours of one core; a run takes 5 to 15 minutes", measure=_measure,
+    budget="some three hours of one core; a run takes 5 to 15 minutes", measure=measure,
 ))  # fmt: skip
 
 
@@ -114,22 +114,30 @@ def costs_little(values: pd.DataFrame, quantity: str) -> Finding:
     )
 
 
-# --- Table 1 ---------------------------------------------------------------------------------------------------
+# --- Tables 1 and 2 --------------------------------------------------------------------------------------------
 
 
-def printed() -> pd.Series:
-    """The published accuracies, as shares by (method, before local training)."""
+def printed(place: str = "Table 1") -> pd.Series:
+    """A table's published accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
     every = items.published("pfedla")
-    own = every[(every["place"] == "Table 1") & (every["dataset"] == "cifar10") & (every["setting"] == SETTING)]
+    own = every[(every["place"] == place) & (every["dataset"] == "cifar10") & (every["setting"] == SETTINGS[place])]
     return pd.Series({(line.method, BEFORE): line.value / 100 for line in own.itertuples()})
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    values, published = scores(joined(frame)), printed()
+    return table(header, joined(frame), [method for method in METHODS if method in RUNS], "Table 1")
+
+
+def table(header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str], place: str) -> Drawing:
+    """One of the paper's two tables of methods: picture, page and findings.
+
+    Raises:
+        UsageError: there is none of the wanted runs.
+    """
+    values, published = scores(frame), printed(place)
     lines = {method: title(method) for method in METHODS if (method, BEFORE) in values.index}
-    wanted = [method for method in METHODS if method in RUNS]
     if not set(lines) & set(wanted):
-        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(wanted)}")
+        raise UsageError(f"{header['item']} has none of the runs that are drawn: {listing(wanted)}")
     values = values.reindex([(method, quantity) for method in lines for quantity in QUANTITIES]).dropna(how="all")
     with style():
         figure = plt.figure(figsize=(6.4, 0.8 + 0.33 * len(lines)), layout="constrained")
@@ -137,7 +145,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure.legend(loc="outside upper center", ncols=3, fontsize=7.5)
     caption = (
         "Test accuracy, mean of the clients, of what each client receives or mixes, and after its local training; "
-        "95 % intervals over seeds; hollow: published, Table 1. "
+        f"95 % intervals over seeds; hollow: published, {place}. "
         f"{overlap.setting(header)} {seeds_in_words(header['seeds']).capitalize()}. The paper: 600 rounds; how many "
         f"images a client has it does not say.{missing_runs(header, lines)}"
     )
@@ -148,10 +156,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         }
         for (method, quantity), score in values.iterrows()
     ])  # fmt: skip
-    return Drawing(figure, shown, caption, _findings(values), _page(values, published, lines))
+    return Drawing(figure, shown, caption, _findings(values, place), _page(values, published, lines))
 
 
-def _findings(values: pd.DataFrame) -> tuple[Finding, ...]:
+def _findings(values: pd.DataFrame, place: str) -> tuple[Finding, ...]:
     def best(quantity: str, expected: str) -> Finding:
         others = [method for method in METHODS if method != OURS and not (quantity == AFTER and method in UNFINISHED)]
         gaps = {method: difference(values, (OURS, quantity), (method, quantity)) for method in others}
@@ -160,7 +168,7 @@ def _findings(values: pd.DataFrame) -> tuple[Finding, ...]:
 
     count = len(METHODS) - 1
     return (
-        best(BEFORE, f"before local training pFedLA lies above the other {count} methods, as in Table 1"),
+        best(BEFORE, f"before local training pFedLA lies above the other {count} methods, as in {place}"),
         best(AFTER, "after local training pFedLA lies above the others, of which the paper does not tell"),
     )
 

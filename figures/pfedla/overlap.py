@@ -18,7 +18,7 @@ from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, tested, trained
+from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, mean_accuracy, trained
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 
@@ -57,7 +57,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record mean accuracies over the rounds, bytes sent, and how a mixing run's weights follow the classes."""
     _, frame = trained(task)
     named = labels(task)
-    lines = list(means(frame, named))
+    lines = list(mean_accuracy(frame, named))
     for metric in ("bytes_down", "bytes_up"):
         sent = frame[frame["metric"] == metric]["value"].mean()
         lines.append(rows.row(metric, sent, unit="byte", estimator="mean over rounds and clients", **named))
@@ -69,14 +69,6 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             kept += [_drawn(frame[frame["metric"] == WEIGHT], shared), rows.frame(_pairs(shared, named))]
             kept.append(frame[frame["metric"] == RETAINED])
     return pd.concat(kept, ignore_index=True)
-
-
-def means(frame: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Rows of the clients' mean test accuracy, of every round and model of a run."""
-    for (done, model), part in tested(frame).groupby(["round", "model"]):
-        n = int(part["n_samples"].sum())
-        columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": n}
-        yield rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named)
 
 
 def _weights(weights: pd.DataFrame, shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
@@ -193,8 +185,11 @@ def others(ax: Axes, weights: pd.DataFrame, high: float | None = None) -> None:
 def setting(header: Mapping[str, Any]) -> str:
     """A sentence on the sizes of the runs."""
     config = next(iter(header["runs"].values()))["config"]
+    few = f"{config['classes_per_client']} classes"
+    if config["dominance"]:
+        few = f"all classes, {few} of which have {100 * config['dominance']:g} % of its images,"
     return (
-        f"CIFAR-10, {config['clients']} clients with {config['classes_per_client']} classes and "
+        f"CIFAR-10, {config['clients']} clients with {few} and "
         f"{config['samples_per_client']} images each, {config['rounds']} rounds of {config['epochs']} epochs, batch "
         f"{config['batch']}, lr {config['lr']:g}."
     )

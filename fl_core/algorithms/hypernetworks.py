@@ -179,18 +179,20 @@ class PFedLA(Mixing):
     The evaluated model is bar theta_i, mixed after the round and before training (Alg. 1's output); rows under
     ``local`` are the trained one's. At the first round all models are equal, so the weights first move in the second.
 
-    A unit is a module's tensors (``unit=module``, the paper's: weight and bias together, a normalisation alone), or
-    with ``unit=layer`` the run's layers. Buffers that travel are mixed with their unit; the paper's running
+    A unit is a module's tensors (``unit=module``, the paper's: weight and bias together, a normalisation alone), with
+    ``unit=layer`` one of the run's layers, with ``unit=model`` the whole model. Buffers that travel are mixed with their unit; the paper's running
     statistics stay local, which is ``bn=local``.
 
     Where the paper is silent: ``lr`` 0.5 was found to separate like from unlike clients within tens of rounds on its
     CIFAR-10 model, where the 0.005 of public re-implementations leaves the weights uniform; ``zero_heads`` starts
     exactly uniform; ``norm=relu_sum`` divides ReLU outputs by their sum, from heads within 0 and 1 (public
     re-implementations), an all-zero row being the client itself; ``reverse`` is those re-implementations' sign, which
-    climbs the loss. ``weights`` can be held fixed: ``self`` is no federation, ``samples`` the weights of FedAvg.
+    climbs the loss. ``weights`` can do without the network: ``self`` is no federation, ``samples`` the weights of
+    FedAvg, ``similar`` the softmax over the clients of the cosine between a unit's parameters and theirs, divided by
+    ``temperature`` (the toy example of the paper's Fig. 1, which does not name its similarity).
 
     Raises:
-        UsageError: an unknown choice, or a width of 0.
+        UsageError: an unknown choice, a width or a temperature of 0.
     """
 
     name = "pfedla"
@@ -207,16 +209,20 @@ class PFedLA(Mixing):
         reverse: bool = False
         weights: str = "learned"
         unit: str = "module"
+        temperature: float = 1.0
 
     def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(problem, plan, config)
         check_known(f"norm of {self.name}", self.config.norm, ("softmax", "relu_sum"))
-        check_known(f"weights of {self.name}", self.config.weights, ("learned", "self", "samples"))
-        check_known(f"unit of {self.name}", self.config.unit, ("module", "layer"))
+        check_known(f"weights of {self.name}", self.config.weights, ("learned", "self", "samples", "similar"))
+        check_known(f"unit of {self.name}", self.config.unit, ("module", "layer", "model"))
         for key in ("embedding", "hidden"):
             if not getattr(self.config, key):
                 raise UsageError(f"{self.name}: {key} must be at least 1")
-        self._units = problem.layers if self.config.unit == "layer" else tuple(_modules(problem.layers))
+        if not self.config.temperature > 0:
+            raise UsageError(f"{self.name}: temperature must be above 0")
+        by_unit = {"module": tuple(_modules(problem.layers)), "layer": problem.layers, "model": super().units}
+        self._units = by_unit[self.config.unit]
 
     @property
     def units(self) -> tuple[Layer, ...]:
@@ -247,10 +253,21 @@ class PFedLA(Mixing):
         with tree.one_thread(), torch.no_grad():
             if self.config.weights == "learned":
                 return self.alpha(self.network(server, client), client)
+            if self.config.weights == "similar":
+                return self._similar(server, client)
             clients = range(len(self.problem.n_train))
             sizes = torch.tensor([self.problem.weight(each) for each in clients], dtype=torch.float64)
             fixed = _one_hot(client, len(sizes)) if self.config.weights == "self" else sizes / sizes.sum()
             return fixed.expand(len(self.units), -1)
+
+    def _similar(self, server: State, client: int) -> Tensor:
+        """The softmax of cosines between a client's parameters and all clients' [units, clients]."""
+        models = [self.last(server, other) for other in range(len(self.problem.n_train))]
+        cosines = [
+            [tree.cosine(*(tree.pick(model, unit.parameters) for model in (models[client], other))) for other in models]
+            for unit in self.units
+        ]
+        return (torch.tensor(cosines, dtype=torch.float64) / self.config.temperature).softmax(1)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         replies = list(updates)

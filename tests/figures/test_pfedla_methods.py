@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from figures import recipe
-from figures.pfedla import costs, methods, overlap
+from figures.pfedla import costs, dominant, methods, overlap
 from fl_core import rows
 from fl_core.errors import UsageError
 from tests.figures.conftest import TINY, drawn, header_of
@@ -18,6 +18,7 @@ from tests.figures.conftest import TINY, drawn, header_of
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 HEADER = header_of(methods.STUDY)
 PRINTED = {method: value for (method, _), value in methods.printed().items()}
+TABLES = {"pfedla.table1": (HEADER, "Table 1"), "pfedla.table2": (header_of(dominant.STUDY), "Table 2")}
 WHOLE = frozenset({"per_fedavg", "pfedme", "fedavg"})
 """Methods with a global model, of which FedAvg has no other."""
 
@@ -55,15 +56,26 @@ def test_scores_are_those_of_the_last_round_of_the_model_that_a_client_uses() ->
         assert values[run, methods.AFTER] == pytest.approx(value + 0.05)
 
 
-def test_the_published_table_would_be_reproduced_and_its_opposite_not(beside: None) -> None:
-    drawing = drawn("pfedla.table1", HEADER, frame_of(PRINTED))
+@pytest.mark.parametrize("name", TABLES)
+def test_the_published_table_would_be_reproduced_and_its_opposite_not(beside: None, name: str) -> None:
+    header, place = TABLES[name]
+    published = {method: value for (method, _), value in methods.printed(place).items()}
+    assert set(published) == set(methods.METHODS)
+    drawing = drawn(name, header, frame_of(published))
     assert [finding.held for finding in drawing.findings] == [True, True]
     others = [finding.measured.count("(above)") for finding in drawing.findings]
     assert others == [len(methods.METHODS) - 1, len(methods.METHODS) - 2], "Per-FedAvg is not used without adaptation"
-    turned = drawn("pfedla.table1", HEADER, frame_of({run: 1 - value for run, value in PRINTED.items()}))
+    turned = drawn(name, header, frame_of({run: 1 - value for run, value in published.items()}))
     assert [finding.held for finding in turned.findings] == [False, False]
-    few = drawn("pfedla.table1", HEADER, frame_of(PRINTED, seeds=2))
+    few = drawn(name, header, frame_of(published, seeds=2))
     assert [finding.held for finding in few.findings] == [None, None]
+
+
+def test_a_page_says_how_many_images_the_dominant_classes_have(beside: None) -> None:
+    header, _ = TABLES["pfedla.table2"]
+    caption = drawn("pfedla.table2", header, frame_of(PRINTED)).caption
+    assert "10 clients with all classes, 2 classes of which have 50 % of its images, and 600 images each" in caption
+    assert "10 clients with 4 classes and 600 images each" in drawn("pfedla.table1", HEADER, frame_of(PRINTED)).caption
 
 
 def test_the_best_of_some_is_not_called_the_best_of_all(beside: None) -> None:
@@ -109,4 +121,8 @@ def test_what_runs_share_with_pfedlas() -> None:
         differ = {name for name, value in config.to_json().items() if value != other.to_json()[name]} - set(own)
         assert differ == ({"epochs"} if run == "pfedme" else set())
     assert int(methods.RUNS["pfedme"].epochs or 0) * methods.INNER == other.epochs
+    for run, config in dominant.RUNS.items():
+        same = {**overlap.RUNS, **methods.RUNS}[run].to_json()
+        differ = {name for name, value in config.to_json().items() if value != same[name]}
+        assert differ - {"eval_every"} == set(dominant.DOMINANT)
     assert costs.lines(costs.STUDY.read(costs.STUDY.path())[1])["retained"].max() == max(methods.MORE.values())

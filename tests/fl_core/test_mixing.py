@@ -132,6 +132,22 @@ def test_heurfedamps_weights_by_its_formula(sigma: float, itself: float | None) 
         np.testing.assert_allclose(algorithm.weights(server, i, Round(0)).numpy()[0], wanted, rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.parametrize("unit", ["module", "layer", "model"])
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+def test_pfedlas_weights_by_similarity_by_their_formula(unit: str, temperature: float) -> None:
+    algorithm = PFedLA(problem(), None, {"weights": "similar", "unit": unit, "temperature": temperature})
+    server = heard(algorithm, {c: noise(c, 0.5) for c in (0, 1, 3)})
+    assert unit != "model" or len(algorithm.units) == 1
+    for i in range(N):
+        found = algorithm.weights(server, i, Round(1)).numpy()
+        for row, own in zip(found, algorithm.units, strict=True):
+            vectors = [flat({n: algorithm.last(server, c)[n] for n in own.parameters}) for c in range(N)]
+            cosines = np.array([v @ vectors[i] / np.linalg.norm(v) / np.linalg.norm(vectors[i]) for v in vectors])
+            wanted = np.exp((cosines - 1) / temperature)
+            np.testing.assert_allclose(row, wanted / wanted.sum(), rtol=1e-9)
+            assert row.argmax() == i
+
+
 @pytest.mark.parametrize("name", MIXING)
 def test_a_client_alone_weighs_itself(name: str) -> None:
     played = play(algorithm=name, data=federation(sizes=(40,)), rounds=2)
@@ -595,6 +611,7 @@ def test_weights_rise_on_oneself_and_on_clients_alike_and_fall_with_the_sign_rev
         ("pfedla", {"weights": "sample"}, "did you mean 'samples'"),
         ("pfedla", {"unit": "layers"}, "did you mean 'layer'"),
         ("pfedla", {"embedding": 0}, "embedding must be at least 1"),
+        ("pfedla", {"temperature": 0}, "temperature must be above 0"),
         ("heurpfedla", {"k": 4}, "k is 4, and the model has 3 units to keep"),
     ],
 )

@@ -1,0 +1,141 @@
+"""FedPFT's Fig. 5: its losses and accuracy by round beside those of two stages, contrast first and classification then.
+
+Written before it was run. The paper's are on CIFAR-100, 1000 rounds a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, style
+from figures import items
+from figures.differences import difference
+from figures.fedpft import fitted
+from figures.fedpft.fitted import OURS
+from figures.items import Drawing, Finding, set_apart
+from figures.page import missing_runs
+from figures.recipe import Recipe, labels, mean_accuracy, trained
+from fl_core import rows, runner
+
+NAME = "fedpft.fig5"
+TWO = "two_stage"
+_EVERY: dict[str, Any] = {"eval_every": 1}
+_FEDPFT = replace(fitted.RUNS[OURS], **_EVERY)
+STAGE = int(_FEDPFT.rounds or 0)
+"""Rounds of each of the two stages, as many as FedPFT has in all; the paper has it so too."""
+
+
+def _in_stages(stage: int) -> dict[str, Any]:
+    return {
+        "algorithm": TWO, "rounds": 2 * stage, "checkpoint_every": 2 * stage,
+        "options": {"stage_rounds": stage, "watch": True},
+    }  # fmt: skip
+
+
+RUNS = {OURS: _FEDPFT, TWO: replace(_FEDPFT, **_in_stages(STAGE))}
+_PAPER_STAGE = int(fitted.OF_PAPER["rounds"])
+PAPER = {
+    OURS: replace(_FEDPFT, **fitted.OF_PAPER | _EVERY),
+    TWO: replace(_FEDPFT, **fitted.OF_PAPER | _EVERY | _in_stages(_PAPER_STAGE)),
+}
+CLASSIFY, CONTRAST, ACCURACY = "classify", "contrast", "accuracy"
+SHOWN = {CONTRAST: "contrastive loss", CLASSIFY: "classification loss", ACCURACY: "accuracy %"}
+
+
+# --- measuring -------------------------------------------------------------------------------------------------
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """The clients' mean accuracy by round, and of both losses the mean over a round's phases and clients."""
+    _, frame = trained(task)
+    named = labels(task)
+    losses = frame[(frame["metric"] == "train_loss") & frame["variant"].str.contains("/", na=False)]
+    losses = losses.assign(kind=losses["variant"].str.rpartition("/")[2])
+    lines = [
+        rows.row("train_loss", part["value"].mean(), variant=str(kind), round=int(done), split="train", **named)
+        for (done, kind), part in losses.groupby(["round", "kind"])
+    ]
+    return rows.frame([*mean_accuracy(frame, named), *lines])
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------
+
+
+def curves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Both losses and the personal models' accuracy by round, (run, quantity, round) x seeds."""
+    scored = (frame["metric"] == "accuracy") & (frame["model"] == "personal")
+    kept = frame[scored | (frame["metric"] == "train_loss")]
+    quantity = kept["variant"].where(kept["metric"] == "train_loss", ACCURACY)
+    kept = kept.assign(quantity=quantity, round=kept["round"].astype(int))
+    return kept.pivot_table(values="value", index=["run", "quantity", "round"], columns="seed")
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    values = curves(frame)
+    runs = [run for run in RUNS if run in set(frame["run"])]
+    with style():
+        figure = plt.figure(figsize=(8.2, 3.1), layout="constrained")
+        axes = figure.subplots(1, len(SHOWN))
+        for ax, (quantity, words) in zip(axes, SHOWN.items(), strict=True):
+            for k, run in enumerate(runs):
+                if (run, quantity) not in values.index.droplevel("round"):
+                    continue
+                own = values.loc[run, quantity]
+                scale = 100 if quantity == ACCURACY else 1
+                look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 3}
+                ax.plot(own.index.astype(float), scale * own.mean(axis=1), label=fitted.called(run), **look)
+            stage = _stage(header)
+            if stage:
+                ax.axvline(stage, color=FAINT, linestyle=":", linewidth=1, zorder=1)
+            ax.set(xlabel="round", ylabel=words)
+        handles, names = axes[-1].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper center", ncols=2, fontsize=7.5)
+    table = values.stack().rename("value").rename_axis(["run", "quantity", "round", "seed"]).reset_index()
+    caption = (
+        "Means of the clients' losses while they train and of their test accuracy, and of the seeds; the dotted line "
+        "is where the second stage begins, in which the contrastive loss is evaluated and trains nothing. "
+        f"{fitted.setting(header, ends(values))} Each of the two stages has as many rounds. The paper's "
+        f"curves are in its picture only.{missing_runs(header, runs)}"
+    )
+    return Drawing(figure, table, caption, set_apart(_findings(values, header), fitted.far(header)))
+
+
+def _stage(header: Mapping[str, Any]) -> int | None:
+    """After how many rounds the stored two-stage run turned to classification; None where there is none."""
+    about = header["runs"].get(TWO)
+    return int(about["config"]["options"]["stage_rounds"]) if about else None
+
+
+def ends(values: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy after each run's last round, (run, accuracy) x seeds."""
+    accuracy = values.xs(ACCURACY, level="quantity", drop_level=False)
+    return accuracy.groupby("run", sort=False).tail(1).droplevel("round")
+
+
+def _findings(values: pd.DataFrame, header: Mapping[str, Any]) -> list[Finding]:
+    gap = difference(ends(values), (OURS, ACCURACY), (TWO, ACCURACY))
+    found = [
+        Finding("FedPFT lies above two stages after as many rounds as each stage has", f"points {gap.told}", gap.above)
+    ]
+    stage = _stage(header)
+    if stage is not None and (TWO, CONTRAST) in values.index.droplevel("round"):
+        loss = values.loc[TWO, CONTRAST]
+        turned = difference(
+            pd.DataFrame({"end": loss.iloc[-1], "turn": loss[loss.index <= stage].iloc[-1]}).T, "end", "turn"
+        )
+        told = f"change of the loss {turned.interval.value:+.2f} ± {turned.interval.high - turned.interval.value:.2f}"
+        found.append(Finding("the contrastive loss rises again while the second stage trains", told, turned.above))
+    return found
+
+
+STUDY = items.register(Recipe(
+    NAME, "FedPFT beside two stages: contrastive loss, classification loss and accuracy, CIFAR-10 (FedPFT, Fig. 5)",
+    RUNS, seeds=3, measure=_measure, draw=_draw, paper=PAPER, paper_seeds=3,
+    budget="some two hours of one core; a run takes 10 to 30 minutes",
+))  # fmt: skip

@@ -1,0 +1,64 @@
+"""FedPFT's Fig. 5: what a small study stores of losses and accuracy, and what its curves decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from figures import recipe
+from figures.fedpft import stages
+from figures.fedpft.fitted import OURS
+from fl_core import rows
+from tests.figures.conftest import drawn, header_of
+from tests.figures.test_fedpft import CLASSES, images
+
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+HEADER = header_of(stages.STUDY)
+TURN = stages.STAGE
+
+
+def frame_of(gain: float, rise: float, seeds: int = 3) -> pd.DataFrame:
+    """Rows in which FedPFT ends better by ``gain``, and the second stage moves the contrastive loss by ``rise``."""
+    made: list[Any] = []
+    for run, last in ((OURS, TURN), (stages.TWO, 2 * TURN)):
+        for seed in range(seeds):
+            for done in range(1, last + 1):
+                named = {"run": run, "seed": seed, "round": done}
+                score = 0.4 + gain * (run == OURS) + 0.002 * ((seed * len(run)) % 3)
+                made.append(rows.row("accuracy", score, model="personal", split="test", **named))
+                made.append(rows.row("accuracy", 0.9, model="local", split="test", **named))
+                loss = 3 + rise * max(0, done - TURN) / TURN + 0.002 * ((seed * done) % 3)
+                made.append(rows.row("train_loss", loss, variant=stages.CONTRAST, split="train", **named))
+    return rows.frame(made)
+
+
+def test_what_the_paper_shows_would_be_reproduced_and_its_opposite_not() -> None:
+    found = drawn(stages.NAME, HEADER, frame_of(0.1, 1.0)).findings
+    assert [finding.held for finding in found] == [True, True]
+    assert {finding.verdict for finding in found} == {"not comparable"}
+    turned = drawn(stages.NAME, HEADER, frame_of(-0.1, -1.0)).findings
+    assert [finding.held for finding in turned] == [False, False]
+    few = drawn(stages.NAME, HEADER, frame_of(0.1, 1.0, seeds=2)).findings
+    assert [finding.held for finding in few] == [None, None]
+
+
+def test_a_small_study_keeps_both_losses_of_every_round(tmp_path: Path) -> None:
+    tiny: dict[str, Any] = {
+        "dataset": images(tmp_path / "noise.npz", 600, 12, CLASSES), "clients": 2, "samples_per_client": 40,
+        "rounds": 1, "batch": 20, "epochs": 2, "eval_every": 1, "checkpoint_every": 1,
+    }  # fmt: skip
+    two = replace(stages.RUNS[stages.TWO], **tiny | {"rounds": 2, "options": {"stage_rounds": 1, "watch": True}})
+    item = replace(stages.STUDY, runs={OURS: replace(stages.RUNS[OURS], **tiny), stages.TWO: two}, seeds=1)
+    recipe.train(item, tmp_path / stages.NAME, command="typed", progress=False)
+    header, frame = item.read(tmp_path / stages.NAME)
+    values = stages.curves(frame)[0]
+    for quantity, rounds in {stages.CLASSIFY: [2], stages.CONTRAST: [1, 2], stages.ACCURACY: [0, 1, 2]}.items():
+        assert values[stages.TWO, quantity].index.tolist() == rounds, "the first stage classifies nothing"
+    assert values[OURS, stages.CLASSIFY].index.tolist() == [1]
+    assert (values > 0).all()
+    drawing = stages.STUDY.draw(header, frame)
+    assert "Each of the two stages" in drawing.caption
