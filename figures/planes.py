@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import nn
 
 from fedlayers.diagnostics.representation.embedding import Pool, embed, scores
-from fl_core import rows, tree
-from fl_core.engine import Engine
+from fl_core import rows
 
 X, Y, PERPLEXITY = "tsne_x", "tsne_y", "tsne_perplexity"
 CLUSTERED = {
@@ -26,20 +23,6 @@ MEANING = (
     "Silhouettes (-1 to 1, higher = further apart) and purities (share of the 10 nearest that are of the same "
     "class or client) are of the features themselves, not of the plane."
 )
-
-
-def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
-    """Each client's model after the last round as it is evaluated: the personal one, else the global one.
-
-    Args:
-        model: any of the run's structure; it is copied.
-    """
-    models = {}
-    for client, name in enumerate(engine.names):
-        trees = engine.models(client)
-        models[name] = copy.deepcopy(model)
-        tree.load(models[name], trees["personal"] if "personal" in trees else trees["global"])
-    return models
 
 
 def scored(pooled: Pool, named: Mapping[str, Any]) -> Iterator[rows.Row]:

@@ -8,6 +8,7 @@ what is missing. A figure's module adds what is its own: the configurations, wha
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
 from fedlayers.diagnostics import measure
 from fedlayers.places.base import Place, Result, carry_out, opened
 from figures import items
 from figures.making import Making
-from fl_core import __version__, rows, runner
+from fl_core import __version__, rows, runner, tree
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
@@ -55,6 +57,20 @@ def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
     """Train a task to its end; returns the run and its rows."""
     engine = runner.run(task.config, loaded=task.data, instruments=measure.instruments(), progress=False)
     return engine, runner.frame(engine)
+
+
+def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
+    """Each client's model after the last round as it is evaluated: the personal one, else the global one.
+
+    Args:
+        model: any of the run's structure; it is copied.
+    """
+    models = {}
+    for client, name in enumerate(engine.names):
+        trees = engine.models(client)
+        models[name] = copy.deepcopy(model)
+        tree.load(models[name], trees["personal"] if "personal" in trees else trees["global"])
+    return models
 
 
 def labels(task: runner.Task) -> dict[str, Any]:

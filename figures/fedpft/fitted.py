@@ -21,8 +21,7 @@ from figures.fedpft.pictures import METHODS
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
-from figures.planes import final_models
-from figures.recipe import Recipe, by_method, labels, trained
+from figures.recipe import Recipe, by_method, final_models, labels, trained
 from fl_core import rows, runner
 from fl_core.errors import UsageError, listing
 from fl_core.models.prompted import PROMPTS, Prompted

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedlayers.diagnostics.representation.embedding import Pool, pool
 from figures import items
-from figures.planes import final_models, placed, scored
-from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, scored_at_end, tested, trained
+from figures.planes import placed, scored
+from figures.recipe import PLAIN_SGD, Recipe, by_method, final_models, labels, scored_at_end, tested, trained
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig

@@ -24,8 +24,8 @@ from figures.fedra.nobody import SHORT
 from figures.items import Drawing, Finding, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
-from figures.planes import CLUSTERED, MEANING, final_models, placed, plane, scored
-from figures.recipe import Recipe, by_method, labels, scored_at_end, tested, trained
+from figures.planes import CLUSTERED, MEANING, placed, plane, scored
+from figures.recipe import Recipe, by_method, final_models, labels, scored_at_end, tested, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing

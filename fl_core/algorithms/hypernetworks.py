@@ -180,8 +180,8 @@ class PFedLA(Mixing):
     ``local`` are the trained one's. At the first round all models are equal, so the weights first move in the second.
 
     A unit is a module's tensors (``unit=module``, the paper's: weight and bias together, a normalisation alone), with
-    ``unit=layer`` one of the run's layers, with ``unit=model`` the whole model. Buffers that travel are mixed with their unit; the paper's running
-    statistics stay local, which is ``bn=local``.
+    ``unit=layer`` one of the run's layers, with ``unit=model`` the whole model. Buffers that travel are mixed with
+    their unit; the paper's running statistics stay local, which is ``bn=local``.
 
     Where the paper is silent: ``lr`` 0.5 was found to separate like from unlike clients within tens of rounds on its
     CIFAR-10 model, where the 0.005 of public re-implementations leaves the weights uniform; ``zero_heads`` starts
