@@ -44,7 +44,7 @@ GRIDS = {
 """Learning rates that are tried, by dataset: on Fed-Heart the paper's grid (Table A.4), to which 1e-3 was added when
 nine of fourteen methods had chosen its least, 5e-3; its others are of full networks and more steps, and the cut ones
 here want larger rates too. The last two datasets of the evaluation are too far from the paper's for a verdict
-(:data:`figures.player_fl.runs.FAR`) and are not tuned. Fed-ISIC has no rows yet."""
+(:data:`figures.player_fl.runs.FAR`) and are not tuned."""
 PFEDME = (5e-3, 1e-2, 5e-2, 1e-1, 5e-1, 1.0)
 """Of pFedMe, whose outer step is no step of AdamW: the paper gives it other rates too. As many as each other method's,
 from the least."""
@@ -167,12 +167,12 @@ RUNS = {f"{dataset}.{name}": base(dataset, name) for dataset in GRIDS for name i
 SEARCH = items.register(Recipe(
     TUNING, "Learning rates of PLayer-FL's methods, sought alike", RUNS, seeds=1,
     newcomers=newcomers(TUNING, RUNS),
-    budget="about an hour and a half of one core, and three for Fed-ISIC", measure=_tune, draw=_draw,
+    budget="some five hours of one core, four of them for Fed-ISIC", measure=_tune, draw=_draw,
 ))  # fmt: skip
 STUDY = items.register(Recipe(
     NAME, "Test macro-F1, every method tuned alike (PLayer-FL, Table 1)", RUNS, seeds=8,
     more_seeds={run: SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in SEEDS},
     newcomers=newcomers(NAME, RUNS),
-    budget="about an hour and a quarter of one core, and one for Fed-ISIC", measure=untuned.measure,
+    budget="some four hours of one core, three of them for Fed-ISIC", measure=untuned.measure,
     prepare=_with_its_rate, draw=partial(draw, table=TABLES["table1"]),
 ))  # fmt: skip
