@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, style
 from figures import items
-from figures.differences import difference
+from figures.differences import FEWEST, Difference, difference
 from figures.fedpft import fitted
 from figures.fedpft.fitted import OURS
 from figures.items import Drawing, Finding, set_apart
@@ -78,7 +78,7 @@ def curves(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     values = curves(frame)
-    runs = [run for run in RUNS if run in set(frame["run"])]
+    runs, stage = [run for run in RUNS if run in set(frame["run"])], _stage(header)
     with style():
         figure = plt.figure(figsize=(8.2, 3.1), layout="constrained")
         axes = figure.subplots(1, len(SHOWN))
@@ -90,7 +90,6 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 scale = 100 if quantity == ACCURACY else 1
                 look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 3}
                 ax.plot(own.index.astype(float), scale * own.mean(axis=1), label=fitted.called(run), **look)
-            stage = _stage(header)
             if stage:
                 ax.axvline(stage, color=FAINT, linestyle=":", linewidth=1, zorder=1)
             ax.set(xlabel="round", ylabel=words)
@@ -119,19 +118,37 @@ def ends(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _findings(values: pd.DataFrame, header: Mapping[str, Any]) -> list[Finding]:
-    gap = difference(ends(values), (OURS, ACCURACY), (TWO, ACCURACY))
-    found = [
-        Finding("FedPFT lies above two stages after as many rounds as each stage has", f"points {gap.told}", gap.above)
+    """What the paper says of its Fig. 5, each after as many rounds of a task (appendix E)."""
+    final, stage = ends(values), _stage(header)
+    learned = values.drop(TWO, level="run", errors="ignore") if stage is None else values[_trains(values, stage)]
+    losses = learned.groupby(["run", "quantity"], sort=False).tail(1).droplevel("round")
+    accuracy = difference(final, (OURS, ACCURACY), (TWO, ACCURACY))
+    contrast, classify = (difference(losses, (OURS, kind), (TWO, kind)) for kind in (CONTRAST, CLASSIFY))
+    return [
+        Finding("FedPFT is more accurate than two stages", f"points more: {accuracy.told}", accuracy.above),
+        Finding(
+            "FedPFT's contrastive loss ends lower than that of the first stage",
+            f"difference {_told(contrast)}",
+            None if contrast.above is None else not contrast.above,
+        ),
+        Finding(
+            "FedPFT's classification loss ends higher than that of the second stage: it overfits less",
+            f"difference {_told(classify)}",
+            classify.above,
+        ),
     ]
-    stage = _stage(header)
-    if stage is not None and (TWO, CONTRAST) in values.index.droplevel("round"):
-        loss = values.loc[TWO, CONTRAST]
-        turned = difference(
-            pd.DataFrame({"end": loss.iloc[-1], "turn": loss[loss.index <= stage].iloc[-1]}).T, "end", "turn"
-        )
-        told = f"change of the loss {turned.interval.value:+.2f} ± {turned.interval.high - turned.interval.value:.2f}"
-        found.append(Finding("the contrastive loss rises again while the second stage trains", told, turned.above))
-    return found
+
+
+def _trains(values: pd.DataFrame, stage: int) -> pd.Series:
+    """Whether a loss is of training: the contrastive one of the second stage is only looked at."""
+    run, kind, done = (values.index.get_level_values(name) for name in ("run", "quantity", "round"))
+    return pd.Series(~((run == TWO) & (kind == CONTRAST) & (done > stage)), index=values.index)
+
+
+def _told(gap: Difference) -> str:
+    """A difference of losses with half its interval, and the verdict in brackets."""
+    found = gap.interval
+    return f"{found.value:+.2f} ± {(found.high - found.low) / 2:.2f} ({gap.how or FEWEST})" if gap.pairs else "no pair"
 
 
 STUDY = items.register(Recipe(

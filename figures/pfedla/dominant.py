@@ -18,8 +18,8 @@ from figures.recipe import Recipe, scored_at_end
 
 NAME = "pfedla.dominant"
 DOMINANT: dict[str, Any] = {"partition": "non_iid_2", "classes_per_client": 2, "dominance": 0.5}
-"""What the federation differs in from that of :mod:`figures.pfedla.methods`. The paper does not say how much its two
-dominant classes have; local training alone comes near its accuracy with 40 to 50 % of a client's images."""
+"""What the federation differs in from that of :mod:`figures.pfedla.methods`. How much of a client's images its two
+dominant classes have the paper does not say; half is the partition's default."""
 _SAME = {**{run: scored_at_end(config) for run, config in overlap.RUNS.items()}, **methods.RUNS}
 RUNS = {method: replace(_SAME[method], **DOMINANT) for method in methods.METHODS}
 

@@ -166,7 +166,6 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 RUNS = {f"{dataset}.{name}": base(dataset, name) for dataset in GRIDS for name in (*METHODS, *BESIDE)}
 SEARCH = items.register(Recipe(
     TUNING, "Learning rates of PLayer-FL's methods, sought alike", RUNS, seeds=1,
-    newcomers=newcomers(TUNING, RUNS),
     budget="some five hours of one core, four of them for Fed-ISIC", measure=_tune, draw=_draw,
 ))  # fmt: skip
 STUDY = items.register(Recipe(
