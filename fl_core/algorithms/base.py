@@ -96,7 +96,8 @@ class Algorithm:
 
     Raises:
         UsageError: an unknown key of the configuration, or a value that it cannot have. When a class is made: a hook
-            by a former name, misspelt, or with other arguments than it is called with.
+            by a former name, misspelt, or with other arguments than it is called with. When a hook is called: it
+            returns something else than :mod:`fl_core.algorithms.returns` says.
 
     FedPer (Arivazhagan et al. 2019), complete: the plan's body travels, its head stays with each client.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fl_core.algorithms.returns import RETURNS, checked
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
@@ -46,35 +47,49 @@ _PLACE = (
 def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
     """Refuse a hook by an old name, a misspelt one or one with other arguments, and a ``Config`` of another kind.
 
+    The class's own hooks are replaced by themselves with a check of what they return (:mod:`.returns`).
     A method that is not inherited counts as a misspelt hook if it has a hook's arguments and nearly its name. Losses
     are left alone: phases call them by whatever name.
 
     Raises:
         UsageError: names the hook, and what it should be.
     """
-    hooks = {name: hook for name, hook in vars(base).items() if inspect.isfunction(hook) and name[0] != "_"}
-    hooks.pop("loss")
-    for name, member in vars(algorithm).items():
-        where = f"{algorithm.__module__}.{algorithm.__qualname__}"
+    where = f"{algorithm.__module__}.{algorithm.__qualname__}"
+    for name, member in list(vars(algorithm).items()):
         if name in RENAMED:
             raise UsageError(f"{where} defines {name!r}: that hook is now {RENAMED[name]}")
         if name == "Config" and not is_dataclass(member):
             raise UsageError(f"{where}.Config must be a frozen dataclass: write @dataclass(frozen=True) above it")
-        if name.startswith("_") or not callable(member):
+        hook, own = vars(base).get(name), getattr(member, "__func__", member)
+        if name.startswith("_") or not callable(own):
             continue
-        inherited = any(hasattr(parent, name) for parent in algorithm.__mro__[1:])
-        near = [] if inherited or not inspect.isfunction(member) else get_close_matches(name, hooks, 1, 0.7)
-        if near and _arguments(member) == _arguments(hooks[near[0]]):
-            raise UsageError(
-                f"{where} defines {name!r}, which no round calls: is it the hook {near[0]!r}? A helper with these "
-                "arguments may be called so after an underscore"
-            )
-        hook = getattr(base, name, None)
+        if isinstance(hook, classmethod):
+            if not isinstance(member, classmethod):
+                raise UsageError(f"{where}.{name} is asked of the class: write @classmethod above it")
+            hook = hook.__func__
         if not inspect.isfunction(hook):
+            _check_helper(algorithm, base, name, where)
             continue
-        expected, actual = (_arguments(function) for function in (hook, member))
+        expected, actual = _arguments(hook), _arguments(own)
         if len(expected) != len(actual) and not any(argument.startswith("*") for argument in actual):
             raise UsageError(f"{where}.{name} takes ({', '.join(actual)}); it is called with ({', '.join(expected)})")
+        if name in RETURNS:
+            looked_at = checked(own, name)
+            setattr(algorithm, name, classmethod(looked_at) if isinstance(member, classmethod) else looked_at)
+
+
+def _check_helper(algorithm: type[Algorithm], base: type[Algorithm], name: str, where: str) -> None:
+    """Refuse a method that is a misspelt hook."""
+    member = vars(algorithm)[name]
+    inherited = any(hasattr(parent, name) for parent in algorithm.__mro__[1:])
+    hooks = {each: hook for each, hook in vars(base).items() if inspect.isfunction(hook) and each[0] != "_"}
+    hooks.pop("loss")
+    near = [] if inherited or not inspect.isfunction(member) else get_close_matches(name, hooks, 1, 0.7)
+    if near and _arguments(member) == _arguments(hooks[near[0]]):
+        raise UsageError(
+            f"{where} defines {name!r}, which no round calls: is it the hook {near[0]!r}? A helper with these "
+            "arguments may be called so after an underscore"
+        )
 
 
 def _arguments(function: Any) -> list[str]:

@@ -225,13 +225,14 @@ def train(
     Raises:
         NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and step,
             and under ``watch`` what was not finite first.
+        UsageError: a loss is no tensor of one number.
     """
     workspace.load(source, ctx.submodel)
     if watch is not None:
         watch.weights()
     seed, parts = algorithm.problem.seed, (ctx.round, ctx.client, phase.stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
-    objective = algorithm.method(phase.loss)
+    objective = _scalar(algorithm.method(phase.loss), f"{ctx.where(phase.name)}: {phase.loss}")
     x, y = workspace.place(split.x), split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
     slices = batch_slices(len(y), training.batch, whole=workspace.couples)
@@ -303,6 +304,19 @@ def train(
         ctx.work.update({f"{phase.name}/loss/{name}": part / samples for name, part in ctx.parts.items()})
     ctx.parts.clear()
     return result, state
+
+
+def _scalar(loss: Callable[..., Any], name: str) -> Callable[..., Tensor]:
+    """The loss as it is, with an error where it gives something else than one number."""
+
+    def objective(*args: Any) -> Tensor:
+        value = loss(*args)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise UsageError(f"{name} returned {shown}; it must return a tensor of one number, of the whole batch")
+        return value
+
+    return objective
 
 
 def _batches(

@@ -22,6 +22,7 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import ALGORITHMS, register
 from fl_core.algorithms.contract import RENAMED, check_unchanged, freeze
 from fl_core.algorithms.partial import FedPer
+from fl_core.algorithms.returns import RETURNS
 from fl_core.errors import UsageError
 from fl_core.execution.executors import Workers
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, kind_for, network, play
@@ -253,6 +254,90 @@ def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name: str, funct
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
     first = type("First", (Algorithm,), {"my_loss": lambda self, params, batch, ctx: 0.0})
     type("Second", (first,), {"my_loss": lambda self, params, batch, ctx: 1.0})
+
+
+def _of_model(self: Algorithm, *parts: Any) -> Any:
+    return dict.fromkeys(self.problem.tensors, torch.zeros(()))
+
+
+RETURNED: dict[str, tuple[Any, str]] = {
+    "server_state": (_of_model, r"server_state returned a dict of Tensor; it must return a State, whose trees are {na"),
+    "client_state": (lambda *parts: State(_of_model(*parts)), r"client_state returned a State; it must return a State"),
+    "submodel": (None, r"submodel returned None; it must return a set of names of tensors"),
+    "shared": (["fc1.weight"], r"shared returned a list of str; it must return a set of names of tensors"),
+    "uploaded": (lambda self, *parts: self.problem.layers, r"uploaded returned a tuple of Layer; it must return a set"),
+    "local_tensors": (
+        frozenset({"fc1.wieght"}),
+        r"unknown tensor that local_tensors of returning returned, 'fc1.wieght': did you mean 'fc1.weight'\?",
+    ),
+    "exchanges": ("train", r"exchanges returned 'train'; it must return a tuple of names"),
+    "send": ({"model": {}}, r"send returned a dict of dict; it must return a Message, whose trees are {name: {tensor"),
+    "begin": (None, r"begin returned None; it must return the weights, {tensor's name: tensor}"),
+    "phases": (Phase("train", frozenset(), 1), r"phases returned a Phase; it must return a tuple of Phases"),
+    "loss": (
+        lambda self, params, batch, ctx: ctx.forward(params, batch[0]).sum(1),
+        r"returning, round 1, client '\w+', phase 'train': loss returned a tensor of shape \[8\]; it must return a",
+    ),
+    "reply": (None, r"reply returned None; it must return a Message"),
+    "aggregate": (State(), r"aggregate returned a State; it must return nothing, and change the server's State in p"),
+    "models": (_of_model, r"models returned a dict of Tensor; it must return the models, {name: {tensor's name: ten"),
+    "finetuning": ([], r"finetuning returned a list; it must return a tuple of Phases"),
+    "observations": ([("gap", 0.5)], r"observations returned a list of tuple; it must return Observations"),
+    "client_observations": (None, r"client_observations returned None; it must return Observations"),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_hook_that_returns_something_else_is_refused_with_what_it_must_return(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, message = RETURNED[name]
+    hook = value if callable(value) else lambda *parts: value
+    kind = type("Returning", (FedAvg,), {"name": "returning", name: hook})
+    monkeypatch.setitem(ALGORITHMS._members, "returning", kind)
+    with pytest.raises(UsageError, match=message):
+        play(algorithm="returning", rounds=1)
+
+
+def test_models_without_the_one_that_is_evaluated_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Returning", (FedAvg,), {"name": "returning", "models": lambda self, server, *parts: {"own": {}}})
+    monkeypatch.setitem(ALGORITHMS._members, "returning", kind)
+    with pytest.raises(UsageError, match=r"returning: models returned own; it must return one named 'global'"):
+        play(algorithm="returning", rounds=1)
+
+
+BEFORE: dict[str, tuple[Any, str, tuple[Any, ...]]] = {
+    "under": (None, r"under returned None; it must return a class made of Algorithm", ({},)),
+    "build": (None, r"build returned None; it must return a torch.nn.Module", (nn.Identity(), None)),
+    "notes": ("careful", r"notes returned 'careful'; it must return a list of lines of text", ()),
+    "default_plan": (
+        {"fc1": "shared"},
+        r"default_plan returned a dict of str; it must return a LayerPlan or None",
+        ((),),
+    ),
+    "adopt": (None, r"adopt returned None; it must return a LayerPlan", (None,)),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_hook_before_a_run_that_returns_something_else_is_refused(name: str) -> None:
+    value, message, parts = BEFORE[name]
+    of_class = name in ("under", "build")
+    hook = classmethod(lambda *parts: value) if of_class else lambda *parts: value
+    kind = type("Returning", (FedPer,), {"name": "returning", name: hook})
+    asked = kind if of_class else kind(Problem((), frozenset(), (1,), 1, 0))
+    with pytest.raises(UsageError, match=f"returning: {message}"):
+        getattr(asked, name)(*parts)
+
+
+def test_a_hook_of_the_class_must_be_a_class_method() -> None:
+    with pytest.raises(UsageError, match=r"\.build is asked of the class: write @classmethod above it"):
+        type("Building", (Algorithm,), {"build": lambda cls, model, config, **about: model})
+
+
+def test_every_hook_has_a_form_and_a_value_that_it_refuses() -> None:
+    assert set(HOOKS) - RETURNS.keys() == {"loss"}
+    assert set(HOOKS) == RETURNED.keys() | BEFORE.keys()
 
 
 class Misnamed(FedAvg):
