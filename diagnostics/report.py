@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fl_core import rows
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.plan import layer_from_json
 
@@ -69,15 +69,17 @@ class Report:
         that was measured.
 
         Raises:
-            UsageError: a metric or variant that was not measured.
+            UsageError: a metric or variant that was not measured, or one of pairs where there is no pair.
         """
         selected = self._rows(metric)
         present = list(dict.fromkeys(selected["variant"]))
         if variant is None:
             variant = _usual(metric, present)
         check_known(f"variant of {metric}", variant, present)
-        selected = selected[selected["variant"] == variant]
-        selected = selected[selected["client"] != ""]
+        every = selected[selected["variant"] == variant]
+        selected = every[every["client"] != ""]
+        if selected.empty:
+            raise UsageError(f"no {metric} of single clients (status: {listing(every['status'].unique())})")
         others = selected["client"] != selected["client_b"]
         selected = both_ways(selected[others] if others.any() else selected)  # one model: of its own layers
         table = selected.groupby(["layer", "client"], sort=False)["value"].mean(skipna=False).unstack()

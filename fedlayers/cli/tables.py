@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fl_core.errors import listing
 from fl_core.ordering import MANY, in_order
 from fl_core.training.evaluate import SCORES
 
@@ -48,7 +49,13 @@ def scores(frame: pd.DataFrame, round: int) -> str:
 
 
 def measured(report: Report, metric: str, variant: str) -> str:
-    """The values of a metric: layers by clients; of more than eight clients each layer's lowest, median and highest."""
+    """The values of a metric: layers by clients; of more than eight clients each layer's lowest, median and highest.
+
+    Where it is of no client, as of pairs where there is none, the reason.
+    """
+    own = report.frame[(report.frame["metric"] == metric) & (report.frame["variant"] == variant)]
+    if not own["client"].any():
+        return f"no value: {listing(own['status'].unique())}"
     table = report.values(metric, variant)
     table = table[in_order(table.columns)]
     if table.shape[1] > MANY:

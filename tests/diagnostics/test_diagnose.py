@@ -238,6 +238,8 @@ def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_i
     assert set(report.frame.loc[report.frame["metric"] == "cka", "status"]) == {"needs at least two models"}
     with pytest.raises(UsageError, match="needs at least two models"):
         report.cka("0")
+    with pytest.raises(UsageError, match=r"no cka of single clients \(status: needs at least two models\)"):
+        report.values("cka")
     model = net()
     twins = run([model, model], loader(), ["cka"])
     assert twins.frame["value"].tolist() == pytest.approx([1, 1, 1], abs=1e-6)

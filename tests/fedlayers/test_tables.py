@@ -59,3 +59,9 @@ def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
     assert first[1:] == [value if isinstance(value, str) else f"{value:.4g}" for value in wanted]
     assert tables.splits(report, "grad_variance", "epoch") == "train split"
     assert not any("client_3" in note for note in runner.assemble(config).notes())
+
+
+def test_a_metric_of_pairs_of_a_single_client_is_printed_with_its_reason() -> None:
+    config = RunConfig(dataset="digits", clients=1, samples=60, model_options={"sizes": [8]})
+    report = fl.measure.of_task(runner.assemble(config), ["weight_divergence"], progress=False)
+    assert tables.measured(report, "weight_divergence", "relative_l2") == "no value: needs at least two models"
