@@ -39,13 +39,16 @@ class Measure:
     value: Callable[[Tensor], Tensor]
 
 
-def _noise(total: Tensor, offset: Tensor, eps: float) -> float:
-    """The rounding of features as large as they are, relative to their spread: eps ||X|| / ||X - mean||.
+def _spread(total: Tensor, offset: Tensor, eps: float) -> tuple[Tensor, float]:
+    """The features' sum of squares around their mean, and their rounding relative to it: eps ||X|| / ||X - mean||.
+
+    Features in half precision are called constant no sooner than those in float32.
 
     Args:
         total, offset, eps: as of :func:`~.probe.checked`.
     """
-    return eps * math.sqrt(1 + float(offset / total))
+    total = checked(total, offset, min(eps, torch.finfo(torch.float32).eps))
+    return total, eps * math.sqrt(1 + float(offset / total))
 
 
 def _unit_trace(own: Tensor, rows: int, noise: float) -> Tensor:
@@ -116,7 +119,7 @@ def mean_cca(x: Tensor, y: Tensor) -> float:
     """Mean canonical correlation of x [n, d1] and y [n, d2], in [0, 1]; 1 = same up to an invertible linear map.
 
     The mean over the min(rank x, rank y) correlations (Kornblith et al. 2019, Table 1). The rank, found in float64,
-    leaves out directions within what rounding the features, offset and all, can make. Unrelated features of rank r
+    leaves out directions within what rounding the features in their type can make. Unrelated features of rank r
     have about sqrt(r / n), not 0, and two ranks that add up to n or more force correlations of 1. NaN as
     :func:`procrustes_distance`, and where one side spans all n - 1 directions, as it does with n - 1 features or
     more: then every correlation is 1.
@@ -199,16 +202,14 @@ class Kept:
         if x.shape[1] <= self._n:
             x = x.double()
             x = x - x.mean(0)
-            total = checked(x.square().sum(), offset, eps)
-            self._noise[side] = _noise(total, offset, eps)
+            total, self._noise[side] = _spread(x.square().sum(), offset, eps)
             return x / total.sqrt()
         gram = x.new_zeros(self._n, self._n, dtype=torch.float64)
         for columns in x.split(_COLUMNS, 1):
             part = columns.double()
             part = part - part.mean(0)
             gram.addmm_(part, part.T)
-        total = checked(gram.trace(), offset, eps)
-        self._noise[side] = _noise(total, offset, eps)
+        total, self._noise[side] = _spread(gram.trace(), offset, eps)
         values, vectors = torch.linalg.eigh(gram / total)
         return vectors * values.clamp(min=0).sqrt()
 
@@ -294,8 +295,8 @@ class Moments:
                 own = self._centred(side, side, rows)
                 offset = (self._references[side] + self._sums[side] / rows).square().sum() * rows
                 eps = self._eps[side]
-                total = checked(own.trace(), offset, eps)
-                self._maps[side] = measure.prepare(own, rows, _noise(total, offset, eps))
+                _, noise = _spread(own.trace(), offset, eps)
+                self._maps[side] = measure.prepare(own, rows, noise)
             except NoValue as reason:
                 self.faults[side] = str(reason)
 

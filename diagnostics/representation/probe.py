@@ -201,11 +201,10 @@ def arranged(module: nn.Module, output: Tensor, place: Place, positions: str) ->
         raise NoValue(f"shape {tuple(output.shape)} for {count} samples, which must come first")
     if not output.numel():
         raise NoValue("no features")
-    output = output if output.dtype in (torch.float32, torch.float64) else output.float()
     if positions == "flatten" or output.ndim < 3:
         return output.reshape(count, -1)
     rows = by_position(module, output).flatten(1, -2)
-    return rows if positions == "samples" else rows.mean(1)
+    return rows if positions == "samples" else rows.mean(1)  # in half precision summed in float32, and rounded again
 
 
 def checked(total: Tensor, offset: Tensor, eps: float) -> Tensor:

@@ -203,6 +203,17 @@ def test_the_rank_of_cca_leaves_out_rounding() -> None:
     assert mean_cca(doubled.float(), y.float()) == pytest.approx(mean_cca(x, y), abs=1e-4)
 
 
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_rank_of_cca_leaves_out_the_rounding_of_half_precision(dtype: torch.dtype, offset: float) -> None:
+    """Forty features of low rank; taken for float32, their rounding would be directions of its own."""
+    x, y = mixed(300, 4)
+    wide = [side @ features(side.shape[1], 40, k) + offset for k, side in enumerate((x, y))]
+    assert mean_cca(*wide) == pytest.approx(mean_cca(x, y), abs=1e-8)
+    assert mean_cca(*(side.to(dtype) for side in wide)) == pytest.approx(mean_cca(x, y), abs=0.01)
+    assert mean_cca(*(side.to(dtype).float() for side in wide)) < mean_cca(x, y) - 0.1
+
+
 @pytest.mark.parametrize("rank", [12, 24])
 @pytest.mark.parametrize(
     ("scale", "offset", "count"),
