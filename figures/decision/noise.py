@@ -102,7 +102,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.axhline(0, color="0.5", lw=0.9)
             ax.set_title(TITLES[case].replace(", ", ",\n"), fontsize=8)
             ax.set_xlabel("repetition")
-            ax.set_xticks(range(0, REPETITIONS, 3))
+            ax.set_xticks(range(REPETITIONS))
         axes[0].set_ylabel("leader - other arm,\npoints of macro-F1")
     by_difference = {
         case: int((part["value"] - part["stderr"] > 0).groupby(part["seed"]).any().sum())
@@ -112,8 +112,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{seeds_in_words(header['seeds'])}: each draws new data, a repetition, and races the {len(DEFAULT)} "
         f"arms of the default {RACES} times to the end. A mark is the leading arm's macro-F1 minus another's on "
-        "validation, with its simultaneous 95 % interval. Where no arm is shown to do better than guessing, none is "
-        "excluded, even if its interval lies above 0."
+        f"validation, with its simultaneous 95 % interval: {len(DEFAULT) - 1} marks a repetition, beside each other. "
+        "Where no arm is shown to do better than guessing, none is excluded, even if its interval lies above 0."
     )
     columns = {
         "data": [TITLES[case] for case in cases],
