@@ -16,6 +16,8 @@ from fl_core.statistics import Interval, mean_interval
 LEAST = 3
 """Seeds below which no order is claimed."""
 FEWEST = "fewer than 3 seeds: no order"
+TWO_SIDED = "90 % intervals: two one-sided tests at 5 %"
+"""What is said beside :attr:`Difference.bounded` where an equivalence is judged."""
 UNDECIDED = "undecided"
 """The verdict on a difference whose interval has 0 in it: nothing is shown, equality neither."""
 NOTHING = Interval(math.nan, math.nan, math.nan)
@@ -48,6 +50,11 @@ class Difference(NamedTuple):
     def told(self) -> str:
         """The difference in percentage points with half its interval, and the verdict in brackets."""
         return f"{percent(*self.interval, sign='+')} ({self.how or FEWEST})" if self.pairs else "no pair of runs"
+
+    @property
+    def bounded(self) -> str:
+        """The difference in percentage points with its one-sided bounds, by which :meth:`level` is judged."""
+        return percent(*self.bounds, sign="+") if self.pairs >= LEAST else FEWEST
 
     def level(self, margin: float) -> bool | None:
         """Whether the two are level: both one-sided tests at 5 % put the difference within the margin.

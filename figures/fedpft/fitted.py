@@ -245,7 +245,7 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
     if not table.whole:
         return each
     pairs = {
-        f"{table.lines[best].upper()} - {table.lines[other].upper()} ": ((best, quantity), (other, quantity))
+        f"{table.named(best)}, over {table.named(other)}, ": ((best, quantity), (other, quantity))
         for best, others in table.claims
         for other in others
     }

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
-from figures.differences import LEAST, difference, joint
+from figures.differences import TWO_SIDED, difference, joint
 from figures.fedpft import fitted
 from figures.fedpft.fitted import ALPHA, HALF, MARGIN, OF_PAPER, ORIGIN, OURS, Table
 from figures.items import Drawing, Finding, View, set_apart
@@ -194,13 +194,10 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
             f"points more: {told}",
             joint([gap.above for gap in ends.values()]),
         )
-    told = "; ".join(
-        f"{value}: {percent(*gap.bounds, sign='+')}" if gap.pairs >= LEAST else f"{value}: fewer than {LEAST} seeds"
-        for value, gap in gaps.items()
-    )
+    told = "; ".join(f"{value}: {gap.bounded}" for value, gap in gaps.items())
     return Finding(
         f"the number of {sweep.axis} changes accuracy by no more than {100 * MARGIN:g} points from the default's",
-        f"points that the default has more, by number (90 % intervals: two one-sided tests at 5 %): {told}",
+        f"points that the default has more, by number ({TWO_SIDED}): {told}",
         joint([gap.level(MARGIN) for gap in gaps.values()]),
     )
 

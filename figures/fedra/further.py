@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.differences import difference, joint
+from figures.differences import TWO_SIDED, difference, joint
 from figures.fedra import nobody
 from figures.fedra.depth import DEPTHS, MARGIN, TITLES, prepared
 from figures.fedra.nobody import FAR, LAST_LAYER, SHORT, SMALL
@@ -245,7 +245,7 @@ def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> lis
         }
         findings.append(Finding(
             f"FedRA is level within {100 * MARGIN:g} points wherever adapters sit, as in {table.place}",
-            f"points {'; '.join(f'{name} {gap.told}' for name, gap in gaps.items())}; two one-sided tests",
+            f"points {'; '.join(f'{name} {gap.bounded}' for name, gap in gaps.items())} ({TWO_SIDED})",
             joint([gap.level(MARGIN) for gap in gaps.values()]),
         ))  # fmt: skip
     return findings

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.differences import Difference, difference, joint
+from figures.differences import TWO_SIDED, Difference, difference, joint
 from figures.fedra.depth import MARGIN, PACS, PRETRAIN, PRETRAINING, VIT, accuracies, columns, prepared, pretrained
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import title
@@ -217,7 +217,7 @@ def _level(means: pd.DataFrame, frame: pd.DataFrame) -> tuple[list[Finding], lis
     return [
         Finding(
             f"the two ways are level within {100 * MARGIN:g} points in every setting, as in Table 5",
-            f"Eq. 2 - Eq. 3 {_told(gaps)}; two one-sided tests",
+            f"Eq. 2 - Eq. 3 {', '.join(f'{HERE[name]} {gap.bounded}' for name, gap in gaps.items())} ({TWO_SIDED})",
             joint([gap.level(MARGIN) for gap in gaps.values()]),
         )
     ], [

@@ -244,8 +244,8 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
 def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
     lines: dict[str, list[str]] = {"run": [], "seeds": [], "before local training %": [], "after it %": [], "sent": []}
     adapted = frame[(frame["metric"] == "accuracy") & (frame["model"] == "local")]
-    sent = frame[frame["metric"].isin(["bytes_down", "bytes_up"])].groupby(["run", "metric"])["value"].mean().unstack()
-    whole = sent.loc["pfedla"].sum() if "pfedla" in sent.index else float("nan")
+    sent = _sent(frame)
+    whole = sent.get("pfedla", float("nan"))
     for run in final.index:
         after = adapted[(adapted["run"] == run) & (adapted["round"] == adapted["round"].max())]["value"]
         scores = final.loc[run].dropna()
@@ -253,7 +253,7 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
         lines["seeds"].append(str(len(scores)))
         lines["before local training %"].append(percent(*statistics.mean_interval(scores)))
         lines["after it %"].append(percent(*statistics.mean_interval(after)) if len(after) else "–")
-        amount = sent.loc[run].sum()
+        amount = sent[run]
         share = f", {amount / whole:.3f} of pFedLA's" if whole > 0 else ""
         lines["sent"].append(f"{amount:.0f} bytes a client and round{share}")
     layers = _last(frame, SELF).mean(axis=1)
@@ -269,6 +269,12 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
     )
     parts = [markdown(lines), note]
     return "\n\n".join(parts + ([markdown(inside)] if len(layers) else []))
+
+
+def _sent(frame: pd.DataFrame) -> pd.Series:
+    """Bytes that a client receives and sends in a round, by run."""
+    amounts = frame[frame["metric"].isin(["bytes_down", "bytes_up"])]
+    return amounts.groupby(["run", "metric"])["value"].mean().groupby("run").sum()
 
 
 def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
@@ -287,6 +293,12 @@ def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
         held = None if verdict in ("", UNDECIDED) else verdict == "above"
         text = f"{percent(*gap, sign='+')} points over {pairs} seeds" + ("" if verdict else f" ({FEWEST})")
         findings.append(Finding(f"pFedLA's mixture before local training lies above {reference}", text, held))
+    sent = _sent(frame)
+    if {"pfedla", "heurpfedla"} <= set(sent.index):
+        share = sent["heurpfedla"] / sent["pfedla"]
+        findings.append(Finding(
+            "retaining one layer saves communication", f"{share:.3f} of pFedLA's bytes (the paper: 0.604)", share < 1
+        ))  # fmt: skip
     trust = _last(frame, SELF)
     if len(trust):
         ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)

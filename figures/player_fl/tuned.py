@@ -30,7 +30,7 @@ from figures.player_fl import runs as untuned
 from figures.player_fl.runs import BESIDE, CASES, METHODS
 from figures.player_fl.tables import TABLES, draw
 from figures.player_fl.words import NAMES
-from figures.recipe import Recipe, labels, newcomers, rows_file
+from figures.recipe import Recipe, labels, rows_file
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -171,7 +171,6 @@ SEARCH = items.register(Recipe(
 STUDY = items.register(Recipe(
     NAME, "Test macro-F1, every method tuned alike (PLayer-FL, Table 1)", RUNS, seeds=8,
     more_seeds={run: SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in SEEDS},
-    newcomers=newcomers(NAME, RUNS),
-    budget="some four hours of one core, three of them for Fed-ISIC", measure=untuned.measure,
+    budget="some five hours of one core, three and a half of them for Fed-ISIC", measure=untuned.measure,
     prepare=_with_its_rate, draw=partial(draw, table=TABLES["table1"]),
 ))  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from figures import items, names
-from figures.differences import FEWEST, Difference, difference, joint
+from figures.differences import FEWEST, TWO_SIDED, Difference, difference, joint
 from figures.items import at_paper as at_paper
 from figures.page import percent, seeds_in_words
 from figures.recipe import PLAIN_SGD, Recipe, labels, tested, trained
@@ -233,6 +233,12 @@ def told(differences: Mapping[str, Difference]) -> str:
         shown = "no pair of runs" if not each.pairs else f"{percent(*each.interval, sign='+')} ({each.how or FEWEST})"
         parts.append(f"{names.titles(name.partition('.')[2] or name)} {shown}")
     return ", ".join(parts)
+
+
+def told_level(differences: Mapping[str, Difference]) -> str:
+    """Differences in percentage points with the bounds by which they are judged level or not, as text on one line."""
+    parts = [f"{names.titles(name.partition('.')[2] or name)} {each.bounded}" for name, each in differences.items()]
+    return f"{', '.join(parts)} ({TWO_SIDED})"
 
 
 def apart(header: Mapping[str, Any], dataset: str) -> str:

@@ -37,6 +37,7 @@ from figures.scheduling.runs import (
     scores,
     setting,
     told,
+    told_level,
     verdict,
 )
 from fl_core.statistics import mean_interval
@@ -108,7 +109,7 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
     found = {NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()}
     yield Finding(
         f"Vanilla and Anti are level {where}: within {100 * MARGIN:g} point (the paper's differ by 0.7 at most)",
-        told(found),
+        told_level(found),
         joint([gap.level(MARGIN) for gap in found.values()]),
     )
     found = {
@@ -300,7 +301,7 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             joint([gap.no_higher(MARGIN) for found in gaps.values() for gap in found.values()]),
         ),
         Finding(
-            f"Vanilla over such methods is level with them, within {margin}", told(gaps["vanilla"]),
+            f"Vanilla over such methods is level with them, within {margin}", told_level(gaps["vanilla"]),
             joint([gap.level(MARGIN) for gap in gaps["vanilla"].values()]),
         ),
         Finding(
