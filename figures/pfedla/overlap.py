@@ -295,7 +295,7 @@ def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
         findings.append(Finding(f"pFedLA's mixture before local training lies above {reference}", text, held))
     sent = _sent(frame)
     if {"pfedla", "heurpfedla"} <= set(sent.index):
-        share = sent["heurpfedla"] / sent["pfedla"]
+        share = float(sent["heurpfedla"] / sent["pfedla"])
         findings.append(Finding(
             "retaining one layer saves communication", f"{share:.3f} of pFedLA's bytes (the paper: 0.604)", share < 1
         ))  # fmt: skip

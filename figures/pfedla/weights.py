@@ -219,7 +219,7 @@ def _unsettled(selves: pd.DataFrame) -> str:
     It is if in every seed its weight rose by more between the last two records than that of the layer with the largest.
     """
     rounds = sorted(set(selves.index.get_level_values("round")))
-    if len(rounds) < 2:
+    if len(rounds) < 2 or selves.shape[1] < LEAST:
         return ""
     before, end = (selves.xs(index, level="round") for index in rounds[-2:])
     gained = end - before
