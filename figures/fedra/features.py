@@ -189,6 +189,6 @@ def _page(table: pd.DataFrame) -> str:
 
 STUDY = items.register(Recipe(
     NAME, "t-SNE of the global model's features, PACS (FedRA, Fig. 5)", RUNS, seeds=3,
-    budget="about an hour and a half of one core, and pretraining where fedra.nobody was not trained", prepare=_prepare,
+    budget="some two and a half hours of one core, ten minutes of pretraining among them", prepare=_prepare,
     measure=_measure, draw=_draw,
 ))  # fmt: skip
