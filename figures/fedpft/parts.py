@@ -97,7 +97,7 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 STUDY = items.register(Recipe(
     NAME, "What FedPFT's parts, prompts and epochs do to its accuracy on CIFAR-10", RUNS, seeds=3,
-    budget="some eight hours of one core; a run takes 3 to 12 minutes", measure=measure,
+    budget="some ten hours of one core; a run takes 3 to 17 minutes", measure=measure,
     paper={run: replace(config, **OF_PAPER) for run, config in RUNS.items()}, paper_seeds=3,
 ))  # fmt: skip
 
