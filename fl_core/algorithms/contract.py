@@ -64,7 +64,7 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
         if name.startswith("_") or not callable(own):
             continue
         if isinstance(hook, classmethod):
-            if not isinstance(member, classmethod):
+            if not (isinstance(member, classmethod) or inspect.ismethod(member)):
                 raise UsageError(f"{where}.{name} is asked of the class: write @classmethod above it")
             hook = hook.__func__
         if not inspect.isfunction(hook):
@@ -73,7 +73,7 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
         expected, actual = _arguments(hook), _arguments(own)
         if len(expected) != len(actual) and not any(argument.startswith("*") for argument in actual):
             raise UsageError(f"{where}.{name} takes ({', '.join(actual)}); it is called with ({', '.join(expected)})")
-        if name in RETURNS:
+        if name in RETURNS and not inspect.ismethod(member):  # a method bound to another algorithm is checked there
             looked_at = checked(own, name)
             setattr(algorithm, name, classmethod(looked_at) if isinstance(member, classmethod) else looked_at)
 

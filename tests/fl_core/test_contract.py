@@ -335,6 +335,11 @@ def test_a_hook_of_the_class_must_be_a_class_method() -> None:
         type("Building", (Algorithm,), {"build": lambda cls, model, config, **about: model})
 
 
+def test_a_hook_of_the_class_may_be_another_algorithms() -> None:
+    shared = type("Sharing", (Algorithm,), {"name": "sharing", "build": FedPer.build})
+    assert shared.build == FedPer.build
+
+
 def test_every_hook_has_a_form_and_a_value_that_it_refuses() -> None:
     assert set(HOOKS) - RETURNS.keys() == {"loss"}
     assert set(HOOKS) == RETURNED.keys() | BEFORE.keys()

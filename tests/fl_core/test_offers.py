@@ -39,7 +39,7 @@ def test_a_model_is_merged_by_name_where_the_client_is() -> None:
 class Mixing(Algorithm):
     """Predicts with a mixture of the server's and the client's own, by a share that the client keeps."""
 
-    name = "mixing_of_a_test"
+    name, evaluates = "mixing_of_a_test", "personal"
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         share = float(client.trees["share"]["alpha"])
