@@ -62,19 +62,25 @@ class Entry:
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
     def scale(self, scale: str = QUICK) -> str:
-        """Rounds, in part of the paper's, and seeds, or that these are settings alone; empty of what has no runs."""
+        """Rounds, in part of the paper's, and seeds, or that these are settings alone; empty of what has no runs.
+
+        A pretraining, the run of a single client, counts where there is nothing else.
+        """
         item = items.REGISTRY.get(self.name)
         if item is None or (scale != QUICK and not item.study.paper):
             return ""
+        chosen, drawn = (item.runs, item.seeds) if isinstance(item, items.View) else ((), 0)
         if isinstance(item, items.View) and item.settings:
             return "settings, nothing measured"
         study, whole = item.at(scale).study, item.study.paper.values()
         if "nothing is trained" in study.budget:
             return "nothing trained"
-        said = span(each.rounds or 1 for each in study.runs.values())
-        papers = span(each.rounds or 1 for each in whole) if whole else said
+        shown = [config for run, config in study.runs.items() if not chosen or run in chosen]
+        federated = [config for config in shown if config.clients != 1]
+        said = span(config.rounds or 1 for config in federated or shown)
+        papers = span(each.rounds or 1 for each in whole) if whole else str(study.paper_rounds or said)
         part = f" of {papers}" if papers != said else ""
-        seeds = span([study.seeds, *getattr(study, "more_seeds", {}).values()])
+        seeds = str(drawn) if drawn else span([study.seeds, *getattr(study, "more_seeds", {}).values()])
         return f"{said}{part} round{'s' * (said + part != '1')}, {seeds} seed{'s' * (seeds != '1')}"
 
     def state(self, scale: str = QUICK) -> str:

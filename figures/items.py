@@ -71,6 +71,7 @@ class Item:
         draw: (header, rows) -> drawing; it computes no measurement. A study of which there are only views has none.
         paper: the papers' full setting of runs, under their names here; without it the item has no scale ``paper``.
         paper_seeds: number of seeds at that scale; 0 for ``seeds``.
+        paper_rounds: of an item without that scale, how many rounds the paper's runs have; 0 if it does not say.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Item:
     draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing] | None = None
     paper: Mapping[str, RunConfig] = field(default_factory=dict)
     paper_seeds: int = 0
+    paper_rounds: int = 0
 
     @property
     def study(self) -> Item:
@@ -161,6 +163,7 @@ class View:
         scale: of the source.
         settings: whether it shows how the source's runs are set, and nothing that was measured on them.
         runs: those of the source without which there is nothing to draw, where not all are drawn.
+        seeds: how many of the source's seeds are drawn; 0 for all.
     """
 
     name: str
@@ -170,6 +173,7 @@ class View:
     scale: str = QUICK
     settings: bool = False
     runs: Collection[str] = ()
+    seeds: int = 0
 
     @property
     def study(self) -> Item:

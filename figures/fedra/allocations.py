@@ -264,7 +264,15 @@ def _draw_changing(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 FIG2 = items.register(
-    View("fedra.fig2", "Sub-models by depth and by random layers, as they were drawn", NAME, _draw_submodels)
+    View(
+        "fedra.fig2",
+        "Sub-models by depth and by random layers, as they were drawn",
+        NAME,
+        _draw_submodels,
+        settings=True,
+    )
 )
-FIG3 = items.register(View("fedra.fig3", "FedRA's allocation, round after round, as it was drawn", NAME, _draw_rounds))
+FIG3 = items.register(
+    View("fedra.fig3", "FedRA's allocation, round after round, as it was drawn", NAME, _draw_rounds, settings=True)
+)
 FIG6 = items.register(View("fedra.fig6", "Depths that change from round to round", NAME, _draw_changing, settings=True))

@@ -19,7 +19,7 @@ from fedlayers.diagnostics.representation.features import collect
 from figures import items
 from figures.differences import FEWEST, difference, joint
 from figures.fedra import nobody
-from figures.fedra.depth import DEPTHS, PACS, described, prepared
+from figures.fedra.depth import DEPTHS, PACS, PAPER_ROUNDS, described, prepared
 from figures.fedra.nobody import SHORT
 from figures.items import Drawing, Finding, set_apart
 from figures.names import title
@@ -190,5 +190,5 @@ def _page(table: pd.DataFrame) -> str:
 STUDY = items.register(Recipe(
     NAME, "t-SNE of the global model's features, PACS (FedRA, Fig. 5)", RUNS, seeds=3,
     budget="some two and a half hours of one core, ten minutes of pretraining among them", prepare=_prepare,
-    measure=_measure, draw=_draw,
+    measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip

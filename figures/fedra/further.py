@@ -17,7 +17,7 @@ from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import TWO_SIDED, difference, joint
 from figures.fedra import nobody
-from figures.fedra.depth import DEPTHS, MARGIN, TITLES, prepared
+from figures.fedra.depth import DEPTHS, MARGIN, PAPER_ROUNDS, TITLES, prepared
 from figures.fedra.nobody import FAR, LAST_LAYER, SHORT, SMALL
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import title
@@ -76,7 +76,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 STUDY = items.register(Recipe(
     NAME, "Labels that differ too, depths that change, adapters in other places, on PACS (FedRA)", RUNS, seeds=3,
     budget="about half an hour of one core, and pretraining where fedra.nobody was not trained", prepare=_prepare,
-    measure=_measure,
+    measure=_measure, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     seeds = means.notna().sum(axis=1)
     caption = (
         f"Accuracy of the global model, mean of the styles; {table.what}. 95 % intervals over seeds. PACS, "
-        f"{config['samples']} images, {config['rounds']} of 100 rounds, batches of {config['batch']}, "
+        f"{config['samples']} images, {config['rounds']} of {PAPER_ROUNDS} rounds, batches of {config['batch']}, "
         f"{span([int(seeds.min()), int(seeds.max())])} seeds. The transformer was pretrained on Tiny-ImageNet for "
         f"{SHORT.rounds} epochs; the paper has ImageNet's weights.{missing_runs(header, table.runs)}"
     )
@@ -276,4 +276,5 @@ WHAT = {
     "fedra.table6": "Adapters in other places",
 }
 for _name, _table in TABLES.items():
-    items.register(View(_name, f"{WHAT[_name]}, PACS (FedRA, {_table.place})", NAME, partial(_draw, table=_table)))
+    _title = f"{WHAT[_name]}, PACS (FedRA, {_table.place})"
+    items.register(View(_name, _title, NAME, partial(_draw, table=_table), runs=_table.runs))

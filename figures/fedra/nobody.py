@@ -15,7 +15,18 @@ from matplotlib.axes import Axes
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import TWO_SIDED, Difference, difference, joint
-from figures.fedra.depth import MARGIN, PACS, PRETRAIN, PRETRAINING, VIT, accuracies, columns, prepared, pretrained
+from figures.fedra.depth import (
+    MARGIN,
+    PACS,
+    PAPER_ROUNDS,
+    PRETRAIN,
+    PRETRAINING,
+    VIT,
+    accuracies,
+    columns,
+    prepared,
+    pretrained,
+)
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, seeds_in_words, span
@@ -79,7 +90,7 @@ STUDY = items.register(Recipe(
     NAME, "Federations in which nobody holds the whole model, on PACS (FedRA)", RUNS, seeds=3,
     one_seed=frozenset({PRETRAINING}),
     budget="25 minutes of one core, a third of which is pretraining",
-    prepare=partial(prepared, RUNS[PRETRAINING]), measure=_measure,
+    prepare=partial(prepared, RUNS[PRETRAINING]), measure=_measure, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip
 
 
@@ -151,8 +162,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     config = next(run["config"] for name, run in header["runs"].items() if name != PRETRAINING)
     caption = (
         "Accuracy of the global model, mean of the styles, where no client can hold all blocks; 95 % intervals over "
-        f"seeds. PACS, {config['samples']} images, a client a style, {config['rounds']} of 100 rounds, batches of "
-        f"{config['batch']}, {span([seeds, header['seeds']])} seeds. The transformer was pretrained on "
+        f"seeds. PACS, {config['samples']} images, a client a style, {config['rounds']} of {PAPER_ROUNDS} rounds, "
+        f"batches of {config['batch']}, {span([seeds, header['seeds']])} seeds. The transformer was pretrained on "
         f"Tiny-ImageNet for {SHORT.rounds} epochs{weights}; the paper has ImageNet's weights."
         f"{missing_runs(header, wanted)}"
     )

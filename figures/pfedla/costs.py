@@ -29,7 +29,7 @@ RETAINED = {"mnist": ("fc3", "fc1"), "cifar10": ("fc1", "conv2.conv", "fc3")}
 CALLED = {"mnist": "emnist", "cifar10": "cifar10"}
 """The paper's word for images of that size: its EMNIST has 10 classes, as MNIST has, and so the same network."""
 PARAMETERS, LEDGER = "parameters", "ledger"
-ROUNDS, CLIENTS = 600, 10
+ROUNDS, CLIENTS = overlap.PAPER_ROUNDS, 10
 NEAR = 1e-4
 """Within such a part of the printed number a count is near it."""
 

@@ -26,6 +26,7 @@ RUNS = {method: replace(_SAME[method], **DOMINANT) for method in methods.METHODS
 STUDY = items.register(Recipe(
     NAME, "Accuracy of pFedLA's ten methods where clients have all classes, two of them dominant, CIFAR-10", RUNS,
     seeds=3, budget="some four hours of one core; a run takes 5 to 15 minutes", measure=methods.measure,
+    paper_rounds=overlap.PAPER_ROUNDS,
 ))  # fmt: skip
 
 

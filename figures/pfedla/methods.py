@@ -62,6 +62,7 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 STUDY = items.register(Recipe(
     NAME, "Accuracy of the methods that pFedLA is compared with, CIFAR-10", RUNS, seeds=3,
     budget="some three hours of one core; a run takes 5 to 15 minutes", measure=measure,
+    paper_rounds=overlap.PAPER_ROUNDS,
 ))  # fmt: skip
 
 
@@ -146,7 +147,8 @@ def table(header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str],
     caption = (
         "Test accuracy, mean of the clients, of what each client receives or mixes, and after its local training; "
         f"95 % intervals over seeds; hollow: published, {place}. "
-        f"{overlap.setting(header)} {seeds_in_words(header['seeds']).capitalize()}. The paper: 600 rounds; how many "
+        f"{overlap.setting(header)} {seeds_in_words(header['seeds']).capitalize()}. The paper: "
+        f"{overlap.PAPER_ROUNDS} rounds; how many "
         f"images a client has it does not say.{missing_runs(header, lines)}"
     )
     shown = pd.DataFrame([

@@ -25,6 +25,7 @@ from fl_core.config import RunConfig
 NAME = "algorithms.pfedla_overlap"
 OVERLAP, CORRELATION = "class_overlap", "overlap_correlation"
 WEIGHT, SELF, RETAINED = "aggregation_weight", "self_weight", "retained"
+PAPER_ROUNDS = 600
 
 BASE = RunConfig(
     dataset="cifar10", partition="non_iid_1", clients=10, classes_per_client=4, samples_per_client=600,
@@ -314,5 +315,5 @@ def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
 ITEM = items.register(Recipe(
     NAME, "pFedLA's weights and the classes that clients have in common", RUNS, seeds=3,
     budget="about 2 hours of one core; a run takes 6 to 27 minutes",
-    measure=_measure, draw=_draw,
+    measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip

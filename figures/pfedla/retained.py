@@ -100,4 +100,6 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(figure, table, caption, findings)
 
 
-FIG4 = items.register(View("pfedla.fig4", "The layers that HeurpFedLA retains, round after round", NAME, _draw))
+FIG4 = items.register(
+    View("pfedla.fig4", "The layers that HeurpFedLA retains, round after round", NAME, _draw, seeds=1)
+)

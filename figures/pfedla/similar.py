@@ -154,5 +154,5 @@ def _findings(scores: pd.DataFrame, weights: pd.DataFrame) -> tuple[Finding, ...
 STUDY = items.register(Recipe(
     NAME, "Layers mixed by their similarity against whole models (pFedLA, Fig. 1: CIFAR-10, six clients)", RUNS,
     seeds=3, more_seeds=dict.fromkeys(UNITS, 5), measure=_measure, draw=_draw,
-    budget="some hour and a half of one core; a run takes 4 to 8 minutes",
+    budget="some hour and a half of one core; a run takes 4 to 8 minutes", paper_rounds=overlap.PAPER_ROUNDS,
 ))  # fmt: skip

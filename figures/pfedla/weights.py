@@ -16,6 +16,7 @@ from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import (
     CORRELATION,
     NAME,
+    PAPER_ROUNDS,
     SELF,
     WEIGHT,
     chosen_pairs,
@@ -224,16 +225,18 @@ def _unsettled(selves: pd.DataFrame) -> str:
     before, end = (selves.xs(index, level="round") for index in rounds[-2:])
     gained = end - before
     caught = [gained.loc[FULLY_CONNECTED, seed] > gained.loc[end[seed].idxmax(), seed] for seed in end.columns]
-    return f"its weight still catches up after {rounds[-1]:g} of 600 rounds" if all(caught) else ""
+    return f"its weight still catches up after {rounds[-1]:g} of {PAPER_ROUNDS} rounds" if all(caught) else ""
 
 
 def _first(selves: pd.DataFrame) -> bool | None:
     """Whether the first fully connected layer has the largest weight, by its differences to the others over seeds."""
     others = [layer for layer in selves.index if layer != FULLY_CONNECTED]
     hows = [outcome(*against(selves, FULLY_CONNECTED, str(layer))) for layer in others]
-    return joint([how == "above" if how in ("above", "below") else None for how in hows])
+    return joint([{"above": True, "below": False}.get(how) for how in hows])
 
 
-FIG5 = items.register(View("pfedla.fig5", "A client's mixing weights by layer, through training", NAME, _draw_periods))
+FIG5 = items.register(
+    View("pfedla.fig5", "A client's mixing weights by layer, through training", NAME, _draw_periods, seeds=1)
+)
 FIG6 = items.register(View("pfedla.fig6", "Mixing weights of each pair of clients, CIFAR-10", NAME, _draw_pairs))
 FIG7 = items.register(View("pfedla.fig7", "The clients' weight on themselves by layer, CIFAR-10", NAME, _draw_selves))

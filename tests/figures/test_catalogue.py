@@ -60,6 +60,9 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pyt
     assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
     assert told["pfedla.table3"][1] == "nothing trained"
     assert " of " in told["scheduling.table2"][1]
+    assert told["fedra.table1"][1] == "30 of 100 rounds, 3 seeds"  # 15 rounds of pretraining are not counted
+    assert told["pfedla.fig5"][1] == "40 of 600 rounds, 1 seed"
+    assert told["fedra.table4"][1] == "5 of 100 rounds, 3 seeds"  # of a study with runs of 10 rounds too
     assert {name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))} == set(catalogue.LACKING)
 
 
