@@ -137,9 +137,13 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
 def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     """The layer to which each module's work is charged.
 
-    That is the layer of all its tensors; where these belong to several layers, that of its first own tensor.
+    That is the layer of all its tensors; where these belong to several layers, that of its first own tensor. A
+    module that has nothing but tied tensors is charged to the layer that has them.
     """
     layer_of = {name: layer.name for layer in layers for name in layer.tensors}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first = {id(tensor): layer_of[name] for name, tensor in named if name in layer_of}
+    layer_of |= {name: first[id(tensor)] for name, tensor in named if id(tensor) in first}
     beneath: dict[str, set[str]] = {}
     direct: dict[str, str] = {}
     for name, layer in layer_of.items():

@@ -127,6 +127,21 @@ def test_a_layer_goes_on_after_a_module_inside_it() -> None:
     assert work.backward_flops == {"inner": 2 * 2 * 4 * 6, "outer": 2 * 2 * 2 * 6 * N}
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_work_with_a_tied_weight_belongs_to_the_layer_that_has_it_unless_its_module_has_a_tensor(bias: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 6), nn.Linear(6, 4, bias=bias))
+    model[2].weight = model[0].weight
+    found = table(model, torch.randn(7, 6))
+    assert {name: own["parameters"] for name, own in found.items()} == {"0": 24, "1": 30} | ({"2": 4} if bias else {})
+    product = 2 * 6 * 4
+    forward = {"0": product, "1": product, "2": product} if bias else {"0": 2 * product, "1": product}
+    assert {name: own["forward_flops"] for name, own in found.items()} == forward
+    # of the first product there is no gradient of the input
+    backward = {name: 2 * value for name, value in forward.items()}
+    backward["0"] -= product
+    assert {name: own["backward_flops"] for name, own in found.items()} == backward
+
+
 def test_frozen_layers_cost_as_if_they_trained_and_one_sample_is_enough() -> None:
     model, frozen = net(), net()
     for p in frozen[0].parameters():
