@@ -9,6 +9,7 @@ from itertools import accumulate
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
 from fl_core.errors import UsageError
+from fl_core.layers import Layer
 from fl_core.training.local import Context
 from fl_core.tree import Tree
 
@@ -33,7 +34,7 @@ class FedLAMA(Algorithm):
 
     ``crossing``: whether the layer at which the two curves cross is long too, as in the authors' released code
     (default: in a model with one dominant layer no other can be long). The released code looks at kernels only; here
-    a layer is weight and bias.
+    a layer is weight and bias. What is frozen does not count; a layer that is frozen as a whole is always long.
     """
 
     name = "fedlama"
@@ -101,7 +102,7 @@ class FedLAMA(Algorithm):
     def _note(self, server: State, due: Sequence[str], trees: Sequence[Tree]) -> None:
         noted, intervals = server.meta.setdefault(DISCREPANCY, {}), server.meta.get(INTERVALS, {})
         for layer in self.problem.layers:
-            names = [name for name in layer.parameters if name in trees[0]]
+            names = [name for name in self._trained(layer) if name in trees[0]]
             if layer.name in due and names:
                 mean = tree.pick(server.trees["model"], names)
                 apart = sum(tree.distance(tree.pick(each, names), mean) ** 2 for each in trees) / len(trees)
@@ -111,12 +112,18 @@ class FedLAMA(Algorithm):
     def _adjust(self, server: State) -> None:
         noted: Mapping[str, float] = server.meta[DISCREPANCY]
         sizes = {
-            layer.name: sum(server.trees["model"][name].numel() for name in layer.parameters)
+            layer.name: sum(server.trees["model"][name].numel() for name in self._trained(layer))
             for layer in self.problem.layers
             if layer.name in noted
         }
-        long = long_layers(noted, sizes, crossing=self.config.crossing)
-        server.meta[INTERVALS] = {name: self.config.tau * (self.config.phi if name in long else 1) for name in sizes}
+        frozen = [layer.name for layer in self.problem.layers if layer.is_frozen]
+        long = {*long_layers(noted, sizes, crossing=self.config.crossing), *frozen}
+        server.meta[INTERVALS] = {
+            name: self.config.tau * (self.config.phi if name in long else 1) for name in (*sizes, *frozen)
+        }
+
+    def _trained(self, layer: Layer) -> list[str]:
+        return [name for name in layer.parameters if name not in self.problem.frozen]
 
 
 def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = True) -> list[str]:

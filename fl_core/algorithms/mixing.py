@@ -181,7 +181,8 @@ class FedAMP(Keeping):
         return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
 
     def _parameters(self, server: State, client: int) -> Tree:
-        return tree.pick(self.last(server, client), self.units[0].parameters)
+        """What a client has trained of the model; frozen parameters are the same everywhere and tell nobody apart."""
+        return tree.pick(self.last(server, client), set(self.units[0].parameters) - self.problem.frozen)
 
 
 @register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State, Update
@@ -135,6 +137,19 @@ def test_intervals_follow_the_discrepancies_of_the_clients(setting: str) -> None
             assert after.meta[INTERVALS] == {name: tau * (phi if name in long else 1) for name in sizes}
             chosen += len(long)
     assert chosen
+
+
+def test_a_frozen_layer_is_sent_less_often_and_changes_nothing_for_the_others() -> None:
+    plain = play(algorithm="fedlama", options={"phi": 3}, rounds=3)
+    model = network("plain")
+    wide = nn.Sequential(OrderedDict(still=nn.Conv2d(1, 1, 1), **dict(model.named_children())))
+    nn.init.ones_(wide.still.weight)
+    nn.init.zeros_(wide.still.bias)
+    wide.still.requires_grad_(False)
+    found = play(algorithm="fedlama", options={"phi": 3}, rounds=3, model=wide)
+    server, expected = found.checkpoints[-1].server, plain.checkpoints[-1].server
+    assert server.meta[DISCREPANCY] == expected.meta[DISCREPANCY]
+    assert server.meta[INTERVALS] == {**expected.meta[INTERVALS], "still": 3}
 
 
 @settings
