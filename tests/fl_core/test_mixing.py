@@ -132,15 +132,17 @@ def test_heurfedamps_weights_by_its_formula(sigma: float, itself: float | None) 
         np.testing.assert_allclose(algorithm.weights(server, i, Round(0)).numpy()[0], wanted, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("algorithm", [FedAMP, HeurFedAMP])
-def test_frozen_parameters_make_no_clients_alike(algorithm: type[FedAMP]) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [(FedAMP, {}), (HeurFedAMP, {}), (PFedLA, {"weights": "similar", "unit": "model"})]
+)
+def test_frozen_parameters_make_no_clients_alike(algorithm: type[Mixing], options: dict[str, Any]) -> None:
     """One layer is frozen, 100 times as long as what trains: weights are as if it were not there."""
     known = problem()
     still = replace(known.layers[0], frozen=known.layers[0].parameters)
     uploads = {c: noise(c) for c in range(N)}
     short = {c: {**upload, **dict.fromkeys(still.parameters, torch.zeros(()))} for c, upload in uploads.items()}
     large = {name: torch.full_like(uploads[0][name], 100.0) for name in still.parameters}
-    made = algorithm(replace(known, layers=(still, *known.layers[1:])), None, {})
+    made = algorithm(replace(known, layers=(still, *known.layers[1:])), None, options)
     for client in range(N):
         weights = [
             made.weights(heard(made, each), client, Round(0)).tolist()
