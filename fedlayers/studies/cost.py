@@ -32,7 +32,8 @@ class Cost:
         runs, rounds: how many runs race, and their rounds in all, the winner's completion included.
         full_runs: the same in runs of full length.
         n_bytes: what all clients together send and receive; foreseen: at most.
-        seconds: of local training on this machine with the given workers; foreseen: from one client's timed round.
+        seconds: of local training on this machine with the given workers; foreseen: as many steps as the algorithms
+            make, each as long as FedAvg's, which are timed at one client.
     """
 
     runs: int
@@ -72,12 +73,13 @@ def foreseen(
         apart: whether each client trains on a machine of its own, all at once; they count as fast as this one.
     """
     task = tasks[entries[0].arm.name]
-    full, seconds_a_round = int(task.config.rounds or 1), round_seconds(task, apart)
+    full = int(task.config.rounds or 1)
     rest = (full - until) * finished
     rounds = until * len(entries) + rest
     moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
-    seconds = seconds_a_round * (
-        until * len(entries) / _side_by_side(len(entries), workers) + rest / _side_by_side(finished, workers)
+    steps = [round_steps(tasks[entry.arm.name], apart) for entry in entries]
+    seconds = _seconds_a_step(task) * (
+        until * sum(steps) / _side_by_side(len(entries), workers) + rest * max(steps) / _side_by_side(finished, workers)
     )
     return Cost(len(entries), rounds, rounds / full, until * sum(moved) + rest * max(moved), seconds)
 
@@ -111,14 +113,28 @@ def bytes_a_round(task: Task) -> float:
     return task.config.participation * sum(tree.n_bytes(tree.pick(live, names)) for names in sent)
 
 
-def round_seconds(task: Task, apart: bool = False) -> float:
-    """Seconds of a round's local training on this machine in one process, from one client's timed round.
+def round_seconds(task: Task) -> float:
+    """Seconds of a round's local training on this machine in one process, from one client's timed steps of FedAvg."""
+    return round_steps(task) * _seconds_a_step(task)
+
+
+def round_steps(task: Task, apart: bool = False) -> float:
+    """Steps of the sampled clients in the first round, over all phases of local training.
+
+    Where the run itself decides on its layers, they are those of FedAvg.
 
     Args:
-        apart: as of :func:`foreseen`: the largest client's alone.
+        apart: as of :func:`foreseen`: those of the client with the most.
     """
-    steps = [-(-n // task.config.training.batch) * int(task.config.epochs or 0) for n in task.data.weights]
-    return (max(steps) if apart else sum(steps) * task.config.participation) * _seconds_a_step(task)
+    asked = task.algorithm(task.plan)
+    algorithm = FedAvg(task.problem) if asked.decides else asked
+    everyone = tuple(range(len(task.data.weights)))
+    steps = []
+    for client, n in enumerate(task.data.weights):
+        batches = -(-n // task.config.training.batch)
+        phases = algorithm.phases(Round(0, sampled=everyone), client)
+        steps.append(sum(min(batches * phase.epochs, phase.steps or math.inf) for phase in phases))
+    return max(steps) if apart else sum(steps) * task.config.participation
 
 
 def _side_by_side(runs: int, workers: int) -> int:

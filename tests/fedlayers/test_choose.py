@@ -161,6 +161,22 @@ def test_what_is_foreseen_is_the_time_of_a_clients_round(monkeypatch: pytest.Mon
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "ditto", "fedrep", "pfedme", "playerfl", "fedcac"])
+def test_steps_that_are_foreseen_are_those_that_are_made(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, made = ClientRunner.run, []
+
+    def counted(self: ClientRunner, job: Any) -> Any:
+        result = run(self, job)
+        made.append(sum(value for name, value in result.work.items() if name.endswith("/steps")))
+        return result
+
+    monkeypatch.setattr(ClientRunner, "run", counted)
+    config = replace(CONFIG, algorithm=algorithm, rounds=1, epochs=3, stack="off")
+    foreseen = [cost.round_steps(runner.assemble(config), apart) for apart in (False, True)]
+    runner.run(config, instruments=instruments(), progress=False)
+    assert foreseen == [sum(made), max(made)]
+
+
 def test_a_short_time_is_not_said_to_be_none() -> None:
     short = cost.Cost(2, 4, 2.0, 1000, 0.01)
     assert short.text().endswith("received, < 0.1 s of training")
