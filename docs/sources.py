@@ -20,9 +20,9 @@ from fl_core.sources import Entry
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/glossary.md", "examples/README.md",
-    "benchmarks/README.md", "figures/README.md", "figures/gallery.md", "figures/player_fl_what_figures_rest_on.md",
-    "figures/decision/PREREGISTERED.md",
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/glossary.md", "docs/federation.md",
+    "docs/cluster.md", "examples/README.md", "benchmarks/README.md", "figures/README.md", "figures/gallery.md",
+    "figures/player_fl_what_figures_rest_on.md", "figures/decision/PREREGISTERED.md",
 )  # fmt: skip
 """Pages that stand in the site as in the repository; figures' pages and the notebooks come to them."""
 PAPERS = {
@@ -199,7 +199,8 @@ def figures_by_paper(wanted: Iterable[str]) -> str:
             page = f"figures/pictures/{line['name']}.md"
             reason = f"cannot: {line['note']}" if line["note"] else f"planned; a run of {line['hours']}"
             state = f"[its page]({page})" if page in wanted else reason
-            rows.append(f"| `{line['name'].partition('.')[2]}` | {line['title']} | {state} | {line['lacks']} |")
+            shown = _heading(ROOT / page) if page in wanted else line["title"]
+            rows.append(f"| `{line['name'].partition('.')[2]}` | {shown} | {state} | {line['lacks']} |")
         head = "| name | what it shows | here | data that cannot be had |\n| --- | --- | --- | --- |"
         parts.append(f"## {title}\n\n{head}\n" + "\n".join(rows))
     names = sorted(Path(name).stem for name in wanted if name.startswith("figures/pictures/"))
@@ -210,6 +211,10 @@ def figures_by_paper(wanted: Iterable[str]) -> str:
     links = "\n".join(f"figures/pictures/{name}.md" for name in names)
     tree = f"```{{toctree}}\n:hidden:\n\n{links}\n```"
     return f"---\nhide-toc: true\n---\n\n# Every figure and table\n\n{tree}\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _heading(page: Path) -> str:
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 # --- what is registered ------------------------------------------------------------------------------------------

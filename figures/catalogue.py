@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from figures import items
 from figures.items import QUICK
 from figures.page import span
+from fl_core.config import RunConfig
 from fl_core.errors import check_known
 
 PATH = items.HERE / "catalogue.csv"
@@ -21,6 +22,7 @@ LACKING = {
     "CIFAR-100": "100 classes; Tiny-ImageNet at 32 pixels stands for it",
     "DomainNet": "six domains; PACS stands for it",
     "NICO++": "six contexts; PACS stands for it",
+    "CIFAR-10 as published": items.RECODED,
     "ImageNet weights": "transformers start from a pretraining on Tiny-ImageNet",
 }
 """Data of the papers that cannot be had here, and what is known or used in their place."""
@@ -53,12 +55,18 @@ class Entry:
         return self.name.partition(".")[0]
 
     @property
-    def data(self) -> str:
-        """The datasets of its runs, newly added ones aside; of more than :data:`MANY` their number, of none nothing."""
+    def shown(self) -> str:
+        """The title of what is drawn here, which says what is fewer than published; else the published one."""
         item = items.REGISTRY.get(self.name)
-        runs = item.study.runs if item else {}
-        added = getattr(item.study, "newcomers", ()) if item else ()
-        names = list(dict.fromkeys(each.dataset for run, each in runs.items() if run not in added))
+        return self.title if item is None else item.title
+
+    @property
+    def data(self) -> str:
+        """The datasets of the runs that it shows, newly added ones aside; of more than :data:`MANY` their number."""
+        item = items.REGISTRY.get(self.name)
+        if item is None:
+            return ""
+        names = list(dict.fromkeys(config.dataset for config in items.shown(item)[1]))
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
     def scale(self, scale: str = QUICK) -> str:
@@ -69,17 +77,15 @@ class Entry:
         item = items.REGISTRY.get(self.name)
         if item is None or (scale != QUICK and not item.study.paper):
             return ""
-        chosen, drawn = (item.runs, item.seeds) if isinstance(item, items.View) else ((), 0)
         if isinstance(item, items.View) and item.settings:
             return "settings, nothing measured"
-        study, whole = item.at(scale).study, item.study.paper.values()
+        study, runs = items.shown(item.at(scale))
         if "nothing is trained" in study.budget:
             return "nothing trained"
-        shown = [config for run, config in study.runs.items() if not chosen or run in chosen]
-        federated = [config for config in shown if config.clients != 1]
-        said = span(config.rounds or 1 for config in federated or shown)
-        papers = span(each.rounds or 1 for each in whole) if whole else str(study.paper_rounds or said)
+        said = _rounds(runs)
+        papers = _rounds(items.shown(item.at("paper"))[1]) if item.study.paper else str(study.paper_rounds or said)
         part = f" of {papers}" if papers != said else ""
+        drawn = item.seeds if isinstance(item, items.View) else 0
         seeds = str(drawn) if drawn else span([study.seeds, *getattr(study, "more_seeds", {}).values()])
         return f"{said}{part} round{'s' * (said + part != '1')}, {seeds} seed{'s' * (seeds != '1')}"
 
@@ -92,6 +98,11 @@ class Entry:
         if scale != QUICK and not item.study.paper:
             return f"no {scale} scale"
         return item.at(scale).state
+
+
+def _rounds(runs: Sequence[RunConfig]) -> str:
+    federated = [config for config in runs if config.clients != 1]
+    return span(config.rounds or 1 for config in federated or runs)
 
 
 def published() -> list[Entry]:
@@ -121,8 +132,9 @@ def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
     wide = [max(len(str(line[k])) for line in cells) for k in range(4)]
     for *texts, entry in cells:
         reason = f" ({entry.note})" if texts[1] == "cannot" else f" (without {entry.lacks})" if entry.lacks else ""
-        reason += f"; a run of {entry.hours}" if texts[1] == "planned" and entry.hours else ""
+        timed = scale == QUICK and texts[1] not in ("ready", "cannot") and entry.hours
+        reason += f"; a run of {entry.hours}" if timed else ""
         shown = "  ".join(f"{text:<{width}}" for text, width in zip(texts, wide, strict=True))
-        yield f"{shown}  {entry.title}{reason}"
+        yield f"{shown}  {entry.shown}{reason}"
     if lacking := [name for name in LACKING if any(name in entry.lacks for *_, entry in cells)]:
         yield f"Cannot be had: {'; '.join(f'{name} ({LACKING[name]})' for name in lacking)}."

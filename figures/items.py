@@ -51,6 +51,9 @@ SCALES = (QUICK, "paper")
 """What runs on two cores within an hour, and the papers' full setting."""
 ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was made, which does not change its rows
 
+RECODED = "its images are re-coded as JPEG: levels are not comparable with published ones, differences of methods are"
+"""What to know of the CIFAR-10 behind the stored rows."""
+
 
 def at_paper(header: Mapping[str, Any]) -> bool:
     """Whether rows were made at the papers' scale, by their header."""
@@ -164,6 +167,7 @@ class View:
         settings: whether it shows how the source's runs are set, and nothing that was measured on them.
         runs: those of the source without which there is nothing to draw, where not all are drawn.
         seeds: how many of the source's seeds are drawn; 0 for all.
+        beside: name of another item whose rows stand beside, those of training where the source's trains nothing.
     """
 
     name: str
@@ -174,6 +178,7 @@ class View:
     settings: bool = False
     runs: Collection[str] = ()
     seeds: int = 0
+    beside: str = ""
 
     @property
     def study(self) -> Item:
@@ -351,10 +356,27 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     plt.close(drawing.figure)
     drawing.table.to_csv(out / f"{item.name}.csv", index=False, float_format="%.6g")
     lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]
-    head = [*lines[:3], *([drawing.text] if drawing.text else [])]
+    head = [*lines[:3], *_notes(item), *([drawing.text] if drawing.text else [])]
     page = "\n\n".join(head) + "\n\n" + "\n".join(lines[3:]) + "\n"
     (out / f"{item.name}.md").write_text(page, encoding="utf-8")
     return replace(drawing, caption=caption)
+
+
+def shown(item: Drawn) -> tuple[Item, list[RunConfig]]:
+    """The study whose training an item shows, and those of its runs that it shows, newly added ones aside."""
+    study, chosen = item.study, item.runs if isinstance(item, View) else ()
+    if isinstance(item, View) and item.beside:
+        study, chosen = find(item.beside).study, ()
+    added = getattr(study, "newcomers", ())
+    return study, [each for run, each in study.runs.items() if (not chosen or run in chosen) and run not in added]
+
+
+def _notes(item: Drawn) -> list[str]:
+    """What to know of the data that an item was trained on."""
+    study, runs = shown(item)
+    settings = isinstance(item, View) and item.settings
+    trained = not settings and "nothing is trained" not in study.budget
+    return [f"CIFAR-10 here: {RECODED}."] if trained and any(each.dataset == "cifar10" for each in runs) else []
 
 
 def beneath(caption: str, width: int) -> str:

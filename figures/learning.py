@@ -306,9 +306,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             comparison(shown, "accuracy", right)
             right.set_yticks([])
             right.set_title(names.network(model), fontsize=8)
-            for reference, colour in (("local", COLOURS[1]), ("fedavg", COLOURS[2])):
+            for reference, colour, line in (("local", COLOURS[1], "--"), ("fedavg", COLOURS[2], ":")):
                 for value in part.loc[part["algorithm"] == reference, "accuracy"]:
-                    right.axvline(value, color=colour, linewidth=0.9, linestyle="--", zorder=1)
+                    right.axvline(value, color=colour, linewidth=1.1, linestyle=line, zorder=1)
     order = "sorted by accuracy" if ranked else "in no order of merit, since seeds are missing"
     left_out = (
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
@@ -316,8 +316,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{'' if every else ' at most'}. Mean over "
         f"clients after the last round (personal models, otherwise the global one) with 95 % interval over seeds, and "
-        f"difference to Local paired by seed; dashed: Local (orange) and FedAvg (green). Axes of accuracy end at 0 and "
-        f"1; {order}.{left_out}"
+        f"difference to Local paired by seed. Dashed: Local; dotted: FedAvg; {order}. Axes of accuracy end at 0 and 1; "
+        f"an interval of few seeds may reach beyond.{left_out}"
     )
     text = [_page(table)]
     text += [f"± is half the 95 % interval over seeds. With {FEWEST}. {NOTE}"]

@@ -53,6 +53,7 @@ DATASETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "digits": "digits",
+    "emnist": "EMNIST",
     "fashion_mnist": "Fashion-MNIST",
     "fed_isic": "Fed-ISIC",
     "heart": "Fed-Heart",

@@ -112,11 +112,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         above.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=7)
         _summary(below.subplots(), regrets, mean)
     caption = (
-        f"{_sizes(header, frame, regrets)}. Macro-F1 on the test split, which no choice saw, after the last round of "
-        f"FedPer under every cut, from none to all layers; coloured marks: what each rule chose after the first epoch. "
+        f"Above: macro-F1 on the test split, which no choice saw, after the last round of FedPer under every cut, from "
+        f"none to all layers; coloured marks: what each rule chose after the first epoch. "
         f"The axes end where scores do, at 0 and 1; an interval of few seeds may reach beyond. Below, regret: the "
         f"score of the cut with the best mean over seeds (the star) minus the choice's; a grey mark is a dataset's "
-        f"mean over seeds, the bar the mean over datasets with its 95 % interval."
+        f"mean over seeds, the bar the mean over datasets with its 95 % interval. {_sizes(header, frame, regrets)}."
         + (f" {len(header['missing'])} runs are missing (listed on the page)." if header["missing"] else "")
     )
     text = _page(regrets, mean) + (

@@ -34,7 +34,7 @@ from .drawing import (
     with_notes,
 )
 
-ALIKE = 0.01
+ALIKE = 0.03
 """Clients whose values lie as near to their mean, relative to it, are drawn as one line."""
 
 

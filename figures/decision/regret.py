@@ -120,7 +120,7 @@ def _ratios(ax: Axes, tables: Mapping[str, pd.DataFrame]) -> None:
     low, high = float(percent["ratio_low"].min()), float(percent["ratio_high"].max())
     ax.set_xscale("symlog", linthresh=100, linscale=1.5)
     ax.set_xlim(min(-40.0, low - 5), max(220.0, high + 50))
-    ticks = [at for at in (0, 25, 50, 75, 100, 200, 400, 800) if at <= ax.get_xlim()[1]]
+    ticks = [at for at in (0, 25, 50, 75, 100, 300, 900) if at <= ax.get_xlim()[1]]
     ax.set_xticks(ticks, [f"{at:g}" for at in ticks], fontsize=8)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel("regret, % of a random cut's (dashed: a quarter; logarithmic above 100)", fontsize=8)

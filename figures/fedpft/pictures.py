@@ -277,11 +277,13 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 FIG2 = items.register(
-    View("fedpft.fig2", "Classes of 10 clients, and t-SNE of seven methods' features", NAME, _draw_methods)
+    View("fedpft.fig2", "Classes of 10 clients, and t-SNE of seven methods' features, one seed", NAME, _draw_methods)
 )
 FIG3 = items.register(
-    View("fedpft.fig3", "t-SNE of FedPFT's features behind either kind of prompts", NAME, _draw_prompts)
+    View("fedpft.fig3", "t-SNE of FedPFT's features behind either kind of prompts, one seed", NAME, _draw_prompts)
 )
 FIG6 = items.register(
-    View("fedpft.fig6", "Attention of samples to the prompts, by Dirichlet's parameter", NAME, _draw_attention)
+    View(
+        "fedpft.fig6", "Attention of samples to the prompts, by Dirichlet's parameter, one seed", NAME, _draw_attention
+    )
 )

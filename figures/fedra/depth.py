@@ -323,5 +323,5 @@ ITEM = items.register(Recipe(
     prepare=_prepare, measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip
 FIG4 = items.register(
-    View("fedra.fig4", "Convergence with so many random layers a client, PACS", NAME, _draw_steps, seeds=1)
+    View("fedra.fig4", "Convergence with so many random layers a client, PACS, one seed", NAME, _draw_steps, seeds=1)
 )

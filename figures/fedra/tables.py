@@ -114,5 +114,5 @@ def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
 
 
 TABLE1 = items.register(
-    View("fedra.table1", "Accuracy by domain where the clients' features differ, PACS", NAME, _draw)
+    View("fedra.table1", "Accuracy by domain where the clients' features differ, a transformer on PACS", NAME, _draw)
 )

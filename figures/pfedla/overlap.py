@@ -147,7 +147,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         "Above: classes that clients share; pFedLA's weights after the last round in the layer in which they follow "
         "them most, without those on oneself (grey); and how the weights of all layers follow them, a line a seed. "
-        "Below: accuracies, and where HeurpFedLA's clients keep their one layer. "
+        "Below: accuracies, with 95 % intervals over seeds after the last round, and where HeurpFedLA's clients keep "
+        "their one layer. "
         f"{setting(header)} At most {header['seeds']} seeds, matrices and timeline of seed 0.{missing_runs(header)}"
     )
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
@@ -202,6 +203,9 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
         means = accuracy[accuracy["run"] == run].groupby("round")["value"].mean()
         look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 3.5, "markevery": 2}
         ax.plot(means.index.astype(float), 100 * means, **look, label=names.title(str(run)))
+        last = accuracy[(accuracy["run"] == run) & (accuracy["round"] == means.index[-1])]
+        found = statistics.mean_interval(last.groupby("seed")["value"].mean())
+        ax.vlines(means.index[-1] + 0.6 * (k + 1), 100 * found.low, 100 * found.high, color=COLOURS[k], linewidth=1.6)
     ax.set(xlabel="round", ylabel="accuracy %,\nbefore local training")
     ax.legend(fontsize=6.5)
 

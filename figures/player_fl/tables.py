@@ -63,7 +63,7 @@ TABLES = {
     )
 }
 TITLES = {
-    SCORE: "test {word} of every method on every dataset",
+    SCORE: "test {word} of every method on five of the seven data sets",
     FAIRNESS: "variance of test {word} over clients",
     INCENTIVE: "clients that do better by {word} than with Local and with FedAvg",
 }

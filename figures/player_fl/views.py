@@ -264,5 +264,6 @@ for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
             f"{_title} (PLayer-FL, Fig. {_place})",
             NAME,
             partial(_draw, ways=_ways, moments=_moments, datasets=_datasets),
+            runs=[run_of(dataset, moment) for dataset in _datasets for moment in _moments],
         )
     )

@@ -31,6 +31,7 @@ from figures.scheduling.runs import (
     columns,
     curves,
     missing,
+    plain,
     setting,
     told,
     verdict,
@@ -225,7 +226,11 @@ FIG2 = items.register(Item(
 _TITLES = {**NAMES, "cifar100": f"in the place of {NAMES['cifar100']}"}
 for _figure, _dataset in (("fig3", "cifar100"), ("fig4", "tiny_imagenet")):
     _title = f"Accuracy by round, {_TITLES[_dataset]}"
-    items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset)))
+    items.register(
+        View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset), runs=plain(_dataset))
+    )
 for _figure, _dataset in (("fig5", "cifar100"), ("fig6", "tiny_imagenet")):
     _title = f"Accuracy of each client, {_TITLES[_dataset]}"
-    items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_clients, dataset=_dataset)))
+    items.register(
+        View(f"scheduling.{_figure}", _title, NAME, partial(_draw_clients, dataset=_dataset), runs=plain(_dataset))
+    )

@@ -116,6 +116,11 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
     return runs
 
 
+def plain(*datasets: str) -> list[str]:
+    """Names of the runs that compare the methods on these datasets, without the variants of Secs. 5.3 and 5.4."""
+    return [f"{dataset}.{method}" for dataset in datasets for method in METHODS]
+
+
 # --- rows ------------------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ from figures.scheduling.runs import (
     NAME,
     NAMES,
     PAPER,
+    QUICK,
     SCHEDULES,
     WRAPPED,
     apart,
@@ -34,6 +35,7 @@ from figures.scheduling.runs import (
     compared,
     listed,
     missing,
+    plain,
     scores,
     setting,
     told,
@@ -358,6 +360,15 @@ def _lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
     return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. With {FEWEST}."
 
 
-TABLE2 = items.register(View("scheduling.table2", "Accuracy of layer scheduling and others", NAME, _draw_table2))
-SEC53 = items.register(View("scheduling.sec53", "When layers are unfrozen: earlier against later", NAME, _draw_early))
-SEC54 = items.register(View("scheduling.sec54", "Schedules over methods that train their head", NAME, _draw_wrapped))
+TABLE2 = items.register(View(
+    "scheduling.table2", "Accuracy of layer scheduling and others, Tiny-ImageNet in the place of CIFAR-100", NAME,
+    _draw_table2, runs=plain(*QUICK),
+))  # fmt: skip
+SEC53 = items.register(View(
+    "scheduling.sec53", "When layers are unfrozen: earlier against later", NAME, _draw_early,
+    runs=[f"{dataset}.{name}{early}" for dataset in EARLY for name in SCHEDULES for early in ("", "_early")],
+))  # fmt: skip
+SEC54 = items.register(View(
+    "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", NAME, _draw_wrapped,
+    runs=[f"{WRAPPED}.{name}" for below in BELOW for name in (below, *(f"{each}_{below}" for each in SCHEDULES))],
+))  # fmt: skip

@@ -35,8 +35,8 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
-def test_what_is_planned_says_what_a_run_takes() -> None:
-    assert all(entry.hours for entry in PUBLISHED if entry.state() == "planned")
+def test_what_lacks_rows_says_what_a_run_takes() -> None:
+    assert all(entry.hours for entry in PUBLISHED if entry.state() not in ("ready", "cannot"))
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
@@ -54,11 +54,14 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pyt
     for line, entry in zip(lines, entries, strict=True):
         assert line[2:4] == [entry.data or "-", entry.scale() or "-"]
         reason = entry.note if entry.state() == "cannot" else entry.lacks and f"without {entry.lacks}"
-        hours = f"; a run of {entry.hours}" if entry.state() == "planned" else ""
-        assert line[4] == entry.title + (f" ({reason})" if reason else "") + hours
+        hours = f"; a run of {entry.hours}" if entry.state() not in ("ready", "cannot") and entry.hours else ""
+        assert line[4] == entry.shown + (f" ({reason})" if reason else "") + hours
     told = {line[0]: line[2:4] for line in lines}
     assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
-    assert told["pfedla.table3"][1] == "nothing trained"
+    assert told["pfedla.costs"][1] == "nothing trained"
+    assert told["pfedla.table3"][1] == "40 of 600 rounds, 3 seeds"  # of its accuracies
+    assert told["scheduling.fig4"][0] == "tiny_imagenet32"
+    assert told["player_fl.fig1"] == ["fashion_mnist, cifar10, airline_tweets", "1 round, 3 seeds"]
     assert " of " in told["scheduling.table2"][1]
     assert told["fedra.table1"][1] == "30 of 100 rounds, 3 seeds"  # 15 rounds of pretraining are not counted
     assert told["pfedla.fig5"][1] == "40 of 600 rounds, 1 seed"

@@ -223,3 +223,20 @@ def test_names_are_those_of_the_papers() -> None:
     ]  # fmt: skip
     assert names.titles("anti over lg_fedavg") == "Anti over LG-FedAvg"
     assert set(names.ALGORITHMS) <= set(registry()), "a name of an algorithm that there is not"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("pfedla.table3", True),  # its bytes are counted, its accuracies another study's
+        ("scheduling.table2", True),
+        ("scheduling.fig4", False),  # Tiny-ImageNet alone, of a study that has CIFAR-10 too
+        ("player_fl.table1", True),
+        ("player_fl.tableA3", False),  # settings
+        ("fedpft.fig4", False),  # nothing is trained
+        ("fedra.table1", False),
+    ],
+)
+def test_pages_of_what_was_trained_on_cifar10_say_what_its_images_are(name: str, told: bool) -> None:
+    page = (items.PICTURES / f"{name}.md").read_text(encoding="utf-8")
+    assert (items.RECODED in page) == told
