@@ -40,7 +40,7 @@ class Entry:
         title: one line.
         note: why it cannot be had, where that is so.
         lacks: data behind it that cannot be had (:data:`LACKING`), separated by semicolons.
-        hours: of what is planned, how long a run of so many rounds takes, measured on a study of its paper.
+        hours: of what lacks rows, how long a run of so many rounds takes, measured on a study of its paper.
     """
 
     name: str
