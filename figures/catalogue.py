@@ -66,7 +66,7 @@ class Entry:
         item = items.REGISTRY.get(self.name)
         if item is None:
             return ""
-        names = list(dict.fromkeys(config.dataset for config in items.shown(item)[1]))
+        names = list(dict.fromkeys(config.dataset for config in items.runs_behind(item)[1]))
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
     def scale(self, scale: str = QUICK) -> str:
@@ -79,11 +79,12 @@ class Entry:
             return ""
         if isinstance(item, items.View) and item.settings:
             return "settings, nothing measured"
-        study, runs = items.shown(item.at(scale))
+        study, runs = items.runs_behind(item.at(scale))
         if "nothing is trained" in study.budget:
             return "nothing trained"
         said = _rounds(runs)
-        papers = _rounds(items.shown(item.at("paper"))[1]) if item.study.paper else str(study.paper_rounds or said)
+        whole = items.runs_behind(item.at("paper"))[1] if item.study.paper else []
+        papers = _rounds(whole) if whole else str(study.paper_rounds or said)
         part = f" of {papers}" if papers != said else ""
         drawn = item.seeds if isinstance(item, items.View) else 0
         seeds = str(drawn) if drawn else span([study.seeds, *getattr(study, "more_seeds", {}).values()])

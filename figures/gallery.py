@@ -28,6 +28,7 @@ from fedlayers.diagnostics.representation.mismatch import mismatch
 from fedlayers.studies.compare import Comparison, compare
 from fedlayers.studies.regret import regret
 from figures import items
+from figures.drawing import save_png
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
@@ -352,7 +353,7 @@ def redraw(at: Path, out: Path | None = None) -> Path:
     shown = entries(stored)
     for entry in shown:
         figure = entry.draw(stored)
-        items.save_png(figure, pictures / f"{entry.name}.png", DPI, bbox_inches="tight")
+        save_png(figure, pictures / f"{entry.name}.png", DPI, bbox_inches="tight")
         plt.close(figure)
     page.write_text(_page(shown, stored, str(pictures.relative_to(page.parent))), encoding="utf-8")
     return page

@@ -8,9 +8,6 @@ and each figure is a :class:`View` of it. An item may also have the papers' own 
 
 from __future__ import annotations
 
-import io
-import re
-import textwrap
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,14 +17,13 @@ from typing import Any, Self, TypeVar
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
-from PIL import Image, ImageChops
 
 from fedlayers.places.base import Place, Result, carry_out, opened
 from figures.drawing import COLUMNS as COLUMNS
 from figures.drawing import VERDICTS as VERDICTS
 from figures.drawing import Drawing as Drawing
 from figures.drawing import Finding as Finding
+from figures.drawing import beneath, save_png
 from figures.drawing import set_apart as set_apart
 from figures.making import Making
 from figures.papers import published as published
@@ -38,13 +34,6 @@ from fl_core.errors import UsageError, check_known, listing
 
 HERE = Path(__file__).parent
 ROWS, PICTURES = HERE / "rows", HERE / "pictures"
-DPI = 200
-LINES = 3
-"""Lines of text beneath a picture at most, unless its first sentence is longer."""
-SEEN = 8
-"""A difference of colours, of 255, above which a palette would be seen."""
-SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
-"""Where a sentence of a caption ends."""
 FORMATS = ("png", "pdf")
 QUICK = "quick"
 SCALES = (QUICK, "paper")
@@ -362,7 +351,7 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     return replace(drawing, caption=caption)
 
 
-def shown(item: Drawn) -> tuple[Item, list[RunConfig]]:
+def runs_behind(item: Drawn) -> tuple[Item, list[RunConfig]]:
     """The study whose training an item shows, and those of its runs that it shows, newly added ones aside."""
     study, chosen = item.study, item.runs if isinstance(item, View) else ()
     if isinstance(item, View) and item.beside:
@@ -373,39 +362,10 @@ def shown(item: Drawn) -> tuple[Item, list[RunConfig]]:
 
 def _notes(item: Drawn) -> list[str]:
     """What to know of the data that an item was trained on."""
-    study, runs = shown(item)
+    study, runs = runs_behind(item)
     settings = isinstance(item, View) and item.settings
     trained = not settings and "nothing is trained" not in study.budget
     return [f"CIFAR-10 here: {RECODED}."] if trained and any(each.dataset == "cifar10" for each in runs) else []
-
-
-def beneath(caption: str, width: int) -> str:
-    """As many whole sentences of a caption as fit beneath a picture, at least the first; its page has them all.
-
-    Args:
-        width: characters a line, of which there are :data:`LINES`.
-    """
-    sentences = SENTENCE.split(caption.replace("`", ""))
-    for count in range(len(sentences), 1, -1):
-        if len(wrapped := textwrap.wrap(" ".join(sentences[:count]), width)) <= LINES:
-            return "\n".join(wrapped)
-    return textwrap.fill(sentences[0], width)
-
-
-def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:
-    """Write a picture with a palette of 256 colours, a third of the size that it has without, if it looks the same.
-
-    Args:
-        options: further ones of ``savefig``.
-    """
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", **options)
-    with Image.open(drawn) as picture:
-        all_of_them = picture.convert("RGB")
-    few = all_of_them.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    off: Any = ImageChops.difference(all_of_them, few.convert("RGB")).getextrema()
-    same = max(largest for _, largest in off) <= SEEN
-    (few if same else all_of_them).save(path, optimize=True, dpi=(dpi, dpi))
 
 
 def origin(header: Mapping[str, Any]) -> str:

@@ -140,7 +140,7 @@ def round_costs(
             moved += n_bytes(algorithm.shared(rnd, client)) + n_bytes(algorithm.uploaded(rnd, client))
             for phase in algorithm.phases(rnd, client):
                 each = batch_slices(n, batch, workspace.couples)
-                taken = phase.epochs * len(each) if phase.steps is None else min(phase.steps, phase.epochs * len(each))
+                taken = phase.length(len(each))
                 passes, rest = divmod(taken, len(each))
                 steps[phase.train] += taken
                 samples[phase.train, held] += passes * n + sum(part.stop - part.start for part in each[:rest])

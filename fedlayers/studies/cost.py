@@ -131,9 +131,8 @@ def round_steps(task: Task, apart: bool = False) -> float:
     everyone = tuple(range(len(task.data.weights)))
     steps = []
     for client, n in enumerate(task.data.weights):
-        batches = -(-n // task.config.training.batch)
-        phases = algorithm.phases(Round(0, sampled=everyone), client)
-        steps.append(sum(min(batches * phase.epochs, phase.steps or math.inf) for phase in phases))
+        batches = math.ceil(n / task.config.training.batch)
+        steps.append(sum(phase.length(batches) for phase in algorithm.phases(Round(0, sampled=everyone), client)))
     return max(steps) if apart else sum(steps) * task.config.participation
 
 

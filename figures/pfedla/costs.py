@@ -13,7 +13,7 @@ import pandas as pd
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
 from figures.items import Drawing, Finding, Item, View
-from figures.names import dataset as called
+from figures.names import dataset as titled
 from figures.page import markdown, percent
 from figures.pfedla import methods, overlap
 from figures.recipe import labels
@@ -111,7 +111,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.grid(axis="x", visible=False)
             ax.legend(loc="upper left", ncols=2)
             for dataset, at in place.groupby(table["dataset"]):
-                ax.text(at.mean(), -0.19, called(dataset), ha="center", transform=ax.get_xaxis_transform(), fontsize=8)
+                ax.text(at.mean(), -0.19, titled(dataset), ha="center", transform=ax.get_xaxis_transform(), fontsize=8)
     caption = (
         f"Communication of {ROUNDS} rounds with {CLIENTS} clients by the number k of retained layers, which a client "
         "does not download; always the same ones. The paper prints no formula; the count's two constants are inferred "
@@ -134,7 +134,7 @@ def _findings(table: pd.DataFrame, accuracies: pd.DataFrame) -> tuple[Finding, .
             "the paper prints no formula. Two constants were inferred from these very numbers "
             f"({PFEDLA_BYTES} bytes a parameter and direction, MBytes of 2^20), and the retained layers chosen to fit. "
             f"Agreement is no evidence: {near} of {len(table)} within {100 * NEAR:g} %, to two decimals "
-            + ", ".join(f"{called(name)} {n} of {counts[name]}" for name, n in exact_counts.items())
+            + ", ".join(f"{titled(name)} {n} of {counts[name]}" for name, n in exact_counts.items())
             + f", at most {100 * table['off'].abs().max():.4f} % off",
             None,
         ),
@@ -156,7 +156,7 @@ def _page(table: pd.DataFrame, accuracies: pd.DataFrame) -> str:
 
     return markdown(
         {
-            "dataset": list(map(called, table["dataset"])),
+            "dataset": list(map(titled, table["dataset"])),
             "k": list(table["retained"]),
             "retained": [name or "–" for name in table["layers"]],
             "published MB": [f"{value:.2f}" for value in table["published"]],

@@ -39,6 +39,8 @@ from figures.scheduling.runs import (
 from fl_core import rows, runner
 
 COUNT = "samples"
+BY_ROUND = [method for method in METHODS if method != "local_adaptation"]
+"""Methods that have a curve of their own; FedAvg's is LocalAdaptation's until that is fine-tuned."""
 SORTED = ("fedbabu", *SCHEDULES)
 """Methods of which the paper's pictures show the clients."""
 POINTS = (0, 10, 50, 90)
@@ -105,8 +107,8 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> Drawing:
     column, thaws = columns(header)[dataset], columns(header)[dataset].unfreeze
-    shown = curves(frame, dataset, [method for method in METHODS if method != "local_adaptation"])
-    wanted = [f"{dataset}.{method}" for method in METHODS if method != "local_adaptation"]
+    shown = curves(frame, dataset, BY_ROUND)
+    wanted = plain(dataset, methods=BY_ROUND)
     with style():
         figure = plt.figure(figsize=(7.0, 3.8), layout="constrained")
         ax = figure.subplots()
@@ -188,7 +190,7 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
     for method, values in every.items():
         points = {("worst" if p == 0 else f"p{p}"): 100 * values.quantile(p / 100).mean() for p in POINTS}
         lines.append({"method": method, "seeds": values.shape[1], **points, "mean": 100 * values.to_numpy().mean()})
-    wanted = [f"{dataset}.{method}" for method in METHODS]
+    wanted = plain(dataset)
     bands = "lines are means over seeds, bands reach from the lowest to the highest seed"
     caption = (
         f"Every client's own test accuracy at the end, after fine-tuning where the method has it; {bands}."
@@ -226,9 +228,8 @@ FIG2 = items.register(Item(
 _TITLES = {**NAMES, "cifar100": f"in the place of {NAMES['cifar100']}"}
 for _figure, _dataset in (("fig3", "cifar100"), ("fig4", "tiny_imagenet")):
     _title = f"Accuracy by round, {_TITLES[_dataset]}"
-    items.register(
-        View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset), runs=plain(_dataset))
-    )
+    _runs = plain(_dataset, methods=BY_ROUND)
+    items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset), runs=_runs))
 for _figure, _dataset in (("fig5", "cifar100"), ("fig6", "tiny_imagenet")):
     _title = f"Accuracy of each client, {_TITLES[_dataset]}"
     items.register(

@@ -116,9 +116,9 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
     return runs
 
 
-def plain(*datasets: str) -> list[str]:
+def plain(*datasets: str, methods: Sequence[str] = METHODS) -> list[str]:
     """Names of the runs that compare the methods on these datasets, without the variants of Secs. 5.3 and 5.4."""
-    return [f"{dataset}.{method}" for dataset in datasets for method in METHODS]
+    return [f"{dataset}.{method}" for dataset in datasets for method in methods]
 
 
 # --- rows ------------------------------------------------------------------------------------------------------

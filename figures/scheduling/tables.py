@@ -44,6 +44,9 @@ from figures.scheduling.runs import (
 )
 from fl_core.statistics import mean_interval
 
+OF_EARLY = [f"{dataset}.{name}{early}" for dataset in EARLY for name in SCHEDULES for early in ("", "_early")]
+OF_WRAPPED = [f"{WRAPPED}.{name}" for below in BELOW for name in (below, *(f"{each}_{below}" for each in SCHEDULES))]
+"""Names of the runs behind Secs. 5.3 and 5.4."""
 PRINTED: dict[str, Any] = {"marker": "D", "markersize": 4.5, "color": FAINT, "markerfacecolor": "none"}
 """The look of what is published."""
 
@@ -257,13 +260,12 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         last.set_yticks(range(len(gaps)), [f"{names.title(m)},\n{titles[d]}" for d, m in gaps], fontsize=7)
         last.set_title("paired by seed", fontsize=9)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    wanted = [f"{d}.{m}{suffix}" for d in EARLY for m in SCHEDULES for suffix in ("", "_early")]
     ends = " and ".join(str(columns(header)[dataset].at[k]) for dataset, k in EARLY.items())
     stand_in = "" if at_paper(header) else " *: not the paper's images; published are ten times as many rounds."
     caption = (
         f"Accuracy after {ends} rounds and fine-tuning when the layers thaw after the rounds beside each schedule, "
         "and what thawing twice as early changes, with 95 % intervals."
-        f"{stand_in}{missing(header, wanted)} {setting(header, frame, *EARLY)}"
+        f"{stand_in}{missing(header, OF_EARLY)} {setting(header, frame, *EARLY)}"
     )
     return Drawing(figure, table, caption, tuple(findings), _lines(table, ("dataset", "method", "unfreeze")))
 
@@ -321,11 +323,10 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         right.set_yticks(range(len(each)), list(map(names.titles, each)), fontsize=7.5)
         right.set_title("paired by seed", fontsize=9)
         left.set_title("accuracy", fontsize=9)
-    wanted = [f"{WRAPPED}.{name}" for b in BELOW for name in (b, *(f"{s}_{b}" for s in SCHEDULES))]
     caption = (
         "Accuracy after the last round of methods that train their head, alone and under a schedule, and the "
         "difference that the schedule makes, with 95 % intervals. LG-FedAvg shares its last layer only, so that "
-        f"nothing thaws. The paper gives no numbers.{missing(header, wanted)} "
+        f"nothing thaws. The paper gives no numbers.{missing(header, OF_WRAPPED)} "
         f"{setting(header, frame, WRAPPED)}"
     )
     return Drawing(figure, table, caption, findings, _lines(table, ("method", "schedule")))
@@ -366,9 +367,9 @@ TABLE2 = items.register(View(
 ))  # fmt: skip
 SEC53 = items.register(View(
     "scheduling.sec53", "When layers are unfrozen: earlier against later", NAME, _draw_early,
-    runs=[f"{dataset}.{name}{early}" for dataset in EARLY for name in SCHEDULES for early in ("", "_early")],
+    runs=OF_EARLY,
 ))  # fmt: skip
 SEC54 = items.register(View(
     "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", NAME, _draw_wrapped,
-    runs=[f"{WRAPPED}.{name}" for below in BELOW for name in (below, *(f"{each}_{below}" for each in SCHEDULES))],
+    runs=OF_WRAPPED,
 ))  # fmt: skip

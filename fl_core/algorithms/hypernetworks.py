@@ -261,13 +261,11 @@ class PFedLA(Mixing):
             return fixed.expand(len(self.units), -1)
 
     def _similar(self, server: State, client: int) -> Tensor:
-        """The softmax of cosines between a client's parameters and all clients' [units, clients]; frozen ones apart."""
-        models = [self.last(server, other) for other in range(len(self.problem.n_train))]
+        """The softmax of cosines between what a client has trained and what all clients have [units, clients]."""
         cosines = []
         for unit in self.units:
-            trained = set(unit.parameters) - self.problem.frozen
-            own, *others = (tree.pick(model, trained) for model in (models[client], *models))
-            cosines.append([tree.cosine(own, other) for other in others])
+            every = [self.trained(server, other, unit) for other in range(len(self.problem.n_train))]
+            cosines.append([tree.cosine(every[client], other) for other in every])
         return (torch.tensor(cosines, dtype=torch.float64) / self.config.temperature).softmax(1)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:

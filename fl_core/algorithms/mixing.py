@@ -41,6 +41,10 @@ class Mixing(Algorithm):
         parameters, buffers = (tuple(n for group in kind for n in group) for kind in zip(*names, strict=True))
         return (Layer("", parameters, buffers),)
 
+    def trained(self, server: State, client: int, unit: Layer) -> Tree:
+        """What a client has trained of a unit; frozen parameters are the same everywhere and tell nobody apart."""
+        return tree.pick(self.last(server, client), set(unit.parameters) - self.problem.frozen)
+
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         """A client's aggregation weights over all clients, [units, clients]: at least 0, each row sums to 1."""
         raise NotImplementedError
@@ -181,8 +185,7 @@ class FedAMP(Keeping):
         return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
 
     def _parameters(self, server: State, client: int) -> Tree:
-        """What a client has trained of the model; frozen parameters are the same everywhere and tell nobody apart."""
-        return tree.pick(self.last(server, client), set(self.units[0].parameters) - self.problem.frozen)
+        return self.trained(server, client, self.units[0])
 
 
 @register

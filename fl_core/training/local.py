@@ -175,6 +175,11 @@ class Phase:
     def __post_init__(self) -> None:
         check_clip(self.clip)
 
+    def length(self, batches: int) -> int:
+        """Steps of the phase where a pass over the training data has so many batches."""
+        whole = self.epochs * batches
+        return whole if self.steps is None else min(self.steps, whole)
+
     @property
     def rates(self) -> tuple[float | None, float | None, float | None, str | None]:
         """The phase's rates and optimiser, as :meth:`Training.build` takes them."""
@@ -236,7 +241,7 @@ def train(
     x, y = workspace.place(split.x), split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
     slices = batch_slices(len(y), training.batch, whole=workspace.couples)
-    left = phase.epochs * len(slices) if phase.steps is None else phase.steps
+    left = phase.length(len(slices))
     total, samples, steps = 0.0, 0, 0
     state: Tree = {}
     with workspace.trains(phase.train) as names, seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)):

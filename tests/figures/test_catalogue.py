@@ -69,6 +69,16 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pyt
     assert {name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))} == set(catalogue.LACKING)
 
 
+def test_what_was_trained_on_cifar10_says_so_on_its_page_and_in_the_list() -> None:
+    """The list's column is written by hand, the page's note by what was trained."""
+    told = {entry.name for entry in PUBLISHED if "CIFAR-10 as published" in entry.lacks}
+    pages = [(entry.name, items.PICTURES / f"{entry.name}.md") for entry in PUBLISHED]
+    noted = {name for name, page in pages if page.is_file() and items.RECODED in page.read_text(encoding="utf-8")}
+    assert noted == {name for name, page in pages if name in told and page.is_file()}
+    assert {"pfedla.table3", "scheduling.table2", "player_fl.table1"} <= noted
+    assert not {"scheduling.fig4", "player_fl.tableA3", "fedpft.fig4", "fedra.table1"} & told
+
+
 def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) -> None:
     names = [name for name, _ in everything.jobs(tmp_path)]
     assert names[-2:] == ["gallery", "benchmarks"]

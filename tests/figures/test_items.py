@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from figures import items, names, recipe
+from figures import drawing, items, names, recipe
 from figures.__main__ import main
 from figures.items import Drawing, Finding, Item, View
 from fl_core import rows, runner
@@ -212,7 +212,7 @@ def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
     ],
 )
 def test_beneath_a_picture_stand_whole_sentences_of_its_caption(caption: str, shown: str) -> None:
-    beneath = items.beneath(caption, 30)
+    beneath = drawing.beneath(caption, 30)
     assert beneath.replace("\n", " ") == shown
     assert max(map(len, beneath.splitlines())) <= 30
 
@@ -223,20 +223,3 @@ def test_names_are_those_of_the_papers() -> None:
     ]  # fmt: skip
     assert names.titles("anti over lg_fedavg") == "Anti over LG-FedAvg"
     assert set(names.ALGORITHMS) <= set(registry()), "a name of an algorithm that there is not"
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("pfedla.table3", True),  # its bytes are counted, its accuracies another study's
-        ("scheduling.table2", True),
-        ("scheduling.fig4", False),  # Tiny-ImageNet alone, of a study that has CIFAR-10 too
-        ("player_fl.table1", True),
-        ("player_fl.tableA3", False),  # settings
-        ("fedpft.fig4", False),  # nothing is trained
-        ("fedra.table1", False),
-    ],
-)
-def test_pages_of_what_was_trained_on_cifar10_say_what_its_images_are(name: str, told: bool) -> None:
-    page = (items.PICTURES / f"{name}.md").read_text(encoding="utf-8")
-    assert (items.RECODED in page) == told
