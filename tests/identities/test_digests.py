@@ -1,0 +1,50 @@
+"""Every algorithm gives the stored bits: in one process, with workers, after a pause, and over sites."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedlayers.diagnostics.measure import instruments
+from fedlayers.remote import federation
+from fl_core import runner
+from fl_core.algorithms import registry
+from tests.conftest import TOY, every_other
+from tests.federation.test_loopback import link
+from tests.identities.digests import TABLE, TEN, config_for, digests, machine
+
+STORED = json.loads(TABLE.read_text(encoding="utf-8"))
+SHARED = {"data": TOY, "instruments": instruments(), "progress": False}
+
+pytestmark = pytest.mark.skipif(
+    machine() != STORED["machine"], reason=f"the digests are of {STORED['machine']}; this is {machine()}"
+)
+
+
+def test_the_table_has_every_algorithm():
+    assert set(STORED["runs"]) == set(registry())
+
+
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_one_process(name: str):
+    assert digests(runner.run(config_for(name), **SHARED)) == STORED["runs"][name]
+
+
+@pytest.mark.parametrize("name", every_other(TEN))
+def test_two_workers(name: str):
+    assert digests(runner.run(replace(config_for(name), workers=2), **SHARED)) == STORED["runs"][name]
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_resumed(name: str, tmp_path: Path):
+    runner.run(config_for(name), tmp_path / "run", until=1, **SHARED)
+    engine = runner.resume(tmp_path / "run", **SHARED)
+    assert digests(engine, tmp_path / "run/rows.jsonl") == STORED["runs"][name]
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_over_sites(name: str, tmp_path: Path):
+    assert digests(federation.federate(config_for(name), link(tmp_path), progress=False)) == STORED["runs"][name]
