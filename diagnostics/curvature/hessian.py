@@ -34,6 +34,7 @@ from . import backends
 from .backends import BACKENDS
 from .exact import Verdict, decide, exact_traces
 from .model import Differentiable, LossNotFinite, twice_differentiable
+from .products import wrong_products
 from .released import released
 from .sampled import output_traces, sign_traces, weight_traces
 
@@ -94,7 +95,8 @@ def hessian_trace(
     """The Hessian trace of each layer, in the order of ``layers``; the model is left as it was.
 
     Frozen parameters are measured too. A layer that does not reach the logits, a loss that is not finite, and an
-    operation without a second derivative give a result without a value, whose status says why.
+    operation without a second derivative give a result without a value, whose status says why. So does a layer whose
+    Hessian-vector products fail the checks of :mod:`diagnostics.curvature.products`.
 
     Args:
         model: maps a batch to logits [n, C]. Its parameters and the data are on one device.
@@ -246,7 +248,8 @@ def _results(
     statuses: dict[str, str] = {}
     n = 0
     try:
-        verdict = decide(run, next(iter(batches(data, batch))), layers)
+        first = next(iter(batches(data, batch)))
+        verdict = decide(run, first, layers)
         ways = {layer.name: plan(verdict, layer) for layer in layers}
         todo: dict[tuple[str, int], dict[str, list[str]]] = {}
         for layer in layers:
@@ -270,6 +273,10 @@ def _results(
                 for name, block in group.items():
                     value, stderr, status = backends.trace(how, run, data, name, block, batch, probes)
                     values[name], statuses[name] = (value, stderr), status
+        products = [group for (how, _), group in todo.items() if how not in ("exact", "fast")]
+        measured = {name: block for group in products for name, block in group.items()}
+        sound = {name: block for name, block in measured.items() if statuses.get(name, "ok") == "ok"}
+        statuses |= wrong_products(run, first, sound)
     except LossNotFinite as error:
         statuses = {layer.name: f"the loss is not finite: {run.origin(error, layers)}" for layer in layers}
         n = 0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
@@ -54,6 +57,14 @@ class Differentiable:
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
         return functional_call(self.model, {**self.parameters, **self.buffers}, (x,))
 
+    def at(self, parameters: Mapping[str, Tensor]) -> Differentiable:
+        """The same function with some parameters replaced, and with copies of the buffers."""
+        other = copy(self)
+        moved = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+        other.parameters = self.parameters | moved
+        other.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return other
+
     def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Logits [n, C] and each sample's loss [n].
 
@@ -95,14 +106,31 @@ class Differentiable:
 
 @contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """Use only kernels that have second derivatives (not fused attention or recurrence), without TF32."""
+    """Use only kernels with right second derivatives, without TF32.
+
+    Fused attention and recurrence have none. Weight normalisation has a wrong one, so that its parts are used.
+    """
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with ExitStack() as stack:
+        stack.enter_context(_WeightNormFromParts())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False))
         if recurrent:
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))
         yield
+
+
+class _WeightNormFromParts(TorchFunctionMode):
+    """Compute g v / ||v|| by operations of its own: torch's backward pass takes ||v|| for a constant."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (_weight_norm if func is torch._weight_norm else func)(*args, **(kwargs or {}))
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
 def curvature(gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -28,6 +28,7 @@ from .model import (
     no_second_derivative,
     twice_differentiable,
 )
+from .products import wrong_products
 from .sampled import CUT
 
 DENSE = 40
@@ -190,7 +191,9 @@ def hessian_spectrum(
             errors: tuple[float, ...] = ()
             try:
                 if names:
-                    values, errors, how = _largest(BlockHessian(run, data, names, batch), k, tol, seed, layer.name)
+                    found = _largest(BlockHessian(run, data, names, batch), k, tol, seed, layer.name)
+                    _check_products(run, data, names, batch)
+                    values, errors, how = found
                 else:
                     status = "unused in the forward pass" if layer.parameters else "no parameters"
             except NoProduct as error:
@@ -261,6 +264,7 @@ def spectral_density(
             steps = min(steps, block.size)
             rng = numpy_generator(seed, "spectral density", layer.name)
             quadratures = [_lanczos(block, rng.standard_normal(block.size), steps) for _ in range(repeats)]
+            _check_products(run, data, names, batch)
         except NoProduct as error:
             raise RunError(f"layer {layer.name!r}: {error}") from error
         except LossNotFinite as error:
@@ -316,6 +320,11 @@ def _run(model: nn.Module, layers: Sequence[Layer], loss: Loss, dtype: torch.dty
 def _reached(run: Differentiable, data: Data, batch: int) -> set[str]:
     x, y = next(iter(batches(data, batch)))
     return set(verdicts(run.forward(x, y, 0)[0], run.parameters))
+
+
+def _check_products(run: Differentiable, data: Data, names: Sequence[str], batch: int) -> None:
+    for reason in wrong_products(run, next(iter(batches(data, batch))), {"": names}).values():
+        raise NoProduct(reason)
 
 
 def _size(run: Differentiable, layer: Layer) -> int:
