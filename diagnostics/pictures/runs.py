@@ -88,8 +88,9 @@ def learning(
 ) -> Axes:
     """Draw a score over the rounds, one line per algorithm: the mean over clients, weighted by training samples.
 
-    With several seeds the line is the mean over them and the band reaches from the lowest to the highest. In a new
-    picture the untrained start lies outside the axis where it would take much of it, and is noted beneath.
+    With several seeds the line is the mean over them and the band reaches from the lowest to the highest. A round is
+    drawn where all algorithms that trained so long were evaluated, so that the lines compare. In a new picture the
+    untrained start lies outside the axis where it would take much of it, and is noted beneath.
 
     Args:
         frame: rows of one or more runs.
@@ -100,6 +101,8 @@ def learning(
         UsageError: a metric, model or split that is not there, or several values for one client and round.
     """
     rows, notes = _scores(frame, metric, model, split)
+    rows, left_out = _common_rounds(rows)
+    notes = [*left_out, *notes]
     means = weighted_mean(rows, ["algorithm", "seed", "round"])
     with canvas(ax, width=5.6) as axes:
         numbers, drawn = set(), []
@@ -120,6 +123,22 @@ def learning(
         of = f"mean of {max(numbers)} seeds" if len(numbers) == 1 else "mean over seeds"
         legend(axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None)
     return axes
+
+
+def _common_rounds(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Leave out the rounds that another algorithm trained through without an evaluation; notes that.
+
+    All rounds stay where an algorithm would lose every one of its own.
+    """
+    evaluated = [set(each) for _, each in rows.groupby("algorithm")["round"]]
+    common = [
+        done
+        for done in rows["round"].unique()
+        if all(done in each for each in evaluated if min(each) <= done <= max(each))
+    ]
+    if len(common) == rows["round"].nunique() or any(each.isdisjoint(common) for each in evaluated):
+        return rows, []
+    return rows[rows["round"].isin(common)], ["rounds in which all were evaluated"]
 
 
 def _leave_start_outside(axes: Axes, scores: pd.DataFrame) -> list[str]:

@@ -317,6 +317,22 @@ def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
     assert ax.get_ylabel() == "test macro-F1 (higher is better)"
 
 
+def test_learning_draws_the_same_rounds_of_all() -> None:
+    """One algorithm is evaluated in every round, as a race is; another stops early."""
+    frame = results()
+    often = pd.concat([frame.assign(round=frame["round"] + by) for by in range(5)])
+    often = often[(often["round"] <= 10) & (often["algorithm"] == "local")].drop_duplicates(
+        ["algorithm", "seed", "round", "client", "model", "metric", "split"]
+    )
+    short = frame[(frame["algorithm"] == "fedavg") & (frame["round"] <= 5)]
+    rest = frame[~frame["algorithm"].isin(["local", "fedavg"])]
+    assert sorted(often["round"].unique()) == list(range(11))
+    ax: Any = plots.learning(pd.concat([often, short, rest]))
+    assert [list(line.get_xdata()) for line in ax.lines] == [[0, 5, 10], [0, 5], [0, 5, 10]]
+    alone: Any = plots.learning(often)
+    assert list(alone.lines[0].get_xdata()) == list(range(11))
+
+
 @pytest.mark.parametrize(("start", "outside"), [(9.0, True), (-0.5, True), (0.25, False), (np.nan, False)])
 def test_an_untrained_start_that_would_take_the_axis_lies_outside(start: float, outside: bool) -> None:
     frame = results()
