@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,8 +48,12 @@ class FedProx(Algorithm):
     class Config:
         mu: float = 0.1
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        return super().loss(params, batch, ctx) + half_pull(self.config.mu, params, ctx)
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return with_term(super().phases(rnd, client), "pulled_loss", self.config.mu)
+
+    def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """The local objective with the pull."""
+        return self.loss(params, batch, ctx) + half_pull(self.config.mu, params, ctx)
 
 
 class FineTuned(Algorithm):
@@ -80,13 +84,16 @@ class LocalAdaptation(FineTuned):
     trains, cost = "all; at the end a copy", "2P; P at the end"
 
 
-def half_pull(strength: float, params: Mapping[str, Tensor], ctx: Context) -> Tensor | float:
-    """(strength / 2) ||w - w_received||^2 over trainable parameters, a scalar that can be differentiated.
+def with_term(phases: tuple[Phase, ...], objective: str, strength: float) -> tuple[Phase, ...]:
+    """Let phases minimise an objective that adds a term of this strength to the loss.
 
-    Without strength there is no term at all: a gradient of 0 would still hand tensors that no forward pass reaches
-    to weight decay, and 0 times an overflow is not 0.
+    Without strength they stay as they are, so that the trainer that serves FedAvg serves them too. A gradient of 0
+    would also hand tensors that no forward pass reaches to weight decay, and 0 times an overflow is not 0.
     """
-    if strength == 0:
-        return 0.0
+    return phases if strength == 0 else tuple(replace(phase, loss=objective) for phase in phases)
+
+
+def half_pull(strength: float, params: Mapping[str, Tensor], ctx: Context) -> Tensor:
+    """(strength / 2) ||w - w_received||^2 over trainable parameters, a scalar that can be differentiated."""
     gaps = [(param - ctx.reference[name]).square().sum() for name, param in params.items() if param.requires_grad]
     return 0.5 * strength * torch.stack(gaps).sum()

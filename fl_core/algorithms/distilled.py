@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from fl_core import tree
+from fl_core.algorithms.averaging import with_term
 from fl_core.algorithms.base import Algorithm, Message, Round, State, register
 from fl_core.errors import UsageError
-from fl_core.training.local import Context
+from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
 TEACHER = "teacher"
@@ -47,10 +48,14 @@ class PFedSD(Algorithm):
         state.trees[UNTRAINED] = tree.clone(initial)
         return state
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return with_term(super().phases(rnd, client), "distilled_loss", self.config.lam)
+
+    def distilled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """The local objective with the distance to the teacher's predictions."""
         teacher, warmth = ctx.trees.get(TEACHER), self.config.temperature
-        if teacher is None or self.config.lam == 0:
-            return super().loss(params, batch, ctx)
+        if teacher is None:
+            return self.loss(params, batch, ctx)
         x, y = batch
         logits = ctx.forward(params, x)
         taught, learnt = (softened / warmth for softened in (ctx.infer(teacher, x), logits))

@@ -54,7 +54,8 @@ class PerFedAvg(Algorithm):
             _check_positive("per_fedavg", beta=self.beta, delta=self.delta)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.problem.tensors, self.problem.epochs, lr=self.config.beta, step="meta_step"),)
+        step = "" if self.config.alpha == 0 else "meta_step"
+        return (Phase("train", self.problem.tensors, self.problem.epochs, lr=self.config.beta, step=step),)
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
         n = self.config.adapt_steps

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
-from fl_core.algorithms.averaging import half_pull
+from fl_core.algorithms.averaging import half_pull, with_term
 from fl_core.algorithms.base import Algorithm, Message, Observation, Problem, Round, State, Update, register
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.training.local import Context
+from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
 AGGREGATION_WEIGHT = "aggregation_weight"
@@ -173,8 +173,12 @@ class FedAMP(Keeping):
         own, cloud = state.trees["model"], message.trees["model"]
         return own if self.config.start == "own" else {**own, **cloud}
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        return super().loss(params, batch, ctx) + half_pull(self.config.lam / self._alpha(ctx.round), params, ctx)
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return with_term(super().phases(rnd, client), "pulled_loss", self.config.lam)
+
+    def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """The local objective with the pull to the mixture."""
+        return self.loss(params, batch, ctx) + half_pull(self.config.lam / self._alpha(ctx.round), params, ctx)
 
     def _alpha(self, index: int) -> float:
         """The step size alpha_k of a round, with the limit that keeps weights on the client itself at 0 or above."""

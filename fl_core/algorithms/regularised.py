@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.algorithms.averaging import half_pull
+from fl_core.algorithms.averaging import half_pull, with_term
 from fl_core.algorithms.base import Algorithm, Round, State, register
 from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
@@ -39,9 +39,10 @@ class Ditto(Algorithm):
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         epochs = self.problem.epochs if self.config.personal_epochs is None else self.config.personal_epochs
+        personal = (Phase("personal", self.problem.tensors, epochs, tree="personal"),)
         return (
             Phase("global", self.problem.tensors, self.problem.epochs),
-            Phase("personal", self.problem.tensors, epochs, tree="personal", loss="personal_loss"),
+            *with_term(personal, "personal_loss", self.config.lam),
         )
 
     def personal_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
