@@ -196,3 +196,25 @@ def test_what_one_race_has_lost_is_what_the_stored_runs_say():
     measured = (line.regret, line.regret_low, line.regret_high, random.regret)
     assert (told.loss, told.low, told.high, told.of_random) == pytest.approx(measured, abs=5e-4)
     assert told.source == f"{line.federations} federations, {len(runs)} runs"
+
+
+def test_a_runs_choice_is_judged_in_the_other_runs():
+    """Two runs that prefer opposite cuts: each choice loses the whole gap in the other run."""
+    cuts = np.array([[0.9, 0.5], [0.5, 0.9]])
+    part = Federated(
+        "heart", (0, 1), ("half", "all"), cuts, np.full((2, 2), 0.5), np.ones((2, 2)), ((), ("half", "all"))
+    )
+    assert regret.in_other_runs([part], 1) == pytest.approx([0.4 / 0.2] * 3)
+    alike = replace(part, ends=((), ("half", "half")), cuts=np.array([[0.9, 0.9], [0.5, 0.5]]))
+    assert regret.in_other_runs([alike], 1)[0] == 0
+
+
+def test_the_gain_of_the_last_third_is_the_best_cuts():
+    rounds = pd.DataFrame(
+        {"macro_f1": [0.1, 0.5, 0.8, 0.0, 0.0, 0.0]},
+        index=pd.MultiIndex.from_product([["half", "all"], [1, 2, 3]], names=["variant", "round"]),
+    )
+    run = Run("heart", 0, {"half": 2, "all": 4}, rounds, pd.DataFrame(), pd.DataFrame(), {})
+    scores = np.array([[0.8], [0.1]])
+    part = Federated("heart", (0,), ("half", "all"), scores, scores[:1], np.ones((1, 1)), (("half",),))
+    assert regret.last_third([run], [part]) == pytest.approx(0.8 - 0.5)
