@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlayers.remote.noise import SPREAD, discrete_gaussian
 from fl_core.algorithms.base import Message
 from fl_core.errors import NonFiniteError, RunError, UsageError
 from fl_core.limits import parsed_json
@@ -20,6 +20,8 @@ from fl_core.tree import Tree
 
 ACCOUNT = "privacy.json"
 DELTA = 1e-5
+LEAST, MOST = 1e-9, 1e9
+"""Limits of clips and noise, within which whole steps of the noise's grid fit into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,18 @@ class Privacy:
 
     What stands around measured values, such as names, statuses and estimators, is that of random data of the same
     shape. What an algorithm observes of single samples stays at the site. Not covered are scores of models and training
-    losses, which leave as they are, and numbers of samples. The noise is drawn from secret randomness of the operating
-    system by a generator that is not cryptographic; it is another one each time, so that a run with it cannot be
-    repeated bit for bit.
+    losses, which leave as they are, and numbers of samples.
+
+    The noise is discrete (:func:`fedlayers.remote.noise.discrete_gaussian`). Clipped values are cut towards zero to a
+    grid of ``noise * clip / SPREAD``. Noise is added in whole steps of that grid. The accounted epsilon is that of
+    continuous noise: the bound of Canonne, Kamath and Steinke (2020) has the same form. The bits come from the
+    operating system, so a run with noise cannot be repeated bit for bit. A request that comes twice gets the stored
+    reply.
 
     >>> Privacy(clip=1.0)
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: privacy: clip, clip_numbers and noise go together, all above 0
+    fl_core.errors.UsageError: [privacy] needs clip, clip_numbers and noise together, each 1e-09 to 1e+09; got ...
 
     Attributes:
         clip, clip_numbers: norms, Euclidean, of all tensors or all numbers of a reply.
@@ -58,8 +64,10 @@ class Privacy:
 
     def __post_init__(self) -> None:
         given = [self.clip, self.clip_numbers, self.noise]
-        if any(given) and not all(0 < value < math.inf for value in given):
-            raise UsageError("privacy: clip, clip_numbers and noise go together, all above 0")
+        if any(given) and not all(LEAST <= value <= MOST for value in given):
+            raise UsageError(
+                f"[privacy] needs clip, clip_numbers and noise together, each {LEAST:g} to {MOST:g}; got {given}"
+            )
         if not 0 < self.delta < 1:
             raise UsageError(f"privacy: delta must lie between 0 and 1, not {self.delta}")
         if not 0 <= self.epsilon < math.inf or (self.epsilon and not self.noise):
@@ -192,12 +200,18 @@ def _noised(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) 
     norm = math.sqrt(sum(float(part.double().square().sum()) for part in parts.values()))
     if not math.isfinite(norm):  # by a NaN nothing would be scaled down
         raise NonFiniteError("the norm of what would leave is not finite: it cannot be clipped, and nothing is sent")
-    scale = min(1.0, clip / norm) if norm else 1.0
-    generator = torch.Generator().manual_seed(secrets.randbits(63))
-    return {
-        place: part * scale + torch.randn(part.shape, generator=generator, dtype=torch.float64) * (noise * clip)
-        for place, part in parts.items()
-    }
+    step = clip * noise / SPREAD
+    scale = min(1.0, clip / norm if norm else 1.0) * (1 - 2**-32)  # the norm itself may be rounded down
+    return {place: (_steps(part * scale, step) + _draws(part)).double() * step for place, part in parts.items()}
+
+
+def _steps(values: Tensor, step: float) -> Tensor:
+    """Return values as whole numbers of steps, cut towards zero, so that no norm grows."""
+    return (values / step).trunc().long()
+
+
+def _draws(like: Tensor) -> Tensor:
+    return torch.from_numpy(discrete_gaussian(like.numel())).reshape(like.shape)
 
 
 def _each_number(value: Any, change: Callable[[float], float]) -> Any:

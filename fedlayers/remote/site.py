@@ -105,7 +105,7 @@ class Site:
             check_known("request", kind, ("hello", "moments", "race", "join", "measure", *protocol.WORK))
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
-            reply = joined.measure(packet) if kind == "measure" else joined.work(packet, request, **stamp)
+            reply = joined.measure(packet, request) if kind == "measure" else joined.work(packet, request, **stamp)
         return encode(Packet({**reply.head, **stamp}, reply.trees))
 
     def _hello(self, packet: Packet) -> Packet:
@@ -247,10 +247,11 @@ class _Joined:
             self.seq = seq
         return answer
 
-    def measure(self, packet: Packet) -> Packet:
+    def measure(self, packet: Packet, request: bytes) -> Packet:
         """Train the first round alone, measure what comes of it, and reply with numbers; nothing of it is kept.
 
-        With noise all but the values is of other data of the same shape, which are measured too.
+        With noise all but the values is of other data of the same shape, which are measured too. The reply is stored:
+        a request that comes again gets it, and no new noise.
         """
         asked = fields(packet.head, protocol.MEASURE)
         if packet.trees:
@@ -259,13 +260,18 @@ class _Joined:
         check_nulls(asked["null"])
         if self.site.privacy.on:
             check_values_alone(asked["metrics"], asked["options"])
+            folder, stored = Folder(self.root), f"measured-{versions.key(packet.head, request)}"
+            if folder.has(stored):
+                return decode(folder.read(stored))
         header, rows = self._measured(self.task, asked)
-        if self.site.privacy.on:
-            other = replace(self.task, data=stand_in(self.task.data, self.site.name, self.task.config.seed))
-            header, shown = self._measured(other, asked)
-            hide(rows, shown, self.site.privacy, self.site.account)
-            rows = shown
-        return Packet({"kind": "measured", "header": header, **rows})
+        if not self.site.privacy.on:
+            return Packet({"kind": "measured", "header": header, **rows})
+        other = replace(self.task, data=stand_in(self.task.data, self.site.name, self.task.config.seed))
+        header, shown = self._measured(other, asked)
+        hide(rows, shown, self.site.privacy, self.site.account)
+        answer = Packet({"kind": "measured", "header": header, **shown})
+        folder.write(stored, encode(answer))
+        return answer
 
     def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
         """What of a report's header leaves, and the site's own rows in it."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fedlayers.diagnostics.metrics.base import METRICS, Measurement
 from fedlayers.remote import federation
@@ -17,8 +21,9 @@ from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.diagnosis import diagnose
 from fedlayers.remote.holdings import Given
 from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.noise import SPREAD
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.privacy import Account, Privacy, hidden, spent
+from fedlayers.remote.privacy import Account, Privacy, hidden, noised_numbers, spent
 from fedlayers.remote.protocol import stamp_of
 from fedlayers.remote.site import Site
 from fedlayers.remote.sitefile import SiteFile
@@ -59,8 +64,39 @@ def test_what_leaves_is_clipped_around_what_came_and_has_noise_of_that_size() ->
     assert int(left.trees["model"]["n"]) == 7
     assert left.meta["layers"] == ["fc"]
     assert left.meta["batches"] == 4
-    again, _ = hidden(sent(), RECEIVED, INITIAL, privacy)
-    assert not torch.equal(again.trees["model"]["w"], left.trees["model"]["w"])
+
+
+def test_noise_follows_the_operating_system_and_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seeded(source: Callable[[int], bytes] | None = None) -> tuple[Tensor, list[float]]:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        with monkeypatch.context() as patched:
+            if source is not None:
+                patched.setattr("os.urandom", source)
+            left, _ = hidden(sent(), RECEIVED, INITIAL, Privacy(2.0, 0.5, 1.5))
+        return left.trees["model"]["w"], left.meta["importance"]
+
+    first, again = seeded(), seeded()
+    assert not torch.equal(first[0], again[0])
+    assert first[1] != again[1]
+    one, same, other = (seeded(random.Random(seed).randbytes) for seed in (1, 1, 2))
+    assert torch.equal(one[0], same[0])
+    assert one[1] == same[1]
+    assert not torch.equal(one[0], other[0])
+    assert one[1] != other[1]
+
+
+def test_what_leaves_lies_on_one_grid_within_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    privacy = Privacy(clip=0.3, clip_numbers=0.7, noise=1.1)
+    step = 0.7 * 1.1 / SPREAD
+    numbers = np.random.default_rng(0).normal(size=1000).tolist()
+    left = np.array(noised_numbers(numbers, privacy)) / step
+    assert np.abs(left - left.round()).max() < 1e-6
+    monkeypatch.setattr("fedlayers.remote.privacy.discrete_gaussian", lambda count: np.zeros(count, np.int64))
+    clipped = np.array(noised_numbers(numbers, privacy))
+    assert 0.69 < np.linalg.norm(clipped) <= 0.7
+    assert np.abs(clipped / step - (clipped / step).round()).max() < 1e-6
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -123,9 +159,11 @@ def test_the_account_is_opacus_and_lasts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ("clip = 1.0", "go together"),
-        ("clip = 1.0\nclip_numbers = 1.0\nnoise = -1.0", "go together, all above 0"),
+        ("clip = 1.0", "together"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = -1.0", "together"),
         ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1.0\ndelta = 2.0", "between 0 and 1"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1e-12", "together"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = nan", "together"),
         ("epsilon = 3.0", "needs noise"),
         ("sigma = 1.0", "unknown key of .privacy. 'sigma'"),
         ('noise = "much"', "must be float"),
@@ -269,6 +307,20 @@ def test_a_repeated_request_is_spent_once(tmp_path: Path) -> None:
         site.account = Account(site.privacy, tmp_path / name)
     federation.federate(replace(SHORT, participation=1.0), faulty, progress=False)
     assert faulty.there["a"].account.spent() == spent({3.0: 2}, 1e-5)
+
+
+def test_measured_twice_is_answered_from_disk_and_spent_once(tmp_path: Path) -> None:
+    sites = noisy(tmp_path)
+    requests: list[bytes] = []
+    first = sites._sites["a"]
+    answer = first.answer
+    first.answer = lambda request: (requests.append(request), answer(request))[1]  # type: ignore[method-assign]
+    diagnose(SHORT, sites, ["grad_norm"])
+    again = noisy(tmp_path)._sites["a"]
+    one, other = (decode(each.answer(requests[-1])).head for each in (again, again))
+    assert one == other
+    assert one["kind"] == "measured"
+    assert again.account.spent() == spent({3.0: 1}, 1e-5)
 
 
 @pytest.mark.parametrize(
