@@ -32,6 +32,7 @@ from figures.drawing import save_png
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
+from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 
 NAME = "gallery"
@@ -173,7 +174,7 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
     Report(pd.concat(parts, ignore_index=True), header).write(to / "rows.jsonl")
     plan.save(to / "plan.json")
     for name, table in tables.items():
-        table.to_csv(to / f"{name}.csv", index=False, float_format=ROUNDED)
+        (to / f"{name}.csv").write_bytes(csv_bytes(table, float_format=ROUNDED))
     return seconds
 
 

@@ -31,6 +31,7 @@ from figures.papers import published_table as published_table
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.names import csv_bytes
 
 HERE = Path(__file__).parent
 ROWS, PICTURES = HERE / "rows", HERE / "pictures"
@@ -343,7 +344,7 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
             else:
                 save_png(drawing.figure, out / f"{item.name}.png")
     plt.close(drawing.figure)
-    drawing.table.to_csv(out / f"{item.name}.csv", index=False, float_format="%.6g")
+    (out / f"{item.name}.csv").write_bytes(csv_bytes(drawing.table, float_format="%.6g"))
     lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]
     head = [*lines[:3], *_notes(item), *([drawing.text] if drawing.text else [])]
     page = "\n\n".join(head) + "\n\n" + "\n".join(lines[3:]) + "\n"

@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from fl_core.names import in_markdown
+
 
 def percent(mean: float, low: float, high: float, sign: str = "") -> str:
     """A share in percent with half the width of its interval; a dash if there is none."""
@@ -28,8 +30,8 @@ def span(numbers: Iterable[int]) -> str:
 
 def markdown(columns: Mapping[str, Sequence[Any]]) -> str:
     """A Markdown table from columns of equal length."""
-    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
-    lines += [" | ".join(map(str, cells)) for cells in zip(*columns.values(), strict=True)]
+    rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
+    lines = [" | ".join(in_markdown(str(cell)) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 

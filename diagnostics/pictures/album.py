@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.names import in_file_name
 from fl_core.scores import SCORES, SHOWN
 
 from ..metrics.base import known
@@ -67,7 +68,7 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
 
     Unless named, these are all but the further scores, such as AUROC, which are many and some without a value.
 
-    Each is drawn when it is called, so that not all need be open at once.
+    Their names are names of files. Each is drawn when it is called, so that not all need be open at once.
 
     A metric's curve shows what was seen in training where the rows have that, else the metric's default variant, and
     of several rounds the last.
@@ -83,7 +84,7 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
     pictures: dict[str, Callable[[], Figure]] = {}
     for name in dict.fromkeys(check_known("metric among the rows", name, present) for name in wanted):
         for title, draw in _pictures(frame[frame["metric"] == name], name).items():
-            pictures[title] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
+            pictures[in_file_name(title)] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
     if not pictures:
         raise UsageError(f"there is no picture of {listing(metrics or present)}")
     return pictures

@@ -6,7 +6,6 @@ import base64
 import io
 import re
 from collections.abc import Mapping
-from html import escape
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known
+from fl_core.names import in_html
 from fl_core.records.files import write_atomically
 
 from . import described
@@ -62,8 +62,8 @@ thead th { border-bottom: 2px solid var(--soft); }
 class Page:
     """A report to which text, figures and tables are added from top to bottom.
 
-    Everything given is text and is escaped: markup in it is shown, not followed. The file holds its style and its
-    pictures (PNG) and asks for nothing from elsewhere; the same contents give the same bytes.
+    Everything given is text and is escaped: markup and control characters in it are shown, not followed. The file holds
+    its style and its pictures (PNG) and asks for nothing from elsewhere; the same contents give the same bytes.
 
     Args:
         title: the heading, and the title of the window.
@@ -72,7 +72,7 @@ class Page:
 
     def __init__(self, title: str, lead: str = "") -> None:
         self.title = title
-        self._parts = [f"<h1>{escape(title)}</h1>"]
+        self._parts = [f"<h1>{in_html(title)}</h1>"]
         if lead:
             self._parts.append(f'<p class="lead">{_inline(lead)}</p>')
         self._figures = self._tables = 0
@@ -119,7 +119,7 @@ class Page:
         self._parts.append(
             f'<figure{scrolled}><div class="wide"><img src="data:image/png;base64,{base64.b64encode(png).decode()}" '
             f'width="{pixels}" style="--width: {pixels}px" '
-            f'alt="{escape(alt or described.in_words(drawn))}"></div>'
+            f'alt="{in_html(alt or described.in_words(drawn))}"></div>'
             f"<figcaption><b>Figure {self._figures}.</b> {_inline(caption)}</figcaption></figure>"
         )
         return png
@@ -144,7 +144,7 @@ class Page:
         ]
         kinds = [' class="number"' if number else "" for number in numeric]
         columns = [str(column) for column in table.columns]
-        head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
+        head = "".join(f"<th{kind}>{in_html(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
         body = []
         for record in table.itertuples(index=False, name=None):
             cells = [_cell(value, (formats or {}).get(name), name) for value, name in zip(record, columns, strict=True)]
@@ -162,7 +162,7 @@ class Page:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
-            f"<title>{escape(self.title)}</title><style>{_CSS}</style></head>\n<body>\n"
+            f"<title>{in_html(self.title)}</title><style>{_CSS}</style></head>\n<body>\n"
             + "\n".join(self._parts)
             + "\n</body></html>\n"
         )
@@ -174,9 +174,9 @@ class Page:
 
 def _inline(text: str) -> str:
     """Escape text and format ``**strong**`` and `` `code` `` in it; code itself is not formatted."""
-    pieces = re.split(r"`([^`]+)`", text)
+    pieces = re.split(r"`([^`]+)`", " ".join(text.split("\n")))
     for k, piece in enumerate(pieces):
-        safe = escape(piece)
+        safe = in_html(piece)
         pieces[k] = f"<code>{safe}</code>" if k % 2 else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
     return "".join(pieces)
 
@@ -188,6 +188,6 @@ def _cell(value: Any, form: str | None, column: str) -> str:
     if form is None:
         form = ".4g" if isinstance(value, Real) and not isinstance(value, Integral) else ""
     try:
-        return escape(format(value, form))
+        return in_html(format(value, form))
     except (ValueError, TypeError) as error:
         raise UsageError(f"the format {form!r} does not fit {value!r} in column {column!r}") from error

@@ -70,11 +70,12 @@ class Predict(Command):
         _check_replaceable(self.out)
 
         from fl_core.exported import SCORES, predict
+        from fl_core.names import csv_bytes
         from fl_core.records.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
         made = predict(self.file, self.data, code=self.model_code)
-        write_atomically(self.out, made.frame(self.scores).to_csv(index=False).encode())
+        write_atomically(self.out, csv_bytes(made.frame(self.scores)))
         print(f"{len(made.samples)} predictions: {self.out}")
 
 

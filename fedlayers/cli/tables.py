@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fl_core.errors import listing
+from fl_core.names import printable
 from fl_core.ordering import MANY, in_order
 from fl_core.training.evaluate import SCORES
 
@@ -43,7 +44,7 @@ def scores(frame: pd.DataFrame, round: int) -> str:
         if len(table) > 1:
             table.loc[f"all {len(weight)}"] = everyone
         parts[model] = table
-    shown = pd.concat(parts, names=["model", "client"])
+    shown = pd.concat(parts, names=["model", "client"]).rename(index=printable)
     mean = "; all: their mean, weighted by training samples" if any(len(part) > 1 for part in parts.values()) else ""
     return f"{title}{mean}\n{shown.round(4).to_string()}"
 
@@ -67,7 +68,7 @@ def measured(report: Report, metric: str, variant: str) -> str:
             "mean": table.mean(axis=1),
         }  # fmt: skip
         table = pd.DataFrame(columns, index=table.index)
-    return str(table.to_string(float_format="{:.4g}".format))
+    return str(table.rename(columns=printable).to_string(float_format="{:.4g}".format))
 
 
 def splits(report: Report, metric: str, variant: str) -> str:

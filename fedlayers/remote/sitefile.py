@@ -17,6 +17,7 @@ from fl_core.data.columns import READING
 from fl_core.data.registry import DATASETS
 from fl_core.data.text import HASHED
 from fl_core.errors import UsageError, check_known
+from fl_core.names import in_file_name
 
 TABLES = ("name", "folder", "device", "data", "policy", "privacy", "connection")
 DATA = ("dataset", "client", "classes", "data_root", "vocabulary", *READING)
@@ -100,7 +101,7 @@ class SiteFile:
         connection = found.get("connection", {})
         if not isinstance(connection, dict):
             raise UsageError(f"connection must be a table, not {connection!r}")
-        folder = here / found.get("folder", f"{name}-state")
+        folder = here / found.get("folder", f"{in_file_name(name)}-state")
         return cls(path, name, folder, data, policy, privacy, found.get("device", "cpu"), connection)
 
     def site(self) -> Site:

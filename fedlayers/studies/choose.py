@@ -36,6 +36,7 @@ from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, listing
+from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.records.files import write_atomically, write_json
@@ -296,7 +297,7 @@ def choose(
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
     choice = Choice(winner, race.arms, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole)
-    write_atomically(out / "standing.csv", stands.rounds.to_csv(index=False).encode())
+    write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
     write_json(out / "choice.json", choice.to_json())
     if plan is not None:
         plan.save(out / "plan.json")

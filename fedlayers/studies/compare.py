@@ -24,6 +24,7 @@ from fl_core.config import RunConfig, resolved
 from fl_core.data import Partition
 from fl_core.decision import Instruments
 from fl_core.errors import UsageError, check_distinct, check_known, listing
+from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from fl_core.records.files import write_atomically
@@ -332,7 +333,7 @@ def compare(
     result = Comparison(pd.concat(frames, ignore_index=True), best, _training(jobs[: len(algorithms)]), score=score)
     header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
-    write_atomically(out / "table.csv", result.table.to_csv(index=False).encode())
+    write_atomically(out / "table.csv", csv_bytes(result.table))
     return result
 
 

@@ -27,6 +27,7 @@ from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
+from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.records.files import write_atomically
 from fl_core.registry import is_outside
@@ -278,10 +279,10 @@ def regret(
         for seed in tqdm(seeds, desc="held-out samples", unit="seed", disable=not progress)
     ]
     scores = scores.merge(pd.concat(judged, ignore_index=True), how="left")
-    write_atomically(out / "scores.csv", scores.to_csv(index=False).encode())
+    write_atomically(out / "scores.csv", csv_bytes(scores))
     result = Regret(score, names, scores, pd.DataFrame(decided))
     for name, table in (("regret", result.choices), ("table", result.table)):
-        write_atomically(out / f"{name}.csv", table.to_csv(index=False).encode())
+        write_atomically(out / f"{name}.csv", csv_bytes(table))
     return result
 
 

@@ -22,6 +22,7 @@ from fl_core import __version__, runner
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
+from fl_core.names import csv_bytes
 from fl_core.records import store
 from fl_core.records.files import write_atomically
 from fl_core.task import Task
@@ -172,7 +173,7 @@ def tune(
                 tell(f"{name} has {count} different settings, which are all tried")
         failed = run_entries(entries, None, place, tell)
     table = _table(tried, score, failed)
-    write_atomically(out / "trials.csv", table.to_csv(index=False).encode())
+    write_atomically(out / "trials.csv", csv_bytes(table))
     for name in algorithms:
         if not table.loc[table["algorithm"] == name, "best"].any():
             reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]

@@ -15,7 +15,7 @@ from fl_core.rows import Row
 EXPERIMENT = "fedlayers"
 """The experiment of all runs, unless the environment's MLFLOW_EXPERIMENT_NAME says another."""
 MOST = 1000  # metrics that MLflow takes at a time
-_STRANGE = re.compile(r"[^\w\-./ ]", re.ASCII)  # what MLflow does not take in a metric's name
+_STRANGE = re.compile(r"[^\w\-./ ]|(?<=/)[./]|^[./]|/$", re.ASCII)  # what MLflow does not take in a metric's name
 _TAG = "fedlayers.run"
 
 

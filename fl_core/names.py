@@ -1,0 +1,90 @@
+"""Writes names that others chose, of clients, classes and columns, so that no reader takes them for commands."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FORMULA = "=+-@＝＋－＠"
+"""What begins a formula for a spreadsheet."""
+_HIDDEN = ("Cc", "Cs", "Zl", "Zp")
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""What turns the direction of the text behind it."""
+_LONGEST = 60
+
+
+def printable(text: str) -> str:
+    r"""Return text with control characters, line ends and turns of direction as escapes.
+
+    >>> printable("Café\n\x00")
+    'Café\\n\\x00'
+    """
+    if text.isprintable():
+        return text
+    hidden = (each in _TURNS or unicodedata.category(each) in _HIDDEN for each in text)
+    return "".join(
+        each.encode("unicode_escape").decode() if escaped else each for each, escaped in zip(text, hidden, strict=True)
+    )
+
+
+def in_html(text: str) -> str:
+    """Return text for an element or an attribute of HTML.
+
+    >>> in_html("<script>")
+    '&lt;script&gt;'
+    """
+    return html.escape(printable(text))
+
+
+def in_markdown(text: str) -> str:
+    r"""Return text for a cell of a Markdown table; its links and code stay.
+
+    >>> in_markdown("a|b <script>")
+    'a\\|b &lt;script>'
+    """
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"(?<!\\)\|", r"\|", printable(text)))
+
+
+def in_csv(value: Any) -> Any:
+    """Return a cell of a CSV table: a text that a spreadsheet would compute begins with an apostrophe.
+
+    >>> in_csv("=cmd()"), in_csv("-1"), in_csv(-1)
+    ("'=cmd()", '-1', -1)
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip()[:1] in tuple(_FORMULA) and not _is_number(text) else text
+
+
+def csv_bytes(table: pd.DataFrame, **options: Any) -> bytes:
+    """Return a table as a CSV file without its index; options are those of ``to_csv``."""
+    safe = table.set_axis([in_csv(name) for name in table.columns], axis=1)
+    safe = safe.apply(lambda column: column if column.dtype.kind in "biufc" else column.astype(object).map(in_csv))
+    return str(safe.to_csv(index=False, **options)).encode()
+
+
+def in_file_name(text: str) -> str:
+    """Return a name for one file within its folder; a changed name ends in a digest, so that no two become one.
+
+    >>> in_file_name("macro_f1_clients"), in_file_name("../x")
+    ('macro_f1_clients', 'x-d6b96a97')
+    """
+    kept = re.sub(r"[^\w.,=+ -]", "_", text)[:_LONGEST].lstrip("._- ").rstrip(". ")
+    if kept == text:
+        return text
+    return f"{kept or 'name'}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""Names of clients, classes and columns that others chose do nothing in reports, tables and file names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from fedlayers.cli import tables
+from fedlayers.diagnostics.pictures.album import album
+from fedlayers.diagnostics.pictures.page import Page
+from fedlayers.remote.sitefile import SiteFile
+from figures.page import markdown
+from fl_core import rows
+from fl_core.exported import Predictions
+from fl_core.loggers.mlflow import _STRANGE
+from fl_core.names import csv_bytes, in_csv, in_file_name, printable
+from tests.diagnostics.test_page import Tree
+
+ROOT = Path(__file__).parents[2]
+NAMES = [
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "=cmd()", "+cmd()", "-cmd()", "@cmd()", "\t=cmd()",
+    "../x", "/etc/x", "a\x00b", "a\nb", "a\r\n\r\n## b", "a|b", "\x1b[31mred", "\u202eabc", "\u2028=cmd()", " =cmd()",
+]  # fmt: skip
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_shows_names_as_text(name: str) -> None:
+    page = Page(name, name)
+    figure = Figure()
+    figure.subplots().set_xlabel(name)
+    page.figure(figure, name, alt=name)
+    page.table(pd.DataFrame({name: [name]}, index=pd.Index([name], name=name)), name)
+    html = page.html()
+    tree = Tree(html)
+    assert not CONTROLS.search(html)
+    assert "script" not in {tag for tag, _ in tree.tags}
+    assert len(tree.all("img")) == 1
+    assert set(tree.all("img")[0]) == {"src", "width", "style", "alt"}
+    assert not tree.all("h2")
+    assert len(tree.all("td")) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_of_predictions_holds_no_formula_and_no_further_lines(name: str) -> None:
+    made = Predictions((name, "0"), (name, "other"), torch.tensor([[2.0, -1.0], [2.0, -1.0]]))
+    lines = list(csv.reader(io.StringIO(csv_bytes(made.frame()).decode())))
+    assert [len(line) for line in lines] == [4, 4, 4]
+    for line in lines:
+        for cell in line:
+            assert not CONTROLS.search(cell)
+            assert "\n" not in cell
+            assert cell.lstrip()[:1] not in tuple("=+-@")
+    assert lines[1][1] == lines[2][1] == in_csv(name)
+    assert float(lines[1][2]) == pytest.approx(float(made.probabilities[0, 0]))
+
+
+def test_numbers_and_plain_names_stay_as_they_are() -> None:
+    table = pd.DataFrame({"class": ["-1", "+1", None], "n": [-1, 2, 3], "x": [-0.5, np.nan, 2.0], "is": [True] * 3})
+    assert csv_bytes(table) == table.to_csv(index=False).encode()
+    assert csv_bytes(table, float_format="%.2f") == table.to_csv(index=False, float_format="%.2f").encode()
+    assert csv_bytes(table.iloc[:0]) == table.iloc[:0].to_csv(index=False).encode()
+    for name in ("cleveland", "Sao Paulo", "Köln", "macro_f1_clients", "prompts.0"):
+        assert printable(name) == in_csv(name) == in_file_name(name) == name
+
+
+def test_every_table_is_written_by_the_one_that_escapes() -> None:
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("fl_core", "diagnostics", "fedlayers", "figures", "notebooks")
+        for path in (ROOT / folder).rglob("*.py")
+        if ".to_csv(" in path.read_text(encoding="utf-8")
+    ]
+    assert found == ["fl_core/names.py"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_markdown_table_keeps_its_cells(name: str) -> None:
+    lines = markdown({"client": [name, "b"], name: [1, "[x](y.md)"]}).split("\n")
+    assert len(lines) == 4
+    for line in lines:
+        assert not CONTROLS.search(line)
+        assert len(re.findall(r"(?<!\\)\|", line)) == 3
+        assert not re.search(r"<[a-z/]", line)
+    assert lines[3].endswith("[x](y.md) |")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "..", ".", "x" * 300, "ä" * 300])
+def test_a_file_name_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{in_file_name(name)}.png"
+    path.write_bytes(b"")
+    assert path.resolve().parent == tmp_path
+    assert not path.name.startswith("-")
+
+
+def test_file_names_differ_where_names_do() -> None:
+    names = [*NAMES, "x", "..x", "_x", "../../x", "x" * 100, "x" * 101]
+    assert len({in_file_name(name).lower() for name in names}) == len(names)
+
+
+def test_pictures_are_drawn_and_named_within_their_folder() -> None:
+    found = [
+        rows.row(metric, 0.5 + k, client=client, layer=f"../../{k}")
+        for metric in ("prompt_attention", "grad_norm")
+        for client in ["$x^$", "a\x00b", "<script>", "=cmd()", "_x"]
+        for k in (1, 2)
+    ]
+    pictures = album(rows.frame(found))
+    assert len(pictures) == 3
+    assert all(name == in_file_name(name) for name in pictures)
+    page = Page("t")
+    page.figure(pictures["grad_norm"](), "c")
+    assert not CONTROLS.search(page.html())
+
+
+def test_a_sites_folder_lies_beside_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    for written in (r"..", r"a\u0000b", r"a\nb", r"a\\..\\b"):
+        path.write_text(f'name = "{written}"\n[data]\ndataset = "heart"\n')
+        folder = SiteFile.read(path).folder
+        folder.mkdir()
+        assert folder.resolve().parent == tmp_path
+
+
+def test_the_terminals_tables_have_no_control_characters() -> None:
+    frame = rows.frame(
+        [
+            rows.row("accuracy", 0.5, client=name, split="test", model="global", round=1, n_train=4)
+            for name in NAMES[:2] + NAMES[-4:-1]
+        ]
+    )
+    shown = tables.scores(frame, 1)
+    assert not CONTROLS.search(shown)
+    assert len(shown.splitlines()) == 1 + 2 + 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mlflow_gets_no_path(name: str) -> None:
+    curve = _STRANGE.sub("_", f"accuracy/test/client/{name}")
+    assert re.fullmatch(r"[\w\-./ ]+", curve, re.ASCII)
+    assert not {"", ".", ".."} & set(curve.split("/"))
