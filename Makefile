@@ -5,18 +5,32 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo federation figures notebooks lists docs test test-slow test-federation clean
+.PHONY: help setup lock demo federation figures notebooks lists docs test test-slow test-federation clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
-setup: $(READY)  ## the environment in .venv, with pinned versions
+setup: $(READY)  ## the environment in .venv, with pinned versions; LOCKED=1: with pinned contents, too (Linux, Python 3.11)
 
+ifdef LOCKED
+$(READY): requirements.lock
+endif
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedlayers needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	$(BIN)/python -c 'import sys; sys.exit((sys.version_info[:2], sys.platform) != ((3, 11), "linux") and "LOCKED=1 is for Python 3.11 on Linux; leave it out, or set PYTHON=")'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+endif
 	touch $@
+
+lock:            ## requirements.lock, made anew from pyproject.toml and constraints.txt
+	$(BIN)/uv pip compile pyproject.toml --extra dev --constraint constraints.txt --generate-hashes --upgrade --quiet \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+		--python-version 3.11.7 --python-platform x86_64-manylinux_2_28 --output-file requirements.lock
 
 demo: $(READY)   ## the main job on real data, about a minute: out/demo/report.html
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)

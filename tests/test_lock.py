@@ -1,0 +1,59 @@
+"""requirements.lock pins the contents of what constraints.txt pins the versions of, and names no host."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+PINS = dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", LOCK, re.MULTILINE))
+
+
+def test_every_line_is_a_version_or_a_hash() -> None:
+    line_of = re.compile(r"[\w.-]+(\[[\w,-]+\])?==[\w.!+]+( ; [^/@]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
+    for line in LOCK.splitlines():
+        assert re.fullmatch(
+            r"[\w.-]+(\[[\w,-]+\])?==[\w.!+]+( ; [^/@]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line
+        )
+    parts = re.split(r"^(?=\w)", LOCK, flags=re.MULTILINE)[1:]
+    assert len(parts) == len(PINS) > 100
+    assert all("--hash=sha256:" in part for part in parts)
+
+
+def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs() -> None:
+    constraints = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    versions = {canonicalize_name(name): version for name, version in constraints.items()}
+    assert {name: versions.get(canonicalize_name(name)) for name in PINS if name != "setuptools"} == {
+        name: version for name, version in PINS.items() if name != "setuptools"
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    todo = ["dev"]
+    while todo:
+        for each in map(Requirement, extras[todo.pop()]):
+            if each.name == "fedlayers":
+                todo += each.extras
+            else:
+                wanted.append(str(each))
+    for each in map(Requirement, wanted):
+        assert each.specifier.contains(PINS[canonicalize_name(each.name)])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("locked", [True, False])
+def test_setup_asks_for_hashes_where_it_is_told_to(locked: bool, tmp_path: Path) -> None:
+    command = ["make", "-n", "setup", f"VENV={tmp_path / 'venv'}", *["LOCKED=1"] * locked]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    installs = [line for line in lines if "pip install" in line]
+    checked = ["--require-hashes" in line or "--no-deps" in line for line in installs]
+    assert checked == ([True, True] if locked else [False])
+    assert ("constraints.txt" in "".join(installs)) is not locked
