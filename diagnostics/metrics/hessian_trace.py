@@ -25,10 +25,10 @@ class HessianTrace:
 
     Attributes:
         variant: ``"trace"``, or ``"released"``: the nuclear norm that PLayer-FL's released code computes
-            (:func:`diagnostics.curvature.released.released`), which is no trace and has no estimator or backend.
+            (:func:`diagnostics.curvature.released.released`). It is not a trace and has no estimator or backend.
 
     Raises:
-        UsageError: an unknown choice, too few probes, or an option that the variant does not have.
+        UsageError: a choice is unknown, there are too few probes, or the variant lacks an option.
     """
 
     estimator: str = "auto"
@@ -66,12 +66,12 @@ class HessianTrace:
     look={"label": "Hessian trace", "meaning": "higher = sharper", "log": True},
 )
 def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
-    """Two rows a client and layer: the trace of the layer's Hessian block over its parameters' number, and undivided.
+    """Return two rows a client and layer: the trace of the layer's Hessian block, per parameter and undivided.
 
-    Both are signed; PLayer-FL, Eq. A.2, divided by the number of parameters as its section 5.1 says. With
-    ``variant="released"``, one row instead, see :class:`HessianTrace`.
+    Both are signed. PLayer-FL's Eq. A.2 is divided by the number of parameters, as its section 5.1 says. With
+    ``variant="released"`` there is one row instead, see :class:`HessianTrace`.
 
-    Memory: the activations of ``batch`` samples and the graph of their derivatives; where the model is, one client's
+    Memory: the activations of ``batch`` samples and the graph of their derivatives; on the model's device, one client's
     samples at a time.
 
     Raises:
