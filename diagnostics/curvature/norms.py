@@ -182,8 +182,8 @@ def _outer_norm(
 ) -> Callable[[Tensor], Tensor]:
     """Return a function from output gradients to ||delta u^T||_F^2 per sample.
 
-    The gradients are [n, g, out, L] and the patches u are [n, g, i, L]. The function computes either the product
-    itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
+    The gradients have the shape [n, g, out, L]. The patches u have the shape [n, g, i, L]. The function computes either
+    the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
     """
     n, groups, inner, length = shape
     work = length * length * (out + 1) + grams.work / passes

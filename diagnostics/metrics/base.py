@@ -33,7 +33,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class Look:
-    """How a metric is drawn over the layers: labels, and whether the axis is logarithmic.
+    """The style of a metric's picture over the layers: labels, and whether the axis is logarithmic.
 
     Attributes:
         label: the label of the axis. Empty: the metric's name.

@@ -26,8 +26,8 @@ def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     A value of 1 means same up to a linear map. See :func:`diagnostics.representation.moments.mean_cca`. A layer with as
     many features as samples has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
 
-    Memory: a forward pass of ``batch`` samples; per model and layer n x min(n, d) numbers; with ``positions="samples"``
-    M d^2 / 2 for M models.
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers. With
+    ``positions="samples"`` it is M d^2 / 2 for M models.
 
     Raises:
         UsageError: the probe does not fit the models.

@@ -100,10 +100,10 @@ class GradNoise:
 def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
     """Return two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
 
-    Memory: one batch's activations and layer inputs and, of each client until all are read, the gradient in float64.
-    The patches of a convolution are formed for :data:`~diagnostics.gradients.noise.CACHED` elements at a time on a CPU,
-    for a batch elsewhere. The gradients of single samples are formed for :data:`~diagnostics.gradients.noise.CHUNK`
-    samples at a time, or one.
+    Memory: one batch's activations and layer inputs. Until all clients are read, each also keeps the gradient in
+    float64. The patches of a convolution are formed for :data:`~diagnostics.gradients.noise.CACHED` elements at a time
+    on a CPU, and for a batch elsewhere. The gradients of single samples are formed for
+    :data:`~diagnostics.gradients.noise.CHUNK` samples at a time, or one.
 
     Raises:
         UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.

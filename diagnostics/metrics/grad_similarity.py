@@ -22,9 +22,9 @@ from .base import Measurement, metric
 class GradSimilarity:
     """The cosine <g_a, g_b> / (||g_a|| ||g_b||) of the gradients of each pair of clients, in [-1, 1].
 
-    Here g is the gradient of the client's mean loss over its data. 1 means that the clients pull the layer the same
-    way, 0 at right angles, -1 against each other. Every client's gradient is held until all exist: 8 bytes a weight and
-    client.
+    Here g is the gradient of the client's mean loss over its data. The clients pull the layer the same way at 1, at
+    right angles at 0, and against each other at -1. Every client's gradient is held until all exist: 8 bytes a weight
+    and client.
 
     Raises:
         UsageError: the choice of tensors is unknown.

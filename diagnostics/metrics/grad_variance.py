@@ -53,8 +53,8 @@ class GradVariance(Statistic):
 def grad_variance(measurement: Measurement, options: GradVariance) -> list[Row]:
     """Return one row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).
 
-    Memory: one batch's activations and, of each client until all are read, the gradient in float64, 8 bytes a weight
-    (once for all metrics of the pass); with ``reduction="batch"`` one number a batch and layer instead.
+    Memory: one batch's activations. Until all clients are read, each also keeps the gradient in float64, 8 bytes a
+    weight, once for all metrics of the pass. With ``reduction="batch"`` it keeps one number a batch and layer instead.
 
     Raises:
         UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.

@@ -41,7 +41,7 @@ class HessianSpectrum:
 
     @property
     def written(self) -> str:
-        """What of the samples the rows hold, apart from their values: with ``density``, eigenvalues in the variants."""
+        """Description of what the rows hold apart from values: with ``density``, eigenvalues in the variants."""
         return f"the eigenvalues of density={self.density}" if self.density else ""
 
 
@@ -68,9 +68,9 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     error. With ``density`` there are further rows. Their variant is ``at`` and an eigenvalue. Their value in [0, 1] is
     the share of the layer's eigenvalues there. They sum to 1.
 
-    Memory: the activations of ``batch`` samples and the graph of their derivatives; on the model's device, one client's
-    samples at a time; of one layer at a time the Lanczos vectors, each as long as its weights: about 20, with
-    ``density`` as many as steps; of a small layer its block.
+    Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
+    client's samples at a time. One layer at a time has Lanczos vectors, each as long as its weights. There are about
+    20, and as many as steps with ``density``. A small layer has its block instead.
 
     Raises:
         UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.

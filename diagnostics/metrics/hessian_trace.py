@@ -71,8 +71,8 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     Both are signed. PLayer-FL's Eq. A.2 is divided by the number of parameters, as its section 5.1 says. With
     ``variant="released"`` there is one row instead, see :class:`HessianTrace`.
 
-    Memory: the activations of ``batch`` samples and the graph of their derivatives; on the model's device, one client's
-    samples at a time.
+    Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
+    client's samples at a time.
 
     Raises:
         UsageError: as in :func:`diagnostics.curvature.hessian.hessian_trace`.

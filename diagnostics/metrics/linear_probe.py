@@ -50,9 +50,9 @@ def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
     :func:`diagnostics.representation.classifiers.probed`. The error does not include the variation of the training
     samples.
 
-    Memory: a forward pass of ``batch`` samples; of one client the outputs of all layers for at most ``samples``
-    samples, of all clients together for as many again; at one layer at a time their float64 copy, or n x n numbers if a
-    sample has more than n features.
+    Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
+    one client, and for as many again of all clients together. One layer at a time has a float64 copy. If a sample has
+    more than n features, that layer has n x n numbers instead.
 
     Raises:
         UsageError: a client has no test data, or data do not fit.

@@ -51,7 +51,7 @@ def procrustes(measurement: Measurement, options: Procrustes) -> list[Row]:
 
     0 means same up to a rotation, pi / 2 unrelated. See :func:`diagnostics.representation.moments.procrustes_distance`.
 
-    Memory: a forward pass of ``batch`` samples; per model and layer n x min(n, d) numbers.
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers.
 
     Raises:
         UsageError: the probe does not fit the models.

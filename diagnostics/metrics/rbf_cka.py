@@ -56,7 +56,7 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
 
     See :func:`diagnostics.representation.gram.rbf_cka`.
 
-    Memory: a forward pass of ``batch`` samples; per model and layer n x n numbers (``"minibatch"``: n x batch).
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
 
     Raises:
         UsageError: the probe does not fit the models.

@@ -54,8 +54,8 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     Variant ``"own"`` uses each client's samples. Variant ``"pooled"``, client "", uses those of all clients, each seen
     by its own model. If it falls short of the clients' own values, the clients' models place a class differently.
 
-    Memory: a forward pass of ``batch`` samples; of one client the outputs of all layers for at most ``samples``
-    samples, and of all clients together for as many again.
+    Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
+    one client, and for as many again of all clients together.
 
     Raises:
         UsageError: data do not fit.

@@ -165,7 +165,7 @@ def centroids(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
-    """Return how well the features separate classes and clients; NaN with a single class or client.
+    """Measure how well the features separate classes and clients; NaN with a single class or client.
 
     * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to 1
       (Rousseeuw 1987). Higher means further apart. Good shared features are high in the first and low in the second.
