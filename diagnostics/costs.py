@@ -102,7 +102,7 @@ def cost_steps(tasks: Mapping[str, runner.Task]) -> pd.DataFrame:
     for name, task in tasks.items():
         algorithm = task.algorithm(task.plan)
         if algorithm.decides:
-            raise UsageError(f"what {name} costs hangs on the plan that it will decide on: give it one")
+            raise UsageError(f"run {name!r} must have a plan to compute its costs; got none. Give its task a plan.")
         workspace = runner.client_runner_of(task, {}).workspace
         each = round_costs(algorithm, workspace, task.data.shape, int(task.config.batch or 1))
         lines += [{"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)]

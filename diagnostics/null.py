@@ -112,7 +112,7 @@ def null_samples(
     if shuffle is None:
         return dict(data)
     if null == "clients" and len(data) < 2:
-        raise UsageError("null 'clients' deals samples among clients, and there is one set of data")
+        raise UsageError("null 'clients' must have at least 2 clients; got one set of data.")
     read = {name: _read(own, seed) for name, own in data.items()}
     sizes = {name: len(y) for name, (_, y, _) in read.items()}
     shapes = {tuple(x.shape[1:]) for x, _, _ in read.values()}
@@ -203,7 +203,7 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
             if reset is None:
                 where = f"module {name!r}, a {type(module).__name__}," if name else type(module).__name__
                 raise UsageError(
-                    f"null 'fresh': {where} cannot draw its weights anew; give the untrained model as start="
+                    f"null 'fresh': {where} cannot draw its weights again. Pass the untrained model as start."
                 )
             reset()
     return fresh

@@ -104,7 +104,7 @@ def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
         header, table = rows
         return header, table
     if isinstance(rows, pd.DataFrame):
-        raise UsageError("a table alone does not say what the layers are: give the report that it is of, or its file")
+        raise UsageError("rows must have a header with the layers; got a table alone. Pass the report or its file.")
     return rows.header, rows.table
 
 

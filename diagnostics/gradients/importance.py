@@ -78,8 +78,8 @@ class SensitivityAccumulator:
         names = [name for name in grads if name in self._known and grads[name] is not None]
         if grads and self._known and not self._known & grads.keys():
             raise UsageError(
-                f"gradients of {listing(grads, 3)}, but the layers hold {listing(sorted(self._known), 3)}: "
-                "another model's layers?"
+                f"gradients must be of the layers' parameters, such as {listing(sorted(self._known), 3)}; "
+                f"got {listing(grads, 3)}. Pass the layers of the same model."
             )
         for name in names:
             w, g = params[name], grads[name]
@@ -200,7 +200,7 @@ class Drawn:
     given: Result
 
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        raise TypeError("a resample takes in nothing more")
+        raise TypeError("a resample cannot be updated")
 
     def result(self) -> Result:
         """Return the resampled result, in the form of :meth:`SensitivityAccumulator.result`."""

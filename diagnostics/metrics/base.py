@@ -155,7 +155,7 @@ class Metric:
             check_known(f"option of {self.name}", name, types)
             if not _is_a(value, types[name]):
                 kinds = " or ".join(kind.__name__ for kind in _kinds(types[name]) if kind in _SIMPLE)
-                raise UsageError(f"{self.name}: {name}={value!r}; it takes {kinds}")
+                raise UsageError(f"{self.name}: {name} must be {kinds}; got {value!r}.")
         return self._told(lambda: self.options_type(**options))
 
     def check(self, measurement: Measurement, settings: Any) -> None:
@@ -232,7 +232,7 @@ def _undecorated(function: Any, path: str) -> Metric:
     if isinstance(function, Metric):
         return function
     if not inspect.isfunction(function):
-        raise UsageError(f"metric {path!r} is no function but {type(function).__name__}")
+        raise UsageError(f"metric {path!r} must be a function; got {type(function).__name__}.")
     return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
@@ -323,7 +323,7 @@ def known(name: str) -> Metric:
 
 
 def _gone(measurement: Measurement) -> list[Row]:
-    raise UsageError("this metric is known by its rows only; name the place of its code, package.module:function")
+    raise UsageError("the metric must be importable; got only its rows. Name its code as package.module:function.")
 
 
 __all__ = ["DEFAULT", "METRICS", "Layer", "Look", "Measurement", "Metric", "known", "metric"]

@@ -57,8 +57,8 @@ class FederationSensitivity:
         check_known("embeddings", self.embeddings, EMBEDDINGS)
         if (self.when == "training") != (self.recorded is not None):
             raise UsageError(
-                "federation sensitivity when='training' is what was recorded while training: "
-                "give recorded={client: result} with when='training', and only then"
+                f"recorded must go with when='training'; got when={self.when!r} "
+                f"{'without' if self.recorded is None else 'with'} it. Pass both or neither."
             )
         if self.single_batch is not None and self.single_batch < 1:
             raise UsageError(f"single_batch={self.single_batch}; at least 1 sample is needed")

@@ -40,7 +40,7 @@ class HessianTrace:
     def __post_init__(self) -> None:
         check_known("variant", self.variant, VARIANTS)
         if self.variant == "released" and (self.estimator, self.backend) != ("auto", "fedlayers"):
-            raise UsageError("variant 'released' is one computation: it has no estimator and no backend to choose")
+            raise UsageError("variant 'released' has no estimator and no backend to choose. Leave out both options.")
         if self.variant == "released":
             check_probes(self.probes, 1)
         else:

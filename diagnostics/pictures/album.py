@@ -92,7 +92,7 @@ def figure_of(drawn: Drawn) -> Figure:
     """Return the matplotlib figure to which the axes belong."""
     figure = (drawn[0] if isinstance(drawn, list) else drawn).get_figure(root=True)
     if figure is None:
-        raise UsageError("these axes belong to no figure any more")
+        raise UsageError("the axes must belong to a figure; got axes that were removed from theirs.")
     return figure
 
 

@@ -98,7 +98,7 @@ def panels(
                 spare.remove()
             axes = list(grid.flat[:count])
         if len(axes) < count:
-            raise UsageError(f"{len(axes)} axes for {count} panels")
+            raise UsageError(f"axes must be at least {count}, one for each panel; got {len(axes)}.")
         yield [
             Panel(ax, not ours or k >= count - columns, not ours or k % columns == 0)
             for k, ax in enumerate(axes[:count])

@@ -109,7 +109,7 @@ class Page:
         """
         drawn = figure.get_figure(root=True) if isinstance(figure, Axes) else figure
         if drawn is None:
-            raise UsageError("these axes belong to no figure any more")
+            raise UsageError("the axes must belong to a figure; got axes that were removed from theirs.")
         self._figures += 1
         file = io.BytesIO()
         drawn.savefig(file, format="png", dpi=DPI, bbox_inches="tight", facecolor="white", metadata={"Software": None})

@@ -229,7 +229,7 @@ def _right(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         if not isinstance(logits, Tensor) or logits.ndim != 2:
             raise UsageError("the classifier must give logits [n, C] for features [n, d]")
         if not bool(torch.isfinite(logits).all()):
-            raise NonFiniteError("logits that are not finite")
+            raise NonFiniteError("the logits must be finite; got NaN or infinity.")
         return (logits.argmax(1) == y).cpu()
 
 

@@ -29,7 +29,7 @@ def shifted_procrustes(x: Tensor, y: Tensor) -> float:
         UsageError: samples or positions differ, or there are no positions.
     """
     if x.ndim < 3 or x.shape[:-1] != y.shape[:-1]:
-        raise UsageError(f"maps of shapes {tuple(x.shape)} and {tuple(y.shape)}; the positions must be there and agree")
+        raise UsageError(f"maps must have the same samples and positions; got {tuple(x.shape)} and {tuple(y.shape)}.")
     try:
         return least_angle(unit_maps(x), unit_maps(y))
     except NoValue:

@@ -69,7 +69,7 @@ class Rule:
         """
         count = self.choose(values, threshold) if self.thresholded else self.choose(values)
         if count not in range(1, len(values) + 1):
-            raise RunError(f"rule {self.name!r} shares {count!r} layers; a number from 1 to {len(values)} is needed")
+            raise RunError(f"rule {self.name!r} must share 1 to {len(values)} layers; got {count!r}.")
         return int(count)
 
 
@@ -81,7 +81,7 @@ def _undecorated(function: Any, path: str) -> Rule:
     if isinstance(function, Rule):
         return function
     if not inspect.isfunction(function):
-        raise UsageError(f"rule {path!r} is no function but {type(function).__name__}")
+        raise UsageError(f"rule {path!r} must be a function; got {type(function).__name__}.")
     return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
