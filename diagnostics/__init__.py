@@ -1,7 +1,7 @@
-"""From models and data to evidence about layers, and from evidence to a plan.
+"""Measures layers on models and data, and turns the measurements into a plan.
 
-The folder is imported as ``fedlayers.diagnostics``, a name that no file beside a user's notebook can take. By its bare
-name, ``import diagnostics``, it is the same package.
+The folder is imported as ``fedlayers.diagnostics``. No file next to a user's notebook can take that name. The bare
+``import diagnostics`` gives the same package.
 """
 
 from __future__ import annotations

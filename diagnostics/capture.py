@@ -1,4 +1,4 @@
-"""Watch a model without changing it: recorded activations, checked batches, and everything restored afterwards."""
+"""Records activations, checks batches, and leaves the model as it was."""
 
 from __future__ import annotations
 
@@ -31,10 +31,14 @@ _HOOKS = (
 def untouched(*models: nn.Module) -> Iterator[None]:
     """Restore models and random state when the block ends, also after an error.
 
-    Covered: every module's training flag and hooks; every parameter's ``requires_grad`` and ``grad`` (the same tensor
-    object with the same values); buffers (same objects, same values, also non-persistent ones); torch's CPU
-    generator, and the CUDA generators if CUDA is in use. Parameter values are not: nothing here writes them.
-    Nothing is copied but buffers and the gradients that are there on entry.
+    These are restored:
+
+    * every module's training flag and hooks
+    * every parameter's ``requires_grad`` and ``grad``: the same tensor object with the same values
+    * buffers, also non-persistent ones: the same objects with the same values
+    * torch's CPU generator, and the CUDA generators if CUDA is in use
+
+    Parameter values are not restored, because nothing here writes them. Only buffers and existing gradients are copied.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with ExitStack() as stack:
@@ -76,10 +80,12 @@ def _remember(model: nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def set_mode(model: nn.Module, mode: str) -> Iterator[None]:
-    """Put the whole model in ``"eval"`` or ``"train"`` mode inside the block; restores everything as :func:`untouched`.
+    """Put the whole model in ``"eval"`` or ``"train"`` mode inside the block.
+
+    Everything is restored afterwards as by :func:`untouched`.
 
     Raises:
-        UsageError: another mode.
+        UsageError: the mode is another one.
     """
     check_known("mode", mode, ("eval", "train"))
     with untouched(model):
@@ -89,12 +95,12 @@ def set_mode(model: nn.Module, mode: str) -> Iterator[None]:
 
 @contextmanager
 def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
-    """Call ``hooks[path](module, inputs, output)`` after each call of the module at ``path``; "" is the model itself.
+    """Call ``hooks[path](module, inputs, output)`` after each call of the module at ``path``.
 
-    The hooks are gone when the block ends, also after an error.
+    The path "" is the model itself. The hooks are removed when the block ends, also after an error.
 
     Raises:
-        UsageError: a path that the model does not have; names the nearest.
+        UsageError: the model does not have the path. The message names the nearest one.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     for path in hooks:
@@ -106,7 +112,10 @@ def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """A module's output tensor: the output itself, or the first tensor in it (as of an LSTM or an attention)."""
+    """Return a module's output tensor: the output itself, or the first tensor in it.
+
+    An LSTM or an attention module returns several tensors, for example.
+    """
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
@@ -120,18 +129,19 @@ def first_tensor(output: Any) -> Tensor | None:
 def activations(
     model: nn.Module, outputs: Sequence[str], *, allow_repeats: bool = False
 ) -> Iterator[dict[str, Tensor]]:
-    """Record the outputs of the named modules, in a dictionary that every forward pass of ``model`` refills.
+    """Record the outputs of the named modules in a dictionary.
 
-    The tensors are detached copies (a later in-place ReLU does not reach them), of the module's first tensor where
-    it returns several, in the module's own shape. A module that a forward pass does not call is absent.
+    Every forward pass of ``model`` refills the dictionary. Its tensors are detached copies in the module's own shape,
+    so a later in-place ReLU does not change them. If a module returns several tensors, the first one is recorded. A
+    module that a forward pass does not call is absent.
 
     Args:
-        model: the model; call it inside the block.
-        outputs: module paths as in ``named_modules()``; "" is the model itself.
+        model: the model. Call it inside the block.
+        outputs: module paths as in ``named_modules()``. The path "" is the model itself.
         allow_repeats: keep the last call of a module that one forward pass calls more than once.
 
     Raises:
-        UsageError: a path that the model does not have; a module called twice in one pass; an output without a tensor.
+        UsageError: the model does not have a path, a module is called twice in one pass, or an output has no tensor.
     """
     recorded: dict[str, Tensor] = {}
 
@@ -152,14 +162,17 @@ def activations(
 
 
 def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
-    """Yield batches (x [n, ...], y [n]) of data, in order; labels of any type of integers come as int64.
+    """Yield batches (x [n, ...], y [n]) of data in order.
+
+    Integer labels of any type are converted to int64.
 
     Args:
         data: a pair (x, y) of tensors, an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
-        batch: samples per batch of a pair; None = all at once. A loader's own batches are left as they are.
+        batch: samples per batch of a pair. None means all at once. A loader keeps its own batches.
 
     Raises:
-        UsageError: no samples, lengths that differ, values that are not finite, or an iterator (read once, then gone).
+        UsageError: there are no samples, lengths differ, values are not finite, or the data are an iterator that can be
+            read only once.
     """
     if batch is not None and batch < 1:
         raise UsageError(f"a batch of {batch} samples; at least 1 is needed")
@@ -176,7 +189,7 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
 
 
 def whole(data: Data) -> Batch | None:
-    """The pair (x, y) if data are a pair of tensors; None if they are a loader.
+    """Return (x, y) if the data are a pair of tensors; None for a loader.
 
     Raises:
         UsageError: as :func:`batches`.

@@ -1,4 +1,4 @@
-"""Refuses models and data that cannot be measured together, by name and before anything is measured."""
+"""Checks that models and data can be measured together, before anything is measured."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribut
 
 
 def check_modules(models: Any) -> None:
-    """Refuse what is no module, nor several of them, or a module whose parameters have no shape yet.
+    """Refuse anything but a module, several modules, or a module with parameters that have no shape yet.
 
     Raises:
-        UsageError: names what it is.
+        UsageError: the message names the type that was given.
     """
     if isinstance(models, nn.Module):
         several: list[Any] = [models]
@@ -48,10 +48,10 @@ def check_modules(models: Any) -> None:
 
 
 def check_arrays(data: Any, whose: str) -> None:
-    """Refuse NumPy's arrays in place of a pair of tensors.
+    """Refuse NumPy arrays in place of a pair of tensors.
 
     Raises:
-        UsageError: says how they become tensors.
+        UsageError: the message explains how to convert arrays to tensors.
     """
     parts = {"data": data} if isinstance(data, np.ndarray) else {}
     if isinstance(data, (tuple, list)) and len(data) == 2:
@@ -63,16 +63,15 @@ def check_arrays(data: Any, whose: str) -> None:
 
 
 def check_inputs(subjects: Sequence[Subject], seed: int, differentiates: bool) -> None:
-    """Refuse samples that a client's model cannot take, and a model through which gradients do not flow.
+    """Refuse samples that a client's model cannot take, and models through which no gradients flow.
 
-    Two samples of every kind that there is, by type and shape, go through their client's model; what the models are
-    is left as it was.
+    Two samples of every type and shape pass through their client's model. The models are left as they were.
 
     Args:
         differentiates: whether gradients will be read.
 
     Raises:
-        UsageError: names the client, the module that fails, and what it was given.
+        UsageError: the message names the client, the module that fails, and its input.
     """
     seen = set()
     for subject in subjects:
@@ -109,7 +108,7 @@ def _check_pass(subject: Subject, x: Tensor, seed: int, differentiates: bool) ->
 
 
 def _misfit(subject: Subject, path: str, given: Tensor | None, x: Tensor, error: Exception) -> str:
-    """Why a forward pass failed, and what may be done about it."""
+    """Describe why a forward pass failed, and how to fix it."""
     module = subject.model.get_submodule(path)
     where = f"module {path!r}, a {type(module).__name__}," if path else "it"
     shape = "" if given is None else f" on {_kind(given)} {list(given.shape)}"
@@ -129,7 +128,10 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _reentrant(output: Any, inputs: Any = None) -> bool:
-    """Whether a reentrant checkpoint lies in the graph behind an output, up to the inputs that are given."""
+    """Return True if the graph behind an output contains a reentrant checkpoint.
+
+    The search ends at the given inputs.
+    """
     ends, starts = (first_tensor(each) for each in (inputs, output))
     waiting = [] if starts is None or starts.grad_fn is None else [starts.grad_fn]
     seen = {*waiting, *([] if ends is None else [ends.grad_fn])}
@@ -145,9 +147,9 @@ def _reentrant(output: Any, inputs: Any = None) -> bool:
 
 @contextmanager
 def _watched(model: nn.Module, entered: list[tuple[str, Any]], reentrant: list[str] | None = None) -> Iterator[None]:
-    """Keep in ``entered`` which modules have begun and not ended, with their inputs.
+    """Keep in ``entered`` the modules that have begun and not ended, with their inputs.
 
-    Those that have ended and hold a reentrant checkpoint are added to ``reentrant``, inner ones first.
+    Modules that have ended and contain a reentrant checkpoint are added to ``reentrant``, inner ones first.
     """
 
     def begin(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a plan costs and saves a round, from measured layers, and what the rounds of runs cost."""
+"""Costs of a plan in each round, and costs of the rounds of runs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ from .work import SIZES
 
 
 def plan_cost(plan: LayerPlan, costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What a plan sends, and what it saves against sharing everything.
+    """Return what a plan sends, and what it saves compared with sharing everything.
 
     Args:
         costs: rows of ``layer_cost`` (a report's frame), or {layer: {variant: value}}.
 
     Returns:
-        layers, layers_shared; parameters, parameters_shared; bytes_up and bytes_down: what a client sends and receives
-        each round; bytes_all: what it would send if everything were shared; bytes_saved = bytes_all - bytes_up, and
-        ``saved`` = bytes_saved / bytes_all in [0, 1], higher = cheaper. Where the costs have them, training FLOPs of
-        one sample (forward and backward): training_flops, and training_flops_shared of the layers that are shared.
+        A dict with these keys:
+
+        * layers, layers_shared; parameters, parameters_shared: numbers
+        * bytes_up, bytes_down: bytes that a client sends and receives each round
+        * bytes_all: bytes that it would send if everything were shared
+        * bytes_saved = bytes_all - bytes_up
+        * saved = bytes_saved / bytes_all in [0, 1]. Higher means cheaper.
+        * training_flops, training_flops_shared: FLOPs of one training sample, forward and backward, in all layers and
+          in the shared ones. They are absent if the costs do not have them.
 
     Raises:
-        UsageError: no costs, or none for a layer of the plan.
+        UsageError: costs are missing, in whole or for a layer of the plan.
     """
     table = _by_layer(costs)
     for layer in plan.layers:
@@ -81,23 +86,23 @@ def _by_layer(costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[s
 
 
 def cost_steps(tasks: Mapping[str, runner.Task]) -> pd.DataFrame:
-    """The cost of each round of several runs, computed before anything is trained.
+    """Compute the cost of each round of several runs before anything is trained.
 
-    Columns run, round (from 1), then of all clients together naive [scalars x batches], flops [FLOP] and moved [bytes]
-    (:class:`fl_core.costs.TrainingCost`). Everyone takes part in every round (the layer-scheduling paper's Table 4 and
-    Fig. 7).
+    The columns are run and round (from 1), then the sums over all clients: naive [scalars x batches], flops [FLOP] and
+    moved [bytes]. See :class:`fl_core.costs.TrainingCost`. Every client takes part in every round, as in the
+    layer-scheduling paper's Table 4 and Fig. 7.
 
     Args:
-        tasks: as :func:`fl_core.runner.assemble` gives them, by the name of the run.
+        tasks: name of the run -> its task from :func:`fl_core.runner.assemble`.
 
     Raises:
-        UsageError: an algorithm that decides on its plan while it trains, or as :func:`fl_core.costs.round_costs`.
+        UsageError: an algorithm chooses its plan while it trains, or as :func:`fl_core.costs.round_costs`.
     """
     lines = []
     for name, task in tasks.items():
         algorithm = task.algorithm(task.plan)
         if algorithm.decides:
-            raise UsageError(f"what {name} costs hangs on the plan that it will decide on: give it one")
+            raise UsageError(f"run {name!r} must have a plan to compute its costs; got none. Give its task a plan.")
         workspace = runner.client_runner_of(task, {}).workspace
         each = round_costs(algorithm, workspace, task.data.shape, int(task.config.batch or 1))
         lines += [{"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)]

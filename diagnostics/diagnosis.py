@@ -1,4 +1,4 @@
-"""One call that measures metrics on models and data, and returns tidy rows: :func:`diagnose`."""
+"""Measures metrics on models and data in one call, and returns tidy rows: :func:`diagnose`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def diagnose(
     retrain: Retrain | None = None,
     start: nn.Module | None = None,
 ) -> Report:
-    """Measure ``metrics`` on clients' models; the models and torch's random state are left as they were.
+    """Measure ``metrics`` on clients' models.
+
+    The models and torch's random state are left as they were.
 
     >>> import torch
     >>> models = {silo: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for silo in ("north", "south")}
@@ -79,40 +81,41 @@ def diagnose(
     ['null labels 1, models kept']
 
     Args:
-        models: one model, a list, or {client: model}; all with the same tensors. Clients without names are called
+        models: one model, a list, or {client: model}. All must have the same tensors. Clients without names are called
             client_0, client_1 and so on.
         data: a pair (x, y), an object with such ``x`` and ``y``, or a re-iterable loader; or one of these for each
             client, as a list or {client: data}. One model may be measured on many clients' data, and many on one.
-        metrics: names in :data:`METRICS`, or ``package.module:function``. Those that read gradients share one pass over
+        metrics: names in :data:`METRICS`, or ``package.module:function``. All metrics of gradients share one pass over
             the data.
         loss: default cross-entropy.
-        layers: exact names of the layers to report; default all of the model's.
-        probe: the samples on which clients' representations are compared, unless a metric's options name its own;
-            default the first 512 of the clients' data, equally many of each.
+        layers: exact names of the layers to report. Default: all layers of the model.
+        probe: the samples on which clients' representations are compared, unless a metric's options name its own.
+            Default: the first 512 samples of the clients' data, equally many of each.
         by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`.
-        layering: the models' layers, where more is known of them than the models show: an algorithm that builds
-            adapters or a second head into a model keeps the plain model's layers. Default: found by ``by``.
-        batch: samples at a time; a loader's own batches are left as they are.
-        seed: of everything that is drawn.
+        layering: the models' layers, if they cannot be found from the models. An algorithm that builds adapters or a
+            second head into a model keeps the plain model's layers. Default: found by ``by``.
+        batch: samples at a time. A loader keeps its own batches.
+        seed: seed of all random draws.
         mode: ``"eval"`` or ``"train"``.
-        n_train: training samples of each client, its weight in combined rows; default the samples of its data.
-        resamples: so many resamples of each client's batches to add, for how sure a decision is
-            (:mod:`diagnostics.resampling`), of grad_variance, grad_norm and federation_sensitivity. They cost no
-            further pass, and for the first two memory: 10 gradients in float64 while a client is read.
+        n_train: training samples of each client, its weight in combined rows. Default: the samples of its data.
+        resamples: number of resamples of each client's batches to add. They show how certain a decision is
+            (:mod:`diagnostics.resampling`). They exist for grad_variance, grad_norm and federation_sensitivity. They
+            need no further pass. The first two metrics need memory for 10 gradients in float64 while a client is read.
         progress: show a bar.
-        options: of single metrics, {metric: {option: value}}.
+        options: options of single metrics, {metric: {option: value}}.
         context: columns for all rows: run, algorithm, seed, round, model, split.
-        null: names of :data:`diagnostics.null.NULLS`: the same is measured again on each, for the report's ``nulls``,
-            with which :func:`~diagnostics.decide.select.select` compares. Data given for a metric's option ``test`` are
-            shuffled too, a probe is not.
+        null: names of :data:`diagnostics.null.NULLS`. The same is measured again on each null, for the report's
+            ``nulls``. :func:`~diagnostics.decide.select.select` compares them. Data of a metric's option ``test`` are
+            shuffled too. A probe is not.
         null_draws: random draws of each null that shuffles.
-        retrain: trains on a null's data: {client: data} -> models, as ``models`` are given. Without it the same models
-            are measured on the shuffled data; they still know the real ones, which the rows and decisions then say.
-        start: for the null ``fresh``, the untrained model; default: a copy whose modules draw their weights anew.
+        retrain: a function that trains on a null's data: {client: data} -> models, in the form of ``models``. Without
+            it the same models are measured on the shuffled data. They have seen the real data, and rows and decisions
+            record that.
+        start: the untrained model for the null ``fresh``. Default: a copy whose modules draw their weights again.
 
     Raises:
-        UsageError: an unknown name or option, an option out of range, numbers or names of models and data that do not
-            agree, models that differ in their tensors, data that do not fit, or a null that cannot be made of them.
+        UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
+            models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
     nulls = check_nulls(null, null_draws)
     request = DiagnosisRequest.of(metrics, options, probe, layers, batch, mode)
@@ -201,7 +204,10 @@ def diagnose(
 
 
 def _sharing(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, KeptPasses | None]]:
-    """Each metric with the passes that it shares with others; they are kept from their first reader to their last."""
+    """Yield each metric with the passes that it shares with others.
+
+    The passes are stored from their first reader to their last.
+    """
     left = Counter(metric.features for metric in metrics)
     kept = {features: KeptPasses() for features, count in left.items() if features and count > 1}
     for metric in metrics:
@@ -213,14 +219,14 @@ def _sharing(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, KeptPasses | N
 
 @dataclass(frozen=True)
 class DiagnosisRequest:
-    """The metrics, layers and options asked for, to be checked before there are models.
+    """The requested metrics, layers and options, to be checked before models exist.
 
     Attributes:
         metrics: each once, in the order given.
-        options: the options that each metric was given, by name, with the probe that is meant for all.
-        settings: the same as each metric takes them.
-        layers: names of the layers to report; None = all.
-        batch, mode: as of :func:`diagnose`.
+        options: the options given for each metric, by name, including the probe for all metrics.
+        settings: the same options as objects of each metric's own type.
+        layers: names of the layers to report. None means all.
+        batch, mode: as in :func:`diagnose`.
     """
 
     metrics: tuple[Metric, ...]
@@ -240,11 +246,11 @@ class DiagnosisRequest:
         batch: int = 256,
         mode: str = "eval",
     ) -> DiagnosisRequest:
-        """A request from the arguments of :func:`diagnose`.
+        """Make a request from the arguments of :func:`diagnose`.
 
         Raises:
-            UsageError: an unknown metric or mode, an option that is unknown or out of range, or both a probe and its
-                number of samples.
+            UsageError: a metric or mode is unknown, an option is unknown or out of range, or both a probe and its
+                number of samples are given.
         """
         chosen = chosen_metrics(metrics)
         check_known("mode", mode, ("eval", "train"))
@@ -254,20 +260,23 @@ class DiagnosisRequest:
         return cls(chosen, given, settings, asked, batch, mode)
 
     def kept(self, every: Sequence[Layer]) -> list[Layer]:
-        """The layers to report, out of all."""
+        """Return the layers to report, out of all."""
         names = [layer.name for layer in every]
         wanted = names if self.layers is None else [check_known("layer", name, names) for name in self.layers]
         return [layer for layer in every if layer.name in wanted]
 
     def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
-        """The layers that a metric is given: all of them if it is relative to the first layer or to the whole."""
+        """Return the layers that a metric reads.
+
+        It reads all layers if its values are relative to the first layer or to the whole.
+        """
         return every if metric.shared or metric.whole else self.kept(every)
 
     def check_task(self, task: str) -> None:
-        """Refuse metrics that need classes where numbers are predicted.
+        """Refuse metrics that need classes if the task predicts numbers.
 
         Raises:
-            UsageError: names them.
+            UsageError: the message names the metrics.
         """
         lacking = [metric.name for metric in self.metrics if metric.classes and task == REGRESSION]
         if lacking:
@@ -277,7 +286,7 @@ class DiagnosisRequest:
         """Refuse unknown layers, and options that do not fit the layers, batch or mode.
 
         Raises:
-            UsageError: names the layer or the option, and what it may be.
+            UsageError: the message names the layer or the option, and the allowed values.
         """
         self.kept(every)
         for metric in self.metrics:
@@ -286,10 +295,10 @@ class DiagnosisRequest:
 
 
 def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
-    """The metrics by name, or by ``package.module:function``, each once in the order given.
+    """Return the metrics by name or by ``package.module:function``, each once in the order given.
 
     Raises:
-        UsageError: an unknown one, with the nearest name; two of one name.
+        UsageError: a metric is unknown (the message gives the nearest name), or two have one name.
     """
     metrics: dict[str, Metric] = {}
     for name in dict.fromkeys((names,) if isinstance(names, str) else names):
@@ -302,7 +311,7 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
 def _options(
     chosen: Sequence[Metric], options: Mapping[str, Mapping[str, Any]], probe: Data | None
 ) -> dict[str, dict[str, Any]]:
-    """The options of each chosen metric, by its name."""
+    """Return the options of each chosen metric, by its name."""
     by_name: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
     for name, given in options.items():
         by_name[check_known("metric with options", name, by_name)].update(given)
@@ -327,7 +336,7 @@ def _loss(loss: Loss | str | None) -> Loss:
 
 
 def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Subject], int]:
-    """The clients as subjects, and the number of models that were given."""
+    """Return the clients as subjects, and the number of models that were given."""
     check_modules(models)
     model_names, own_models = _listed("models", models, isinstance(models, nn.Module))
     data_names, own_data = _listed("data", data, _is_one(data))
@@ -355,7 +364,10 @@ def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Sub
 
 
 def _listed(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
-    """Names and items of a mapping or a sequence, or of a single item; names are empty without a mapping."""
+    """Return names and items of a mapping, a sequence or a single item.
+
+    Names are empty without a mapping.
+    """
     if one:
         return [], [given]
     items = list(given.values()) if isinstance(given, Mapping) else list(given)
@@ -365,7 +377,7 @@ def _listed(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
 
 
 def _is_one(data: Any) -> bool:
-    """Whether this is one client's data: a pair of tensors or a loader, not a list or mapping of such."""
+    """Return True for one client's data: a pair of tensors or a loader, not a list or mapping of these."""
     if isinstance(data, (list, tuple)):
         return len(data) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
     return not isinstance(data, Mapping)
@@ -388,7 +400,7 @@ def _n_train(given: Any, name: str, k: int, count: int, data: Data, seed: int) -
 
 
 def _data_digest(data: Data) -> str | None:
-    """SHA-256 of a pair of tensors; None for a loader, whose samples may come in any order."""
+    """Return the SHA-256 of a pair of tensors; None for a loader, whose samples may come in any order."""
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
     if not (isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data)):
@@ -397,14 +409,20 @@ def _data_digest(data: Data) -> str | None:
 
 
 def _digest(clients: Mapping[str, str | None]) -> str:
-    """One digest over all clients' digests; empty if one is unknown, as for a loader."""
+    """Return one digest over all clients' digests.
+
+    It is empty if one is unknown, as for a loader.
+    """
     if None in clients.values():
         return ""
     return hashlib.sha256(json.dumps(clients, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """An option as JSON: data by their digest, anything else that JSON cannot hold by its type."""
+    """Return an option as JSON.
+
+    Data are replaced by their digest, and other values that JSON cannot hold by their type.
+    """
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

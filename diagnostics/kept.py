@@ -1,4 +1,4 @@
-"""What a forward pass puts out, kept for the next metric that asks for the same pass, in bounded memory."""
+"""Outputs of forward passes, stored in bounded memory for the next metric that needs the same pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ End = TypeVar("End")
 
 @dataclass
 class _Pass:
-    """One pass: the modules that it watched, each of their outputs in order, and what came at its end."""
+    """One pass: the modules that it watched, their outputs in order, and its result."""
 
     paths: frozenset[str]
     alive: tuple[Any, ...]
@@ -35,9 +35,10 @@ class _Pass:
 
 
 class KeptPasses:
-    """Forward passes by what determines them; a pass asked for again is told from memory, with the same bits.
+    """Forward passes by key. A repeated pass is replayed from memory with the same bits.
 
-    Where a pass does not fit (see :data:`MOST`), or puts out what is not plain numbers, it is made each time anew.
+    A pass that does not fit (see :data:`MOST`) is computed again each time. So is one whose outputs are not plain
+    numbers.
 
     >>> kept, made = KeptPasses(), []
     >>> def forward(see):
@@ -64,12 +65,14 @@ class KeptPasses:
     def told(
         self, key: Hashable, paths: Collection[str], make: Callable[[See], End], see: See, alive: tuple[Any, ...] = ()
     ) -> End:
-        """Tell ``see`` all that ``make(see)`` would, and return what it returns; the pass is made only if it is new.
+        """Pass to ``see`` everything that ``make(see)`` would pass, and return its result.
+
+        The pass is computed only if it is new.
 
         Args:
-            key: what determines the pass, beside the watched modules.
-            paths: the watched modules; a kept pass that watched more of them serves too.
-            alive: what the key names by identity, and must live as long as it.
+            key: identifies the pass, together with the watched modules.
+            paths: the watched modules. A stored pass that watched more of them serves too.
+            alive: objects that the key names by identity. They must live as long as the key.
         """
         for known in self._passes.get(key, ()):
             if known.paths.issuperset(paths):
@@ -96,7 +99,7 @@ class KeptPasses:
 
     @contextmanager
     def _recording(self, new: _Pass) -> Iterator[tuple[See, list[_Pass]]]:
-        """A function that records calls, and a list which holds the pass as long as all of it could be kept."""
+        """Yield a function that records calls, and a list that holds the pass while all of it can be stored."""
         held, names, before = [new], list[str](), self.size
 
         def forget() -> None:
@@ -129,7 +132,7 @@ class KeptPasses:
 
 
 def _is_plain(output: Tensor) -> bool:
-    """Whether a tensor's entries are floating-point numbers that fill a block of memory, each once."""
+    """Return True if a tensor's entries are floating-point numbers that fill a block of memory, each once."""
     if output.layout != torch.strided or not output.is_floating_point():
         return False
     expected = 1

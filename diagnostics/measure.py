@@ -1,4 +1,4 @@
-"""From a run, or from a dataset and a model, to a diagnosis: the functions behind the command line."""
+"""Diagnoses of a run, or of a dataset and a model: the functions behind the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEASURE_BATCH = 256
 
 
 def instruments() -> Instruments:
-    """The diagnostics that a run needs to decide in its first round, as :func:`fl_core.runner.run` takes them."""
+    """Return the diagnostics that a run needs to decide in its first round, for :func:`fl_core.runner.run`."""
     rules = tuple(name for name, rule in select.RULES.members().items() if rule.decides)
     return Instruments(observers={SENSITIVITY: SensitivityAccumulator}, decide=select.decide, rules=rules)
 
@@ -57,20 +57,20 @@ def of_run(
 ) -> Report:
     """Diagnose the models of a run's checkpoint, each on its own client's training data.
 
-    Clients are compared, and probes judged, on validation samples, which the rows' column ``split`` says: ``probe``
-    where you give the samples yourself.
+    Validation samples serve to compare clients and to score probes. The rows' column ``split`` names the samples. It is
+    ``probe`` if you give the samples yourself.
 
     Args:
         path: a run directory.
         metrics: registry names, or ``package.module:function``.
         round: a round with a checkpoint, or ``"last"``.
-        which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. Clients that have no
-            such model, because they were not sampled in that round, are named in the header under ``absent``.
+        which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. A client without such a
+            model was not sampled in that round. The header lists these clients under ``absent``.
         measure_batch: samples at a time while measuring, whatever the run trained with.
-        null: names of :data:`diagnostics.null.NULLS`: the same models are measured again on each, for the report's
-            ``nulls``; nothing is trained, so that they still know the real data, which the rows say. ``fresh`` measures
-            the weights that the run started from.
-        data, model, model_code: your own, where the run was given them; see :func:`fl_core.runner.resume`.
+        null: names of :data:`diagnostics.null.NULLS`. The same models are measured again on each null, for the report's
+            ``nulls``. Nothing is trained, so the models have seen the real data, and the rows record that. ``fresh``
+            measures the weights that the run started from.
+        data, model, model_code: your own, if the run was given them. See :func:`fl_core.runner.resume`.
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
@@ -111,17 +111,18 @@ def of_task(
     clients: Sequence[str] | None = None,
     **options: Any,
 ) -> Report:
-    """Diagnose after every client's first round of local training from the common start, where PLayer-FL measures.
+    """Diagnose after every client's first round of local training from the common start.
 
-    That is one epoch, unless the configuration has more. The rows also hold what the training itself measured in its
-    first epoch (federation sensitivity, variant ``training``), which is what PLayer-FL decides on. It was measured in
-    the task's own layers: where ``by`` or ``layering`` asks for others, there is no such variant.
+    PLayer-FL measures at this point. The round is one epoch, unless the configuration has more. The rows also hold what
+    training itself measured in its first epoch: federation sensitivity, variant ``training``. PLayer-FL decides on that
+    variant. It was measured in the task's own layers, so it is missing if ``by`` or ``layering`` asks for others.
 
     Args:
-        measure_batch: samples at a time while measuring; the task's own ``batch`` is what it trains with.
-        null: names of :data:`diagnostics.null.NULLS`: the same is measured again on each, for the report's ``nulls``.
-            Each costs as much again, for each of its ``null_draws`` draws; ``fresh`` has one and costs no training.
-        clients: the only ones that train and are measured, if not all are; their values are those among all.
+        measure_batch: samples at a time while measuring. The task trains with its own ``batch``.
+        null: names of :data:`diagnostics.null.NULLS`. The same is measured again on each null, for the report's
+            ``nulls``. Each of the ``null_draws`` draws of a null costs as much again. ``fresh`` has one draw and needs
+            no training.
+        clients: the only clients that train and are measured. Default: all. Their values do not depend on this choice.
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
@@ -153,7 +154,7 @@ def of_start(
     """Measure the common start at every client, before any training.
 
     Args:
-        options, clients: as of :func:`of_task`.
+        options, clients: as in :func:`of_task`.
 
     Raises:
         UsageError: as :func:`diagnostics.diagnose`.
@@ -171,7 +172,7 @@ def _of_first_training(
     options: dict[str, Any],
     clients: Sequence[str] | None,
 ) -> Report:
-    """Train every client's first round from the common start, and measure what comes of it."""
+    """Train every client's first round from the common start, and measure the result."""
     chosen = {} if clients is None else {"clients": clients}
     models, measured = runner.first_epoch(task, instruments().observers, **chosen)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
@@ -192,7 +193,7 @@ def _of_first_training(
 
 
 def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mapping[str, Any]) -> None:
-    """Refuse before any training what a diagnosis would refuse after it."""
+    """Refuse before training whatever a diagnosis would refuse after it."""
     layers = _layering(task, options) or layers_of(task.model, example(task.data.shape), by=options["by"])
     settings, _ = _settings(task, metrics, [c.name for c in task.data.clients if len(c.train)], options)
     how = {name: options[name] for name in ("probe", "layers", "mode") if name in options}
@@ -203,15 +204,15 @@ def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mappin
 
 
 def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
-    """The given layers or else the task's; None if ``by`` asks for a grouping to be traced anew."""
+    """Return the given layers, or else the task's; None if ``by`` asks to trace a grouping again."""
     task_layers = task.layers if options.get("by", task.config.by) == task.config.by else None
     return options.get("layering") or task_layers
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
-    """The variants of a metric to show first: the default, and the ones that decisions read.
+    """Return the variants of a metric to show first: the default, and the ones that decisions read.
 
-    Where options made others than the default, the first of them.
+    If options made other variants than the default, the first of them is shown.
     """
     there = list(report.frame.loc[report.frame["metric"] == metric, "variant"].unique())
     kind = known(metric)
@@ -254,7 +255,7 @@ def _diagnosed(
 def _settings(
     task: Task, metrics: str | Sequence[str], clients: Collection[str], options: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Each metric's options with the task's facts filled in, and the split of samples that it is measured on."""
+    """Return each metric's options completed by the task, and the split of samples on which it is measured."""
     settings = {name: dict(given) for name, given in (options.get("options") or {}).items()}
     splits = {}
     held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in clients}

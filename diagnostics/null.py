@@ -1,7 +1,8 @@
-"""What a metric shows of shuffled data or untrained models; such a *null* keeps model, batch size and client sizes.
+"""Nulls: shuffled data or untrained models on which metrics are measured again.
 
-A curve means little by itself: the network and its initialisation shape it too. A null takes one thing away (what the
-labels say, how clients differ, the training), measures the same again, and shows how much of the curve is left.
+A curve means little by itself, because the network and its initialisation shape it too. A *null* takes one thing away:
+what the labels mean, how clients differ, or the training. Model, batch size and client sizes stay the same. Measuring
+the same again shows how much of the curve remains.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ Retrain = Callable[[Mapping[str, Data]], Any]
 
 @dataclass(frozen=True)
 class Null:
-    """One null: what it measures, in words, and how its data are made.
+    """One null: a description of what it measures, and how its data are made.
 
     Attributes:
         title: what is measured, as in "the same plan comes from ...".
-        same: what follows where a decision stays the same on it.
-        shuffle: ({client: samples of a split}, split, seed, draw) -> who gets what; None = the data stay, untrained
+        same: the conclusion if a decision stays the same on the null.
+        shuffle: ({client: samples of a split}, split, seed, draw) -> the assignment. None: the data stay, and untrained
             models are measured.
-        together: whether it takes the samples or labels of all clients together.
+        together: whether it pools the samples or labels of all clients.
     """
 
     title: str
@@ -49,9 +50,10 @@ class Null:
 
 
 def null_data(data: FederatedData, null: str, seed: int, draw: int = 1) -> FederatedData:
-    """The federation with its labels permuted or its samples dealt at random; the given one stays as it is.
+    """Return the federation with its labels permuted or its samples assigned at random.
 
-    Every client keeps its name and its number of samples in each split, and no sample or label leaves its split.
+    The given federation stays as it is. Every client keeps its name and its number of samples in each split. No sample
+    or label leaves its split.
 
     >>> import fedlayers as fl
     >>> data = fl.load("heart")
@@ -60,11 +62,11 @@ def null_data(data: FederatedData, null: str, seed: int, draw: int = 1) -> Feder
     (True, False)
 
     Args:
-        null: one of :data:`NULLS`; of ``fresh``, which is about models, the data are the same.
-        seed: of the draw, with its number ``draw``, from 1.
+        null: one of :data:`NULLS`. For ``fresh``, which changes models, the data are the same.
+        seed: seed of the draw, together with its number ``draw`` (from 1).
 
     Raises:
-        UsageError: an unknown null.
+        UsageError: the null is unknown.
     """
     shuffle = NULLS[check_known("null", null, NULLS)].shuffle
     if shuffle is None:
@@ -89,7 +91,9 @@ def null_data(data: FederatedData, null: str, seed: int, draw: int = 1) -> Feder
 def null_samples(
     data: Mapping[str, Data], null: str, seed: int, draw: int = 1, split: str = "train"
 ) -> dict[str, Data]:
-    """The same of samples that lie in no federation: pairs (x, y), or loaders, which become lists of as large batches.
+    """Return what :func:`null_data` does, for samples outside a federation.
+
+    Samples are pairs (x, y) or loaders. A loader becomes a list of batches of the same sizes.
 
     >>> import torch
     >>> data = {"a": (torch.zeros(3, 1), torch.tensor([0, 0, 0])), "b": (torch.ones(3, 1), torch.tensor([1, 1, 1]))}
@@ -98,16 +102,17 @@ def null_samples(
 
     Args:
         data: by client.
-        split: what the samples are of; another split is drawn otherwise.
+        split: the split that the samples belong to. Each split has its own draw.
 
     Raises:
-        UsageError: an unknown null, samples that cannot be dealt because there is one client or their shapes differ.
+        UsageError: the null is unknown, or samples cannot be shuffled between clients because there is one client or
+            their shapes differ.
     """
     shuffle = NULLS[check_known("null", null, NULLS)].shuffle
     if shuffle is None:
         return dict(data)
     if null == "clients" and len(data) < 2:
-        raise UsageError("null 'clients' deals samples among clients, and there is one set of data")
+        raise UsageError("null 'clients' must have at least 2 clients; got one set of data.")
     read = {name: _read(own, seed) for name, own in data.items()}
     sizes = {name: len(y) for name, (_, y, _) in read.items()}
     shapes = {tuple(x.shape[1:]) for x, _, _ in read.values()}
@@ -125,7 +130,7 @@ def null_samples(
 
 
 def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
-    """All of a client's samples, and the lengths of its loader's batches; None for a pair."""
+    """Return all of a client's samples, and the lengths of its loader's batches; None for a pair."""
     pair = whole(data)
     if pair is not None:
         return *pair, None
@@ -139,7 +144,7 @@ def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] 
 
 
 def _parts(order: np.ndarray, clients: Mapping[str, Any]) -> list[np.ndarray]:
-    """The places of each client, whose numbers of samples are those of its data."""
+    """Return the positions assigned to each client, as many as its data have samples."""
     sizes = [len(each[1]) if isinstance(each, tuple) else len(each) for each in clients.values()]
     return np.split(order, np.cumsum(sizes)[:-1])
 
@@ -159,7 +164,9 @@ def on_null(
     retrain: Retrain | None,
     start: nn.Module | None,
 ) -> tuple[Any, dict[str, Data], dict[str, dict[str, Any]]]:
-    """Models, data and metrics' options for measuring again on a null; arguments as :func:`diagnostics.diagnose`'s.
+    """Return models, data and metrics' options for measuring again on a null.
+
+    The arguments are those of :func:`diagnostics.diagnose`.
 
     Raises:
         UsageError: as :func:`null_samples` and :func:`untrained`.
@@ -179,10 +186,12 @@ def on_null(
 
 
 def untrained(model: nn.Module, seed: int) -> nn.Module:
-    """A copy of a model whose trainable modules have drawn their initial weights anew; frozen ones are as they were.
+    """Return a copy of a model whose trainable modules have drawn their initial weights again.
+
+    Frozen modules stay as they were.
 
     Raises:
-        UsageError: a module has parameters of its own and no ``reset_parameters``; names it.
+        UsageError: a module has parameters of its own and no ``reset_parameters``. The message names it.
     """
     fresh = copy.deepcopy(model)
     with torch_seeded(seed_of(seed, "null", "fresh")):
@@ -194,17 +203,17 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
             if reset is None:
                 where = f"module {name!r}, a {type(module).__name__}," if name else type(module).__name__
                 raise UsageError(
-                    f"null 'fresh': {where} cannot draw its weights anew; give the untrained model as start="
+                    f"null 'fresh': {where} cannot draw its weights again. Pass the untrained model as start."
                 )
             reset()
     return fresh
 
 
 def check_nulls(nulls: str | Sequence[str], draws: int) -> tuple[str, ...]:
-    """The names of nulls, each once.
+    """Return the names of nulls, each once.
 
     Raises:
-        UsageError: an unknown null, or less than one draw.
+        UsageError: a null is unknown, or there is less than one draw.
     """
     if draws < 1:
         raise UsageError(f"null_draws={draws}; a number of at least 1 is needed")
@@ -216,13 +225,13 @@ def check_nulls(nulls: str | Sequence[str], draws: int) -> tuple[str, ...]:
 
 
 def _labels(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
-    """The labels of all clients together, permuted."""
+    """Permute the labels of all clients together."""
     count = sum(sizes.values())
     return np.arange(count), numpy_generator(seed, "null labels", split, draw).permutation(count)
 
 
 def _labels_within(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
-    """Each client's labels, permuted."""
+    """Permute each client's labels."""
     places = np.split(np.arange(sum(sizes.values())), np.cumsum(list(sizes.values()))[:-1])
     permuted = [
         own[numpy_generator(seed, "null labels_within", split, draw, name).permutation(len(own))]
@@ -232,7 +241,7 @@ def _labels_within(sizes: Mapping[str, int], split: str, seed: int, draw: int) -
 
 
 def _clients(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
-    """All clients' samples, dealt to them at random."""
+    """Assign all clients' samples to them at random."""
     order = numpy_generator(seed, "null clients", split, draw).permutation(sum(sizes.values()))
     return order, order
 
@@ -259,10 +268,10 @@ _MARK = rf"null ({'|'.join(NULLS)}) (\d+)({_KEPT})?"
 
 
 def marked(table: pd.DataFrame, null: str, draw: int, kept: bool = False) -> pd.DataFrame:
-    """The rows as those of a null's draw, which their column ``model`` says: ``null labels 1``.
+    """Mark rows as those of a null's draw in their column ``model``: ``null labels 1``.
 
     Args:
-        kept: whether the models were trained on the real data and only measured on the null's, which the mark adds.
+        kept: whether the models were trained on the real data and only measured on the null's. The mark adds that.
     """
     return table.assign(model=f"null {null} {draw}{_KEPT if kept else ''}")
 
@@ -270,11 +279,13 @@ def marked(table: pd.DataFrame, null: str, draw: int, kept: bool = False) -> pd.
 def rows_of_nulls(
     nulls: Sequence[str], draws: int, measured: Callable[[str, int], pd.DataFrame], kept: bool = False
 ) -> pd.DataFrame:
-    """The marked rows of all draws of some nulls, at least one; one draw of untrained models.
+    """Return the marked rows of all draws of at least one null.
+
+    Untrained models have one draw.
 
     Args:
         measured: (null, draw) -> its rows.
-        kept: as of :func:`marked`, of the nulls that shuffle.
+        kept: as in :func:`marked`, for the nulls that shuffle.
     """
     tables = []
     for null in nulls:
@@ -285,13 +296,16 @@ def rows_of_nulls(
 
 
 def of_null(table: pd.DataFrame) -> pd.Series:
-    """Which rows are those of a null, [rows] of bool."""
+    """Return which rows belong to a null, [rows] of bool."""
     models = table["model"] if "model" in table else pd.Series("", index=table.index)
     return models.astype("string").str.fullmatch(_MARK).fillna(False).astype(bool)
 
 
 def nulls_in(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
-    """The rows of each null in a frame, of each draw apart, without the mark, as rows of a diagnosis of their own."""
+    """Return the rows of each null in a frame, one frame per draw.
+
+    The marks are removed, so that each frame is like a diagnosis of its own.
+    """
     nulls: dict[str, list[pd.DataFrame]] = {}
     rows = table[of_null(table)]
     for model, part in rows.groupby("model", sort=False):
@@ -300,6 +314,6 @@ def nulls_in(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
 
 
 def kept_in(table: pd.DataFrame) -> frozenset[str]:
-    """The nulls in a frame whose models were trained on the real data (see :func:`marked`)."""
+    """Return the nulls in a frame whose models were trained on the real data (see :func:`marked`)."""
     marks = table.loc[of_null(table), "model"].astype(str).unique()
     return frozenset(mark.split()[1] for mark in marks if mark.endswith(_KEPT))

@@ -1,8 +1,8 @@
 """Pictures of rows, plans and tables: each function draws on an Axes and returns it.
 
-Nothing is measured here. What is drawn is picked from the frame, or is a mean over clients or seeds that the picture
-names. Without an Axes, a figure in the package's own style is made; a given Axes keeps its caller's style. A value
-that is missing leaves a gap, and a note beneath the picture says why.
+Nothing is measured here. A picture shows values of the frame, or means over clients or seeds that it names. Without an
+Axes, a new figure has the package's own style. A given Axes keeps its caller's style. A missing value leaves a gap, and
+a note beneath the picture gives the reason.
 """
 
 from .pictures.costs import cost_steps, costs

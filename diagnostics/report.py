@@ -1,4 +1,4 @@
-"""The report that a diagnosis returns: rows, and a header on what was measured."""
+"""The report of a diagnosis: rows, and a header that describes the measurement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The result of a diagnosis: rows of the common schema, and a header on what was measured.
+    """The result of a diagnosis: rows of the common schema, and a header that describes the measurement.
 
     >>> import fedlayers as fl, torch
     >>> model = torch.nn.Linear(4, 3)
@@ -40,9 +40,8 @@ class Report:
 
     Attributes:
         frame: the rows.
-        resamples: the rows of resampled batches, where some were asked for; see :mod:`diagnostics.resampling`.
-        nulls: the rows of nulls, where some were asked for, which their column ``model`` names; see
-            :mod:`diagnostics.null`.
+        resamples: the rows of resampled batches, if requested. See :mod:`diagnostics.resampling`.
+        nulls: the rows of nulls, if requested. Their column ``model`` names the null. See :mod:`diagnostics.null`.
     """
 
     frame: pd.DataFrame
@@ -62,14 +61,15 @@ class Report:
         return tuple(layer_from_json(item) for item in self.header["layers"])
 
     def values(self, metric: str, variant: str | None = None) -> pd.DataFrame:
-        """Values of one metric, layers x clients; NaN where there is none (see the frame's status).
+        """Return the values of one metric, layers x clients.
 
-        Of a metric of pairs: each client's mean over the others; where layers are compared ``against`` another, of the
-        client's own layer with the others' other one (of a single client its own). Default variant: the metric's first
-        that was measured.
+        A missing value is NaN, and the frame's status gives the reason. For a metric of pairs, a client's value is its
+        mean over the other clients. If layers are compared ``against`` a reference layer, it is the mean of the
+        client's layer with the others' reference layer. A single client is then compared with its own. The default
+        variant is the metric's first that was measured.
 
         Raises:
-            UsageError: a metric or variant that was not measured, or one of pairs where there is no pair.
+            UsageError: a metric or variant was not measured, or a metric of pairs has no pair.
         """
         selected = self._rows(metric)
         present = list(dict.fromkeys(selected["variant"]))
@@ -87,7 +87,7 @@ class Report:
         return table.reindex(index=order, columns=list(dict.fromkeys(selected["client"])))
 
     def cka(self, layer: str) -> pd.DataFrame:
-        """CKA between all clients at one layer, clients x clients, symmetric, with ones on the diagonal.
+        """Return the CKA between all clients at one layer: clients x clients, symmetric, ones on the diagonal.
 
         Raises:
             UsageError: CKA was not measured, there or at all.
@@ -105,10 +105,10 @@ class Report:
         return matrix
 
     def plot(self, metric: str, ax: Axes | None = None) -> Axes:
-        """Draw one metric over the layers, or what an algorithm recorded of its insides.
+        """Draw one metric over the layers, or what an algorithm recorded of its internal state.
 
         Raises:
-            UsageError: a metric that is not there, or Axes for one with its own figure.
+            UsageError: the metric is not there, or it makes its own figure and Axes were given.
         """
         from . import plots
         from .pictures.album import OWN
@@ -130,10 +130,11 @@ class Report:
 
     @classmethod
     def read(cls, path: Path | str) -> Report:
-        """Read a report that :meth:`write` wrote.
+        """Read a report from a file that :meth:`write` wrote.
 
         Raises:
-            UsageError: no such file, or not a diagnosis; CorruptError: a damaged line.
+            UsageError: the file does not exist or is not a diagnosis.
+            CorruptError: a line is damaged.
         """
         header, frame = rows.read(Path(path))
         if "layers" not in header:
@@ -154,5 +155,5 @@ class Report:
 
 
 def _usual(metric: str, present: Sequence[str]) -> str:
-    """The variant to use if none is named: the first of the metric's that was measured."""
+    """Return the default variant: the first of the metric's that was measured."""
     return next((name for name in known(metric).variants if name in present), present[0])

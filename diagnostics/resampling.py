@@ -1,10 +1,11 @@
-"""Rows of resampled batches: what a metric would have measured on other draws of a client's batches.
+"""Rows of resampled batches: estimates of what a metric would give on other draws of a client's batches.
 
-A client's batches are dealt in turn into at most :data:`PARTS` parts. A resample draws as many parts as there are, with
-replacement, and gives the metric's rows of what they hold: the bootstrap of the batches (Efron 1979), in groups, so
-that a gradient is kept for each part and not for each batch. Of a mean over k parts it shows (k - 1) / k of the
-variance, so few batches look surer than they are; one part cannot be resampled. A statistic that noise in the gradient
-inflates (its variance, its length) is inflated once more in a resample.
+A client's batches are assigned in turn to at most :data:`PARTS` parts. A resample draws that many parts with
+replacement, and gives the metric's rows for them. This is the bootstrap of the batches (Efron 1979) in groups. So a
+gradient is stored for each part instead of each batch.
+
+For a mean over k parts it shows (k - 1) / k of the variance, so few batches look more certain than they are. One part
+cannot be resampled. Noise in the gradient inflates its variance and its length. A resample inflates them once more.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def check_resamples(resamples: int) -> int:
     """Refuse a negative number of resamples.
 
     Raises:
-        UsageError: says so.
+        UsageError: the number is negative.
     """
     if resamples < 0:
         raise UsageError(f"resamples={resamples}; a number of at least 0 is needed")
@@ -35,9 +36,10 @@ def check_resamples(resamples: int) -> int:
 
 
 def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]:
-    """How often each part counts in each resample, [resamples, parts], rows summing to ``parts``; none below two parts.
+    """Return how often each part counts in each resample, [resamples, parts].
 
-    The seed and the client's name alone decide, so that metrics which see the same batches draw the same ones.
+    Each row sums to ``parts``. There are no resamples of fewer than two parts. Only the seed and the client's name
+    determine the draws, so metrics with the same batches draw the same ones.
     """
     if parts < 2:
         return []
@@ -61,14 +63,17 @@ def marked(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
 
 
 def parted(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split a frame into its own rows and those of resamples; those of :mod:`diagnostics.null` are in neither."""
+    """Split a frame into its own rows and those of resamples.
+
+    Rows of :mod:`diagnostics.null` are in neither part.
+    """
     table = table[~of_null(table)]
     redrawn = table["variant"].str.contains(_MARK, regex=False)
     return table[~redrawn], table[redrawn]
 
 
 def resamples_of(table: pd.DataFrame, variant: str) -> pd.DataFrame:
-    """The resamples of a variant, numbered in the column ``resample``."""
+    """Return the resamples of a variant, numbered in the column ``resample``."""
     start = f"{variant}{_MARK}"
     redrawn = table[table["variant"].str.startswith(start)]
     return redrawn.assign(resample=redrawn["variant"].str.removeprefix(start).astype(int))

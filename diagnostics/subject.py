@@ -28,10 +28,10 @@ class Subject:
     """One client as a metric sees it: its model and data.
 
     Attributes:
-        client: the name that stands in the rows.
+        client: the client's name in the rows.
         model: the client's model.
         data: a pair (x [n, ...], y [n]), an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
-        n_train: training samples of the client, its weight where clients are combined.
+        n_train: training samples of the client, its weight when clients are combined.
     """
 
     client: str
@@ -41,22 +41,22 @@ class Subject:
 
 
 def quiet(client: str) -> None:
-    """A progress function that does nothing."""
+    """Do nothing: the progress function of a measurement without a progress bar."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What all metrics share: the clients, the layers, the loss and further settings.
+    """The settings that all metrics share: the clients, the layers, the loss and others.
 
     Attributes:
-        subjects: the clients; for a metric of pairs, those that are compared.
+        subjects: the clients. A metric of pairs compares them.
         layers: of every subject's model, from input to output.
-        loss: what the models were trained by; default cross-entropy.
-        batch: samples at a time of a pair, None = all; a loader's own batches are left as they are.
-        seed: of everything that is drawn.
-        mode: ``"eval"`` or ``"train"``; a metric puts the model back as it was.
-        tick: to be called with a client's name when that client is done; it moves the progress bar.
-        kept: forward passes that other metrics have made and will; None: nobody else reads them.
+        loss: the loss that trained the models. Default: cross-entropy.
+        batch: samples at a time of a pair. None means all. A loader keeps its own batches.
+        seed: seed of all random draws.
+        mode: ``"eval"`` or ``"train"``. A metric restores the model's own mode.
+        tick: function to call with a client's name when that client is done. It moves the progress bar.
+        kept: forward passes shared with other metrics. None: no other metric reads them.
     """
 
     subjects: Sequence[Subject]
@@ -73,7 +73,7 @@ class Measurement:
 
 
 def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
-    """Names of the layer's parameters to read: its weights, or all of them."""
+    """Return the names of the layer's parameters to read: its weights, or all of them."""
     return layer.weights if tensors == "weights" else layer.parameters
 
 
@@ -84,7 +84,10 @@ def placed(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def placed_data(subject: Subject) -> Data:
-    """Move a subject's data to its model's device and type: a pair at once, a loader's batches as they come."""
+    """Move a subject's data to its model's device and type.
+
+    A pair moves at once. A loader's batches move as they come.
+    """
     pair = whole(subject.data)
     if pair is None:
         return _PlacedLoader(subject)
@@ -105,15 +108,15 @@ class _PlacedLoader:
 
 
 def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> Tensor:
-    """The model's output for ``x``, checked to be logits [n, C] that fit the labels ``y`` [n].
+    """Return the model's output for ``x``, checked to be logits [n, C] that fit the labels ``y`` [n].
 
     Args:
-        loss: what it is held against, which may be of numbers, or of two classes and one output; None: nothing, so that
-            a single output fits any labels.
+        loss: the loss that the output must fit. It may take numbers, or two classes and one output. None: a single
+            output fits any labels.
 
     Raises:
-        UsageError: another output, or labels that are not class indices from 0 to C - 1, nor numbers [n] where the loss
-            is of numbers.
+        UsageError: the output has another shape, or labels are not class indices from 0 to C - 1. For a loss of
+            numbers, labels must be numbers [n].
     """
     z = model(x)
     if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
@@ -134,10 +137,12 @@ def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> 
 
 
 def check_numbers(outputs: Tensor, y: Tensor) -> None:
-    """Refuse outputs and targets of a loss of numbers that are not [n, 1] and [n]: others would be paired all with all.
+    """Refuse outputs that are not [n, 1] and targets that are not [n] for a loss of numbers.
+
+    Other shapes would broadcast each output against all targets.
 
     Raises:
-        UsageError: gives their shapes.
+        UsageError: the message gives their shapes.
     """
     if outputs.shape[1] != 1 or y.ndim != 1:
         shapes = f"{list(outputs.shape)} and {list(y.shape)}"

@@ -1,6 +1,6 @@
-"""Helpers of the metrics of weights: a layer's weights as one vector, and the rows they give.
+"""Helpers of the metrics of weights: a layer's weights as one vector, and rows of values.
 
-No forward pass: a layer that the network does not use has values like any other. All sums are float64.
+They need no forward pass, so a layer that the network does not use has values too. All sums are float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WeightOptions:
     """The options of weight metrics: which tensors of a layer are read, ``weights`` or ``all``.
 
     Raises:
-        UsageError: an unknown choice of tensors.
+        UsageError: the choice of tensors is unknown.
     """
 
     tensors: str = "weights"
@@ -35,13 +35,13 @@ class WeightOptions:
 
 
 def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tensor:
-    """The layer's floating tensors as one float64 vector, [n]; empty without any."""
+    """Return the layer's floating tensors as one float64 vector [n], empty without any."""
     floating = [values[name] for name in tensors_of(layer, tensors) if values[name].is_floating_point()]
     return entries(floating) if floating else torch.empty(0, dtype=torch.float64)
 
 
 def lacking(layer: Layer, tensors: str, *vectors: Tensor) -> str:
-    """Why nothing can be computed from the layer's vectors, or ""."""
+    """Return why nothing can be computed from the layer's vectors, or ""."""
     if not all(map(len, vectors)):
         return "the layer has no weights" if tensors == "weights" else "the layer has no parameters"
     finite = all(bool(v.isfinite().all()) for v in vectors)
@@ -49,9 +49,9 @@ def lacking(layer: Layer, tensors: str, *vectors: Tensor) -> str:
 
 
 def each_layer(measurement: Measurement) -> Iterator[tuple[Subject, dict[str, nn.Parameter], Layer, dict[str, Any]]]:
-    """Yield every client's parameters with each layer, and the columns that say in a row which client and layer it is.
+    """Yield every client's parameters with each layer, and the columns that name client and layer in a row.
 
-    The measurement's progress moves on after each client.
+    The measurement's progress moves after each client.
     """
     for subject in measurement.subjects:
         params = dict(subject.model.named_parameters())
@@ -62,7 +62,7 @@ def each_layer(measurement: Measurement) -> Iterator[tuple[Subject, dict[str, nn
 
 
 def weight_row(metric: str, variant: str, value: float, status: str, n: int, tensors: str, **columns: Any) -> Row:
-    """A row of a metric of ``n`` weights; without a value if ``status`` says why."""
+    """Return a row of a metric of ``n`` weights, without a value if ``status`` gives a reason."""
     return row(
         metric,
         None if status else value,

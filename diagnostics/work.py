@@ -1,4 +1,4 @@
-"""The work of a training step, layer by layer: FLOPs, and memory kept for the backward pass."""
+"""The work of a training step by layer: FLOPs, and memory kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORK = ("forward_flops", "backward_flops", "activation_bytes")
 
 @dataclass
 class Work:
-    """FLOPs and bytes kept for the backward pass, by layer, of one training step on all its samples."""
+    """FLOPs, and bytes kept for the backward pass, by layer, of one training step on all its samples."""
 
     forward_flops: dict[str, float] = field(default_factory=dict)
     backward_flops: dict[str, float] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Work:
 
 
 class _Ledger:
-    """Records which layer is running, and from which graph node on."""
+    """A record of the layer that is running, and of the graph node at which it began."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         used = [layer for layer in layers if layer.used] or list(layers)
@@ -43,7 +43,7 @@ class _Ledger:
         self.numbers, self.names = [-1], [self.last]
 
     def enter(self, layer: str | None) -> None:
-        """Note that a module starts; None if it is not of a single layer."""
+        """Record that a module starts; None if it is not part of a single layer."""
         self._stack.append(layer)
         self.last = layer or self.last
         self._note()
@@ -60,14 +60,14 @@ class _Ledger:
             self.names.append(self.last)
 
     def of(self, number: int) -> str:
-        """The layer that was running when the graph node of this number was made."""
+        """Return the layer that was running when the graph node of this number was made."""
         return self.names[bisect_right(self.numbers, number) - 1]
 
 
 def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str = "eval", seed: int = 0) -> Work:
-    """FLOPs and kept bytes, by layer, of one forward and backward pass over ``x`` [n, ...]; the model stays unchanged.
+    """Count FLOPs and kept bytes by layer, for one forward and backward pass over ``x`` [n, ...].
 
-    Every floating parameter is differentiated, also a frozen one; the input is not.
+    The model stays unchanged. Every floating parameter is differentiated, also a frozen one. The input is not.
     """
     work, ledger = Work(), _Ledger(layers)
     x = x.clone()  # of a storage that is no larger
@@ -135,10 +135,10 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
 
 
 def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
-    """The layer to which each module's work is charged.
+    """Return the layer to which each module's work is charged.
 
-    That is the layer of all its tensors; where these belong to several layers, that of its first own tensor. A
-    module that has nothing but tied tensors is charged to the layer that has them.
+    It is the layer of all the module's tensors. If these belong to several layers, it is the layer of the first own
+    tensor. A module with nothing but tied tensors is charged to the layer that has them.
     """
     layer_of = {name: layer.name for layer in layers for name in layer.tensors}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -158,7 +158,7 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
 
 @contextmanager
 def _countable(model: nn.Module) -> Iterator[None]:
-    """Let recurrent networks run as plain matrix products inside the block, since fused kernels are not counted."""
+    """Run recurrent networks as plain matrix products inside the block, since fused kernels are not counted."""
     with ExitStack() as stack:
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

@@ -1,13 +1,16 @@
 """Hessian traces by the packages PyHessian and curvlinops, to cross-check this package's own.
 
-Each gets a layer as a module of its own, whose only parameters are the layer's, and the mean loss; the model itself is
-not handed out. The probes are drawn and averaged in a way that gives a standard error. What the packages get wrong:
+Each package receives a layer as a module of its own, with the layer's parameters only, and the mean loss. It never
+receives the model itself. The probes are drawn and averaged in a way that gives a standard error. This module works
+around the following faults:
 
-* PyHessian 0.1 stops at a rule that does not measure its error, and after two probes where the trace is negative: here
-  it runs all probes. Its reference cycle from ``backward(create_graph=True)`` is broken after use. It forces eval
-  mode: train mode is refused, not ignored. It has no floating type but the parameters' own.
-* curvlinops gives no standard error with its trace: here its operator is multiplied with the probes. Its forward-mode
-  product does not exist for every operation, which becomes a status.
+* PyHessian 0.1 stops by a rule that does not measure its error. It stops after two probes if the trace is negative.
+  Here it runs all probes.
+* PyHessian leaves a reference cycle from ``backward(create_graph=True)``. It is broken after use.
+* PyHessian forces eval mode. Train mode is refused, not ignored.
+* PyHessian computes only in the parameters' own floating type.
+* The package curvlinops gives no standard error with its trace. Here its operator is multiplied with the probes.
+* The forward-mode product of curvlinops does not exist for every operation. This becomes a status.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ BACKENDS = ("fedlayers", "pyhessian", "curvlinops")
 
 
 class _Block(nn.Module):
-    """A module whose only parameters are those of one layer; the rest of the model is constant."""
+    """A module whose only parameters are those of one layer. The rest of the model is constant."""
 
     def __init__(self, run: Differentiable, names: Sequence[str]) -> None:
         super().__init__()
@@ -73,7 +76,7 @@ def check(backend: str, estimator: str, mode: str) -> None:
     """Refuse options that a backend does not support.
 
     Raises:
-        UsageError: train mode, or another estimator than weight-space probes.
+        UsageError: the mode is train, or the estimator does not use weight-space probes.
     """
     if backend == "fedlayers":
         return
@@ -86,7 +89,10 @@ def check(backend: str, estimator: str, mode: str) -> None:
 def trace(
     backend: str, run: Differentiable, data: Data, layer: str, names: Sequence[str], batch: int, probes: int
 ) -> tuple[float, float, str]:
-    """Value and standard error of one layer's trace, and a status: "ok", or why the backend has no value."""
+    """Return value and standard error of one layer's trace, and a status.
+
+    The status is "ok", or why the backend has no value.
+    """
     draw = _pyhessian if backend == "pyhessian" else _curvlinops
     block, source = _Block(run, names), _Typed(run, data, batch)
     try:

@@ -1,8 +1,9 @@
-"""Random perturbations of a module's output, for each sample, that stem from random perturbations of its parameters.
+"""Random perturbations of a module's output for each sample, caused by random perturbations of its parameters.
 
-A module's output for sample n is linear in its parameters, z_n = A_n theta + c_n. A draw u_n has E u_n u_n^T =
-A_n A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n): either u_n = A_n w_n with random signs w_n, or u_n = R_n v_n with
-R_n R_n^T = A_n A_n^T and random signs v_n in the space of the output, whichever has fewer signs.
+A module's output for sample n is linear in its parameters, z_n = A_n theta + c_n. A draw u_n has E u_n u_n^T = A_n
+A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n). There are two ways to draw. Either u_n = A_n w_n with random signs w_n.
+Or u_n = R_n v_n with R_n R_n^T = A_n A_n^T and random signs v_n in the space of the output. The way with fewer signs is
+used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ Draw = Callable[[torch.Generator], Tensor]
 
 
 def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
-    """A function that draws output perturbations for one call of ``module`` on ``a`` [n, ...] (see :func:`.supported`).
+    """Return a function that draws output perturbations for one call of ``module`` on ``a`` [n, ...].
+
+    See :func:`.supported`.
 
     Args:
         weight, bias: which of the module's parameters are perturbed.
@@ -47,7 +50,10 @@ def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
 def _shared(
     patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, weight: bool, bias: bool, like: Tensor
 ) -> Draw:
-    """Draws [n, g, out, L] for a weight [out, i] per group applied to patches [n, g, i, L], and a bias per channel."""
+    """Return draws [n, g, out, L] for a convolution or a linear module.
+
+    A weight [out, i] per group is applied to patches [n, g, i, L], and a bias per channel.
+    """
     n, groups, inner, length = shape
     if length <= inner:
         return _by_root(patches, shape, out, weight, bias, like)
@@ -70,7 +76,10 @@ def _shared(
 def _by_root(
     patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, weight: bool, bias: bool, like: Tensor
 ) -> Draw:
-    """The same draws from R [n, g, L, L], a root of the patches' Gram matrix: channels are perturbed independently."""
+    """Return the draws of :func:`_shared` from R [n, g, L, L], a root of the patches' Gram matrix.
+
+    Channels are perturbed independently.
+    """
     n, groups, inner, length = shape
     piece = max(1, LARGEST // (groups * inner * length))
     roots = []
@@ -90,7 +99,7 @@ def _by_root(
 
 
 def _scale_and_shift(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
-    """Draws for a module that scales and shifts its normalised input."""
+    """Return draws for a module that scales and shifts its normalised input."""
     values, keep = normalised(module, a)
     shape = [size if dim in keep or dim == 0 else 1 for dim, size in enumerate(a.shape)]
 
@@ -102,7 +111,7 @@ def _scale_and_shift(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
 
 
 def _embedding(module: nn.Embedding, a: Tensor) -> Draw:
-    """Draws for an embedding table, in which equal tokens of a sample share a row."""
+    """Return draws for an embedding table. Equal tokens of a sample share a row."""
     index = a.reshape(len(a), -1)
     first = (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)
     kept = torch.ones_like(index) if module.padding_idx is None else (index != module.padding_idx)

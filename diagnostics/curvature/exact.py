@@ -1,4 +1,4 @@
-"""Exact Hessian traces of layers in which the logits are piecewise linear, and the check which layers those are."""
+"""Exact Hessian traces of layers in which the logits are piecewise linear, and the check that finds those layers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CHECKED = 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which layers have an exact trace, and why the others have none.
+    """Which layers have an exact trace, and why the others do not.
 
     Attributes:
         reached: names of the parameters that reach the logits.
-        obstacles: for each layer why it has no exact trace; an empty string where it has one.
-        coupled: for each layer why it cannot be treated sample by sample at its outputs; an empty string where it can.
+        obstacles: layer -> why it has no exact trace. The text is empty if it has one.
+        coupled: layer -> why it cannot be treated sample by sample at its outputs. The text is empty if it can.
         n_classes: width of the logits.
     """
 
@@ -41,7 +41,10 @@ class Verdict:
 
 
 def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdict:
-    """Decide for each layer whether its trace is exact, by the graph and by a numerical check on a few samples."""
+    """Decide for each layer whether its trace is exact.
+
+    The decision uses the graph and a numerical check on a few samples.
+    """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     modules = dict(run.model.named_modules(remove_duplicate=False))
     names = [name for layer in layers for name in layer.parameters]
@@ -79,7 +82,11 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
 def exact_traces(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, n_classes: int
 ) -> tuple[dict[str, float], int]:
-    """The exact trace of each layer (name: its parameters) accepted by :func:`decide`, and the number of samples."""
+    """Return the exact trace of each layer accepted by :func:`decide`, and the number of samples.
+
+    Args:
+        layers: name of a layer -> its parameters.
+    """
     layer_of = {name: layer for layer, names in layers.items() for name in names}
     paths = list(dict.fromkeys(map(owner, layer_of)))
     totals: dict[str, Tensor] = {}
@@ -103,11 +110,11 @@ def exact_traces(
 def _check_formulas(
     run: Differentiable, logits: Tensor, names: Sequence[str], taps: Mapping[str, Tap]
 ) -> dict[str, str]:
-    """Parameters whose formula for squared per-sample gradients fails a numerical test, each with the reason.
+    """Return the parameters whose formula for squared per-sample gradients fails a numerical test, with reasons.
 
-    It must agree with autograd for single samples, and give the other samples zero (a layer that mixes the samples
-    of a batch does not). Where it holds, both differ by rounding alone; the tolerance, here and below, is the square
-    root of the type's resolution.
+    The formula must agree with autograd for single samples. It must also give zero for the other samples, which fails
+    for a layer that mixes the samples of a batch. A correct formula differs by rounding alone. The tolerance, here and
+    below, is the square root of the type's resolution.
     """
     doubts: dict[str, str] = {}
     if not names:
@@ -133,11 +140,11 @@ def _check_formulas(
 
 
 def _check_linearity(run: Differentiable, logits: Tensor, names: Sequence[str]) -> dict[str, str]:
-    """Parameters in which the logits prove to be curved, each with the reason.
+    """Return the parameters in which the logits prove to be curved, with reasons.
 
-    v^T (H - G) v = sum_nc u_nc v^T (d2 f_nc / dtheta^2) v must vanish. u is random in place of the loss's gradient,
-    which may be tiny; v is a random direction as long as the parameter, so that the second-order term compares with
-    the first-order one.
+    For a linear parameter v^T (H - G) v = sum_nc u_nc v^T (d2 f_nc / dtheta^2) v must vanish. The loss's gradient may
+    be tiny, so u is random instead. The random direction v is as long as the parameter, so that the second-order term
+    compares with the first-order one.
     """
     doubts: dict[str, str] = {}
     if not names:
@@ -166,11 +173,12 @@ def _check_linearity(run: Differentiable, logits: Tensor, names: Sequence[str]) 
 
 
 def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """s [n, K, C] and signs [n, K] (+1 or -1), float64, with sum_k sign_nk s_nk s_nk^T = d2 loss_n / d logits_n^2.
+    """Return s [n, K, C] and signs [n, K] with sum_k sign_nk s_nk s_nk^T = d2 loss_n / d logits_n^2.
 
-    Cross-entropy's matrix diag(p) - p p^T has a closed triangular factorisation (Tanabe and Sagae, 1992) with
-    K = C - 1. Any other loss is differentiated twice and decomposed into eigenvectors; where all samples share a
-    null direction (losses of a softmax do not feel a shift of all logits) it is left out.
+    Signs are +1 or -1, and both are float64. Cross-entropy's matrix diag(p) - p p^T has a closed triangular
+    factorisation (Tanabe and Sagae, 1992) with K = C - 1. Any other loss is differentiated twice and decomposed into
+    eigenvectors. A null direction that all samples share is left out. Losses of a softmax have one: they ignore a shift
+    of all logits.
     """
     logits = logits.detach().double()
     if isinstance(loss, CrossEntropy):
@@ -187,7 +195,10 @@ def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
-    """d2 loss_n / d logits_n^2, [n, C, C], by automatic differentiation: the samples' losses are independent."""
+    """Return d2 loss_n / d logits_n^2 [n, C, C] by automatic differentiation.
+
+    The samples' losses are independent.
+    """
     with torch.enable_grad():
         logits = logits.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss.per_sample(logits, y).sum(), logits, create_graph=True)
@@ -200,7 +211,10 @@ def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _softmax_factors(p: Tensor) -> Tensor:
-    """[n, C - 1, C]; factor k is sqrt(p_k q_k / (p_k + q_k)) (e_k - sum_{i>k} p_i e_i / q_k), q_k = sum_{i>k} p_i."""
+    """Return the factors [n, C - 1, C] of the softmax's matrix.
+
+    Factor k is sqrt(p_k q_k / (p_k + q_k)) (e_k - sum_{i>k} p_i e_i / q_k) with q_k = sum_{i>k} p_i.
+    """
     later = p.flip(-1).cumsum(-1).flip(-1)[:, 1:]  # q, summed from the small end: 1 - sum would cancel
     first = p[:, :-1]
     tiny = torch.finfo(p.dtype).tiny

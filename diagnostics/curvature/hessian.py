@@ -1,18 +1,20 @@
-"""The trace of each layer's diagonal block of the loss's Hessian: exact where it can be, estimated where it cannot.
+"""The trace of each layer's diagonal block of the loss's Hessian: exact if possible, estimated otherwise.
 
-A large trace means a sharp loss in that layer. With L the mean loss over all samples, f the logits and theta a
-layer's parameters,
+A large trace means a sharp loss in that layer. Let L be the mean loss over all samples. Let f be the logits and theta a
+layer's parameters. Then
 
     tr H_theta = sum over theta's entries of d2 L / d theta_i^2          (PLayer-FL, Eq. A.2: the eigenvalues' sum)
 
-Exact: where f is piecewise linear in each of the layer's parameter tensors, each tensor's block is
-1/N sum_n J_n^T (d2 loss_n / df_n^2) J_n with J_n = df_n / dtheta, so that with the factors s_nk of the C x C output
-Hessians tr H = 1/N sum_n sum_k sign_nk ||J_n^T s_nk||^2. That takes at most C backward passes of activation
-gradients, no weight gradient and no graph of a graph; the fast estimate puts random signs before the factors and takes
-one. Otherwise: Hutchinson's estimator (1990), with random signs in the space of each layer's outputs where samples do
-not mix, in the space of the weights where they do (batch normalisation in train mode) or where the weights are tied,
-with its standard error. A Gauss-Newton value never goes by the Hessian's name: a layer is exact only when the autograd
-graph and a numerical check both say so.
+**Exact.** The trace is exact if f is piecewise linear in each of the layer's parameter tensors. Each tensor's block is
+then 1/N sum_n J_n^T (d2 loss_n / df_n^2) J_n with J_n = df_n / dtheta. The C x C output Hessians have factors s_nk, so
+tr H = 1/N sum_n sum_k sign_nk ||J_n^T s_nk||^2. That takes at most C backward passes of activation gradients. It needs
+no weight gradient and no graph of a graph. The fast estimate puts random signs before the factors and takes one pass.
+
+**Estimated.** Other layers use Hutchinson's estimator (1990), with its standard error. The random signs lie in the
+space of each layer's outputs if samples do not mix. They lie in the space of the weights if samples mix (batch
+normalisation in train mode) or if weights are tied.
+
+A Gauss-Newton value is never called a Hessian. A layer is exact only if the autograd graph and a numerical check agree.
 """
 
 from __future__ import annotations
@@ -45,17 +47,17 @@ PROBES = {"fast": 1, "activation": 8, "hutchinson": 32, "released": 1}
 
 @dataclass(frozen=True)
 class TraceResult:
-    """The Hessian trace measured for one layer.
+    """The Hessian trace of one layer.
 
     Attributes:
         layer: the layer's name.
-        trace: of the layer's block of the mean loss's Hessian, over weights and biases; NaN where status is not ok.
-        stderr: standard error of the trace; 0.0 = exact; NaN where there is no value.
-        estimator: ``"exact"``, or for instance ``"activation(probes=8)"``; empty where there is no value.
+        trace: trace of the layer's block of the mean loss's Hessian, over weights and biases. NaN if status is not ok.
+        stderr: standard error of the trace. 0.0 means exact, NaN means no value.
+        estimator: ``"exact"``, or for instance ``"activation(probes=8)"``. Empty without a value.
         n_params: parameters of the layer.
         n_samples: samples of the data.
         status: ``"ok"``, or why there is no value.
-        note: why the value is not exact; empty where it is.
+        note: why the value is not exact. Empty for an exact value.
     """
 
     layer: str
@@ -92,37 +94,41 @@ def hessian_trace(
     dtype: torch.dtype | None = None,
     backend: str = "fedlayers",
 ) -> list[TraceResult]:
-    """The Hessian trace of each layer, in the order of ``layers``; the model is left as it was.
+    """Return the Hessian trace of each layer, in the order of ``layers``.
 
-    Frozen parameters are measured too. A layer that does not reach the logits, a loss that is not finite, and an
-    operation without a second derivative give a result without a value, whose status says why. So does a layer whose
-    Hessian-vector products fail the checks of :mod:`diagnostics.curvature.products`.
+    The model is left as it was. Frozen parameters are measured too. Some results have no value, and their status gives
+    the reason:
+
+    * The layer does not reach the logits.
+    * The loss is not finite.
+    * An operation has no second derivative.
+    * Hessian-vector products of the layer fail the checks of :mod:`diagnostics.curvature.products`.
 
     Args:
         model: maps a batch to logits [n, C]. Its parameters and the data are on one device.
         data: a pair (x, y), a split, or a loader; see :func:`diagnostics.capture.batches`. y holds class indices.
-        layers: as :func:`fl_core.layers.layers_of` gives them.
-        loss: its mean over all samples is what is differentiated.
-        batch: samples at a time, which bounds the memory; a loader's own batches stand. In ``"eval"`` mode the value
-            does not depend on it where it is exact; an estimate draws other probes. In ``"train"`` mode batch
-            normalisation sees one batch at a time and dropout draws one mask a batch (from the seed); the value is the
-            batches' own traces, averaged by size.
-        estimator: ``"auto"``: exact where possible, otherwise activation, otherwise hutchinson. ``"fast"``: one
-            backward pass a probe in place of exact, the rest as in auto. ``"exact"``, ``"activation"`` (random signs
-            in the space of the layers' outputs): these alone, with a status where they cannot be. ``"hutchinson"``:
-            random signs in the space of the weights, for all layers.
-        probes: default :data:`PROBES`, a sample on average with ``"activation"``; at least 2, except for ``"fast"``:
-            with 1, its standard error is an upper bound, and layers that fall to another estimator have that one's
-            default.
-        seed: of the probes and of dropout.
+        layers: as :func:`fl_core.layers.layers_of` returns them.
+        loss: its mean over all samples is differentiated.
+        batch: samples at a time, which bounds the memory. A loader keeps its own batches. In ``"eval"`` mode an exact
+            value does not depend on it, and an estimate draws other probes. In ``"train"`` mode batch normalisation
+            sees one batch at a time, and dropout draws one mask a batch from the seed. The value is then the mean of
+            the batches' own traces, weighted by size.
+        estimator: ``"auto"`` is exact if possible, otherwise activation, otherwise hutchinson. ``"fast"`` is as auto,
+            but with one backward pass a probe in place of exact. ``"exact"`` and ``"activation"`` (random signs in the
+            space of the layers' outputs) use this estimator alone. Where it is impossible, a status says so.
+            ``"hutchinson"`` uses random signs in the space of the weights for all layers.
+        probes: default :data:`PROBES`. With ``"activation"`` it is a mean number per sample. It is at least 2, except
+            for ``"fast"``. With 1 probe, the standard error of ``"fast"`` is an upper bound, and layers that need
+            another estimator use that one's default.
+        seed: seed of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
-        dtype: compute in this type, for instance ``torch.float64``; default: the model's own.
-        backend: ``"fedlayers"``, or ``"pyhessian"`` or ``"curvlinops"``: that package's Hessian-vector products with
-            weight-space probes, in eval mode, as a cross-check.
+        dtype: compute in this type, for instance ``torch.float64``. Default: the model's own.
+        backend: ``"fedlayers"``, ``"pyhessian"`` or ``"curvlinops"``. The latter two are a cross-check. They use that
+            package's Hessian-vector products with weight-space probes in eval mode.
 
     Raises:
-        UsageError: an unknown estimator, mode, backend or parameter, too few probes, labels that are no class indices,
-            a model that does not put out logits [n, C], data that cannot be read, or what a backend cannot do.
+        UsageError: an estimator, mode, backend or parameter is unknown, there are too few probes, labels are not class
+            indices, the model does not return logits [n, C], data cannot be read, or a backend lacks an option.
     """
     check_way(estimator, probes, backend, mode)
     plan = partial(_plan, estimator=estimator, probes=probes, backend=backend)
@@ -138,7 +144,10 @@ def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> No
 
 
 def check_probes(probes: int | None, least: int) -> None:
-    """Refuse fewer probes than the minimum; None stands for the estimator's default."""
+    """Refuse fewer probes than the minimum.
+
+    None stands for the estimator's default.
+    """
     if probes is not None and probes < least:
         raise UsageError(f"probes={probes}; at least {least} needed{'' if least == 1 else ' for a standard error'}")
 
@@ -155,10 +164,10 @@ def released_norm(
     mode: str = "eval",
     dtype: torch.dtype | None = None,
 ) -> list[TraceResult]:
-    """The nuclear norm that PLayer-FL's released code calls a trace, returned in the field ``trace``.
+    """Return the nuclear norm that PLayer-FL's released code calls a trace, in the field ``trace``.
 
-    Of the layers' weights without biases; see :func:`diagnostics.curvature.released.released`. Arguments and errors are
-    those of :func:`hessian_trace`.
+    It covers the layers' weights without biases. See :func:`diagnostics.curvature.released.released`. Arguments and
+    errors are those of :func:`hessian_trace`.
     """
     check_probes(probes, 1)
 
@@ -175,7 +184,10 @@ UNUSED = "unused in the forward pass"
 
 @dataclass(frozen=True)
 class _Way:
-    """How one layer is measured, or the status that says why it is not, and why its value is not exact."""
+    """The method by which one layer is measured.
+
+    It may be a status that explains a missing value, or have a note on why its value is not exact.
+    """
 
     how: str = ""
     probes: int = 0

@@ -1,8 +1,8 @@
-"""Finds out from the autograd graph which parameters reach the logits through piecewise linear operations only.
+"""Finds in the autograd graph the parameters that reach the logits through piecewise linear operations only.
 
-Where that is so, the second derivative of the logits in the parameter is zero wherever it exists, and the Hessian
-block of any loss equals its generalised Gauss-Newton block (Schraudolph, 2002). The verdict is per parameter, not per
-network: the last layer of a GELU network qualifies, the layers before its last GELU do not.
+For such a parameter, the second derivative of the logits is zero wherever it exists. The Hessian block of any loss then
+equals its generalised Gauss-Newton block (Schraudolph, 2002). Each parameter has its own verdict. For example, the last
+layer of a GELU network qualifies. The layers before its last GELU do not.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ _NAME = re.compile(r"(\w+?)Backward\d+")
 
 
 def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each parameter that reaches the logits: "" if they are piecewise linear in it, else which operation is not.
+    """Return for each parameter that reaches the logits "" or the operation that is not piecewise linear.
 
-    A parameter without a path to the logits is absent. The verdict errs on one side only: an operation that is not
-    known to be piecewise linear counts as not linear, as does a parameter that is used more than once (tied).
+    The value is "" if the logits are piecewise linear in the parameter. A parameter without a path to the logits is
+    absent. The verdict errs on one side only: an operation counts as nonlinear unless it is known to be piecewise
+    linear. So does a parameter that is used more than once (tied).
     """
 
     def bends(node: Node, reach: list[int]) -> tuple[int, str]:
@@ -67,10 +68,10 @@ def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]
 
 
 def entangled(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Why parameters cannot be treated sample by sample at their module's output; the others are not listed.
+    """Return the parameters that cannot be treated sample by sample at their module's output, with reasons.
 
-    A parameter that is used more than once (tied), or that feeds a batch normalisation by the batch's own statistics.
-    Other ways to mix the samples of a batch are not seen here.
+    Such a parameter is used more than once (tied), or feeds a batch normalisation by the batch's own statistics. Other
+    ways to mix the samples of a batch are not seen here.
     """
 
     def mixes(node: Node, reach: list[int]) -> tuple[int, str]:
@@ -83,7 +84,7 @@ def entangled(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str
 def _blamed(
     logits: Tensor, parameters: Mapping[str, Tensor], fault: Callable[[Node, list[int]], tuple[int, str]]
 ) -> dict[str, str]:
-    """For each parameter that reaches the logits the reason for the first faulty operation on its way, or ""."""
+    """Return for each parameter that reaches the logits the first faulty operation on its way, or ""."""
     if logits.grad_fn is None:
         return {}
     bits = {id(tensor): 1 << position for position, tensor in enumerate(parameters.values())}
@@ -112,7 +113,11 @@ def _blamed(
 
 
 def _nonlinear(node: Node, reach: list[int]) -> int:
-    """The parameters (a bit set) in which a node is not piecewise linear, given which ones each input depends on."""
+    """Return the parameters (a bit set) in which a node is not piecewise linear.
+
+    Args:
+        reach: the parameters on which each input depends.
+    """
     name = _kind(node)
     if name in _JOINTLY:
         return 0
@@ -148,7 +153,7 @@ def _readable(node: Node) -> str:
 
 
 def nodes(root: Node) -> list[Node]:
-    """Every node that the root depends on, each after its inputs, the root last."""
+    """Return every node that the root depends on, each after its inputs. The root comes last."""
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False)]

@@ -1,4 +1,4 @@
-"""A model as a function of its parameters, ready to be differentiated twice."""
+"""A model as a function of its parameters that can be differentiated twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .linear import nodes
 
 
 class LossNotFinite(Exception):
-    """Raised where the loss of some sample is NaN or infinite; becomes a status."""
+    """Raised if the loss of some sample is NaN or infinite. It becomes a status."""
 
     def __init__(self, x: Tensor, index: int) -> None:
         super().__init__(f"batch {index}")
@@ -34,11 +34,13 @@ class LossNotFinite(Exception):
 
 
 class Differentiable:
-    """A model as a function of detached parameters and copied buffers; the model's own tensors get no gradient.
+    """A model as a function of detached parameters and copied buffers.
+
+    The model's own tensors get no gradient.
 
     Attributes:
-        parameters: by exact name, in the type of the computation; all require gradients, frozen ones too.
-        buffers: by exact name, copies.
+        parameters: by exact name, in the type of the computation. All require gradients, frozen ones too.
+        buffers: copies, by exact name.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, dtype: torch.dtype | None, seed: int) -> None:
@@ -52,13 +54,13 @@ class Differentiable:
         self.buffers = {name: cast(b).clone() for name, b in model.named_buffers()}
 
     def __call__(self, x: Tensor, index: int) -> Tensor:
-        """The model's output for batch number ``index``, which also seeds the model's random draws."""
+        """Return the model's output for batch number ``index``, which also seeds the model's random draws."""
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
         return functional_call(self.model, {**self.parameters, **self.buffers}, (x,))
 
     def at(self, parameters: Mapping[str, Tensor]) -> Differentiable:
-        """The same function with some parameters replaced, and with copies of the buffers."""
+        """Return the same function with some parameters replaced and with copies of the buffers."""
         other = copy(self)
         moved = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
         other.parameters = self.parameters | moved
@@ -66,11 +68,11 @@ class Differentiable:
         return other
 
     def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Logits [n, C] and each sample's loss [n].
+        """Return logits [n, C] and each sample's loss [n].
 
         Raises:
-            UsageError: the output is not [n, C], or y holds something else than class indices, or numbers [n] where the
-                loss is of numbers.
+            UsageError: the output is not [n, C], or y does not hold class indices. For a loss of numbers, y must hold
+                numbers [n].
             LossNotFinite: a sample's loss is NaN or infinite.
         """
         logits = self(x, index)
@@ -90,7 +92,7 @@ class Differentiable:
 
     @torch.no_grad()
     def origin(self, error: LossNotFinite, layers: Sequence[Layer]) -> str:
-        """The layer in which NaN or infinity first occurred, in words."""
+        """Return in words the layer in which NaN or infinity first occurred."""
         for layer in layers:
             for name in layer.parameters:
                 if not bool(torch.isfinite(self.parameters[name]).all()):
@@ -121,7 +123,10 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
 
 
 class _WeightNormFromParts(TorchFunctionMode):
-    """Compute g v / ||v|| by operations of its own: torch's backward pass takes ||v|| for a constant."""
+    """Computes g v / ||v|| by operations of its own.
+
+    Torch's backward pass takes ||v|| for a constant.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -134,7 +139,11 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 def curvature(gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The product H v of the Hessian's block of some tensors with v, from gradients that keep their graph."""
+    """Return the product H v of the Hessian's block of some tensors with v.
+
+    Args:
+        gradients: gradients that keep their graph.
+    """
     terms = [(g * w).sum() for g, w in zip(gradients, v, strict=True) if g is not None and g.requires_grad]
     if not terms:
         return [torch.zeros_like(tensor) for tensor in tensors]
@@ -144,7 +153,7 @@ def curvature(gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: 
 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Independent random signs, +1 or -1, shaped as ``like``."""
+    """Draw independent random signs, +1 or -1, shaped as ``like``."""
     count = like.numel()
     drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8)
     bits = torch.from_numpy(np.unpackbits(drawn.numpy())[:count])  # eight a byte: drawing is what takes the time
@@ -152,17 +161,17 @@ def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def differentiable_once(gradient: Tensor | None) -> bool:
-    """Whether a gradient's graph ends at a custom function that is marked as differentiable only once.
+    """Return True if a gradient's graph ends at a custom function that is differentiable only once.
 
-    Differentiating such a gradient with respect to chosen tensors raises no error: it leaves out whatever is behind
-    the cut.
+    Differentiating such a gradient with respect to chosen tensors raises no error. It leaves out whatever is behind the
+    cut.
     """
     root = None if gradient is None else gradient.grad_fn
     return root is not None and any(node.name() == "torch::autograd::Error" for node in nodes(root))
 
 
 def no_second_derivative(error: RuntimeError) -> str:
-    """The status for an operation that cannot be differentiated twice; raises any other error again."""
+    """Return the status for an operation that cannot be differentiated twice; raise any other error again."""
     text = str(error)
     if "not implemented" in text:
         return f"no second derivative: {text.splitlines()[0]}"

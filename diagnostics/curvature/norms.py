@@ -1,7 +1,7 @@
 """Squared norms of per-sample parameter gradients, without forming the gradients.
 
-For a layer with input a and a gradient delta at its output, sample n's weight gradient is a sum of outer products
-sum_t delta_nt a_nt^T. Its squared Frobenius norm is computed from delta and a, whichever way is cheaper.
+Take a layer with input a and a gradient delta at its output. The weight gradient of sample n is a sum of outer products
+sum_t delta_nt a_nt^T. Its squared Frobenius norm is computed from delta and a in the cheaper of two ways.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ ADD = 4
 
 
 def norms_of(module: nn.Module, a: Tensor, passes: int) -> Norms | None:
-    """A function from output gradients to squared norms, for one call of ``module`` on ``a`` [n, ...]; None if unknown.
+    """Return a function from output gradients to squared norms; None if there is no formula.
+
+    It holds for one call of ``module`` on ``a`` [n, ...].
 
     Args:
-        passes: how many deltas will follow; decides what is worth computing once.
+        passes: number of deltas that will follow. It decides what is worth computing once.
     """
     build = _formula(module)
     return build(module, a.detach(), passes) if build else None
 
 
 def supported(module: nn.Module) -> bool:
-    """Whether there is a formula for modules of this type."""
+    """Return True if there is a formula for modules of this type."""
     return _formula(module) is not None
 
 
@@ -89,7 +91,10 @@ def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
 
 
 def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple[int, ...]]:
-    """A convolution's input patches [n, groups, i, L] for a slice of the samples, and the shape of its output grid."""
+    """Return a convolution's input patches and the shape of its output grid.
+
+    The patches are a function from a slice of the samples to [n, groups, i, L].
+    """
     spatial = len(module.kernel_size)
     a = _padded(module, a)
 
@@ -110,7 +115,10 @@ def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple
 
 
 def _padded(module: Any, a: Tensor) -> Tensor:
-    """A convolution's input with the module's own padding, also "same", circular, reflecting and replicating."""
+    """Return a convolution's input with the module's own padding.
+
+    Padding may be "same", circular, reflecting or replicating.
+    """
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     return F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
 
@@ -120,9 +128,9 @@ class Grams:
     """One way to compute the Gram matrices u^T u of patches, with its cost in time and memory.
 
     Attributes:
-        of: a slice of the samples to [n, g, L, L].
-        work: multiplications a sample and group.
-        room: elements of its largest intermediate, a sample and group.
+        of: a slice of the samples -> [n, g, L, L].
+        work: multiplications per sample and group.
+        room: elements of its largest intermediate tensor per sample and group.
     """
 
     of: Callable[[slice], Tensor]
@@ -131,10 +139,11 @@ class Grams:
 
 
 def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor], grid: tuple[int, ...]) -> Grams:
-    """The cheaper way to the Gram matrices of a convolution's patches: of the patches, or from those of the pixels.
+    """Return the cheaper way to the Gram matrices of a convolution's patches.
 
-    Patches p and q have the inner product sum_o <a_(p+o), a_(q+o)> over the kernel's offsets o. With K offsets, the
-    pixels' matrix takes 1 / K of the multiplications a pair; the sum over o goes along one dimension at a time.
+    One way uses the patches, the other the Gram matrices of the pixels. Patches p and q have the inner product sum_o
+    <a_(p+o), a_(q+o)> over the kernel's offsets o. With K offsets, the pixels' matrix takes 1 / K of the
+    multiplications a pair. The sum over o runs along one dimension at a time.
     """
     a, groups = _padded(module, a), module.groups
     sides, length = tuple(a.shape[2:]), math.prod(grid)
@@ -171,9 +180,10 @@ def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor],
 def _outer_norm(
     patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, passes: int, grams: Grams
 ) -> Callable[[Tensor], Tensor]:
-    """Per sample ||delta u^T||_F^2 from output gradients [n, g, out, L], with patches u [n, g, i, L].
+    """Return a function from output gradients to ||delta u^T||_F^2 per sample.
 
-    Either the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
+    The gradients have the shape [n, g, out, L]. The patches u have the shape [n, g, i, L]. The function computes either
+    the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
     """
     n, groups, inner, length = shape
     work = length * length * (out + 1) + grams.work / passes
@@ -200,7 +210,7 @@ def _norm(module: Any, a: Tensor, passes: int) -> Norms:
 
 
 def normalised(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
-    """The normalised input that a normalisation multiplies by its weight, and the dimensions of that weight."""
+    """Return the input that a normalisation multiplies by its weight, and the dimensions of that weight."""
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)
     if isinstance(module, nn.RMSNorm):
@@ -217,7 +227,10 @@ def _last(module: Any, a: Tensor) -> Collection[int]:
 
 
 def _scale_and_shift(values: Tensor, keep: Collection[int]) -> Norms:
-    """Squared norms for values * weight + bias, where weight and bias extend over the dimensions ``keep``."""
+    """Return squared norms for values * weight + bias.
+
+    The weight and the bias extend over the dimensions ``keep``.
+    """
     over = [dim for dim in range(1, values.ndim) if dim not in keep]
 
     def squares(gradient: Tensor) -> Tensor:
@@ -259,7 +272,10 @@ _FORMULAS: dict[type[nn.Module], _Build] = {
 
 
 def _formula(module: nn.Module) -> _Build | None:
-    """The formula for a module; a subclass has its parent's only if it also has its parent's forward pass."""
+    """Return the formula for a module.
+
+    A subclass has its parent's formula only if it also has its parent's forward pass.
+    """
     for kind, build in _FORMULAS.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return build

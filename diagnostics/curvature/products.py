@@ -5,9 +5,9 @@ Two tests find it for each layer. A Hessian is symmetric, so that u.Hv = v.Hu. A
 along v, which a central difference approximates.
 
 The tests compute in float64 where the model can. A step of eps^(1/3) gives a central difference its least error, about
-eps^(2/3). The tolerance eps^(1/4) is far above that error and far below a wrong formula's: 1e-4 in float64.
-Rounding divided by the step comes on top of it. Where two steps disagree, the gradient jumps between the points, as at
-a kink of ReLU. The difference then proves nothing, and symmetry decides alone.
+eps^(2/3). The tolerance eps^(1/4) is far above that error and far below a wrong formula's: 1e-4 in float64. Rounding
+divided by the step comes on top of it. Where two steps disagree, the gradient jumps between the points, as at a kink of
+ReLU. The difference then proves nothing, and symmetry decides alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FINER = 16
 
 
 def wrong_products(run: Differentiable, first: Batch, layers: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Find the layers whose Hessian-vector products are wrong; returns the reason by layer.
+    """Return the layers whose Hessian-vector products are wrong, each with the reason.
 
     Args:
         first: the first batch; the check uses a few of its samples.
@@ -74,7 +74,7 @@ def _symmetric(u: Tensor, hu: Tensor, v: Tensor, hv: Tensor, size: float, eps: f
 def _departs(
     run: Differentiable, x: Tensor, y: Tensor, names: Sequence[str], v: Sequence[Tensor], hv: Tensor, size: float
 ) -> bool:
-    """Whether differences of gradients converge to something else than ``hv``."""
+    """Return True if differences of gradients converge to something else than ``hv``."""
     eps = torch.finfo(v[0].dtype).eps
 
     def difference(step: float) -> Tensor:
@@ -100,7 +100,7 @@ def _departs(
 def _gradients(
     run: Differentiable, x: Tensor, y: Tensor, names: Sequence[str], *, create_graph: bool = False
 ) -> dict[str, Tensor]:
-    """Gradients of the summed loss; zeros for a parameter that does not reach it."""
+    """Return gradients of the summed loss, with zeros for a parameter that does not reach it."""
     tensors = [run.parameters[name] for name in names]
     _, losses = run.forward(x, y, 0)
     found = torch.autograd.grad(
@@ -110,7 +110,7 @@ def _gradients(
 
 
 def _scale(tensor: Tensor) -> float:
-    """The root mean square of a tensor, so that a step is relative to it; 1 for zeros."""
+    """Return the root mean square of a tensor, so that a step is relative to it; 1 for zeros."""
     return float(tensor.detach().square().mean().sqrt()) or 1.0
 
 

@@ -18,16 +18,17 @@ from .sampled import Estimates, by_batch
 def released(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
 ) -> tuple[Estimates, dict[str, str], int]:
-    """Mean over a layer's weight tensors W of the nuclear norm of H_W v, with v Gaussian of unit length.
+    """Return the mean over a layer's weight tensors W of the nuclear norm of H_W v.
 
-    Neither a trace nor a sum of eigenvalues: at least 0, grows as the square root of the rank times ||H v||, and hangs
-    on v. H_W v is read as a matrix [out, rest] and its singular values are added up; of a convolution, the matrix
-    [out, kernel] of each input channel, averaged over the channels (PLayer-FL's released code). H is of the mean loss
-    over all samples, where that code took one batch.
+    The vector v is Gaussian of unit length. The value is neither a trace nor a sum of eigenvalues. It is at least 0,
+    depends on v, and grows as the square root of the rank times ||H v||. The product H_W v is read as a matrix [out,
+    rest], and its singular values are added up. For a convolution, each input channel gives a matrix [out, kernel], and
+    their sums are averaged (PLayer-FL's released code). H is the Hessian of the mean loss over all samples. The
+    released code took one batch.
 
     Returns:
-        Values with their standard errors over ``probes`` draws of v (NaN for one, which is what the authors used), by
-        layer why there is none, and the number of samples.
+        Values with their standard errors over ``probes`` draws of v; layer -> why there is no value; the number of
+        samples. With one draw, as the authors used, the standard error is NaN.
     """
     names = [name for group in layers.values() for name in group]
     generator = {name: torch_generator(run.seed, "released probe", name) for name in names}
@@ -53,9 +54,10 @@ def released(
 
 
 def nuclear_norm(product: Tensor) -> float:
-    """The sum of singular values of a tensor [out, rest], or their mean over the input channels of [out, in, kernel].
+    """Return the sum of singular values of a tensor [out, rest].
 
-    A vector counts as one column; NaN where an entry is not finite.
+    For [out, in, kernel] it is their mean over the input channels. A vector counts as one column. The result is NaN if
+    an entry is not finite.
     """
     if not bool(torch.isfinite(product).all()):
         return math.nan

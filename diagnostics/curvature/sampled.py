@@ -1,13 +1,15 @@
 """Estimates of Hessian traces from random signs in the logits, in the layers' outputs, or in the weights.
 
-Each gives, for layers by name, value and standard error of the trace of the mean loss's Hessian block. They differ in
-what must hold and in what they cost:
+Each function estimates the trace of the mean loss's Hessian block, for layers by name. It returns values with standard
+errors. The functions differ in their conditions and their cost:
 
-* :func:`sign_traces`: where the logits are piecewise linear in the layer; one backward pass a probe for all layers.
-* :func:`output_traces`: where a sample's loss depends on its own layer output alone, however it is bent on the way;
-  one Hessian-vector product a probe, from the layer's output onwards. Every sample draws its own signs, so that the
-  error falls with the number of samples.
-* :func:`weight_traces`: always; one Hessian-vector product a probe, through the weights, in which samples share signs.
+* :func:`sign_traces` needs logits that are piecewise linear in the layer. A probe costs one backward pass for all
+  layers.
+* :func:`output_traces` needs a sample's loss to depend on its own layer output alone. The way from there may be
+  nonlinear. A probe costs one Hessian-vector product from the layer's output onwards. Every sample draws its own signs,
+  so that the error falls with the number of samples.
+* :func:`weight_traces` always works. A probe costs one Hessian-vector product through the weights. All samples share
+  its signs.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ def sign_traces(
 ) -> tuple[Estimates, int]:
     """Estimate traces of layers that have an exact one, by random combinations of the output Hessian's factors.
 
-    With factors s_nk of sample n and independent signs r_nk, x_n = ||J_n^T sum_k r_nk s_nk||^2 has the mean
-    t_n = sum_k ||J_n^T s_nk||^2 (Hutchinson, 1990, in the space of the factors); factors of negative sign are combined
-    on their own and subtracted. The samples' signs are independent: Var(1/N sum x_n) = 1/N^2 sum_n Var x_n.
+    Take factors s_nk of sample n and independent signs r_nk. Then x_n = ||J_n^T sum_k r_nk s_nk||^2 has the mean t_n =
+    sum_k ||J_n^T s_nk||^2 (Hutchinson, 1990, in the space of the factors). Factors of negative sign are combined on
+    their own and subtracted. The samples' signs are independent: Var(1/N sum x_n) = 1/N^2 sum_n Var x_n.
 
-    Two or more probes: Var x_n from the differences within each sample. One probe: of K factors, a positive
-    semidefinite Gram matrix M gives Var x_n = 4 sum_{k<l} M_kl^2 <= a t_n^2, a = 2 (1 - 1 / K), and with
-    E x_n^2 = Var x_n + t_n^2 the bound Var x_n <= a / (1 + a) E x_n^2, which is what the standard error then states.
+    With two or more probes, Var x_n comes from the differences within each sample. With one probe, the standard error
+    states a bound. K factors have a positive semidefinite Gram matrix M. It gives Var x_n = 4 sum_{k<l} M_kl^2 <= a
+    t_n^2 with a = 2 (1 - 1 / K). Since E x_n^2 = Var x_n + t_n^2, the bound is Var x_n <= a / (1 + a) E x_n^2.
     """
     layer_of = {name: layer for layer, names in layers.items() for name in names}
     paths = list(dict.fromkeys(map(owner, layer_of)))
@@ -90,17 +92,18 @@ def output_traces(
 ) -> tuple[Estimates, dict[str, str], int]:
     """Estimate traces of layers that treat samples independently, by random signs in the space of their outputs.
 
-    A layer's output z_n = A_n theta + c_n is linear in its own parameters, so that the block of the mean loss is
-    1/N sum_n A_n^T H_n A_n with H_n the Hessian of sample n's loss in z_n, whatever follows. Its trace is estimated by
-    u_n^T H_n u_n with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.draws`); H_n u_n of all samples
-    is one Hessian-vector product. Each module of a layer has a product of its own: nothing of other blocks enters.
+    A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
+    A_n^T H_n A_n, with H_n the Hessian of sample n's loss in z_n. This holds for any later layers. Its trace is
+    estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.draws`). One
+    Hessian-vector product gives H_n u_n of all samples. Each module of a layer has its own product, so nothing of other
+    blocks enters.
 
-    In eval mode samples are taken in the order of their gradient at the layer's output, and those with a larger one
-    get more probes (:func:`_shares`): where the gradient is small, there is little curvature to be uncertain about.
+    In eval mode, samples with a larger gradient at the layer's output get more probes (:func:`_shares`). Samples are
+    sorted by that gradient. A small gradient means little curvature and little uncertainty.
 
     Returns:
-        The estimates, by layer why there is none, and the number of samples. The standard error is of the differences
-        between a sample's probes, of which there must be two or more.
+        The estimates; layer -> why there is none; the number of samples. The standard error comes from the differences
+        between a sample's probes, so there must be two or more.
     """
     paths = {layer: list(dict.fromkeys(map(owner, names))) for layer, names in layers.items()}
     every = list(dict.fromkeys(path for some in paths.values() for path in some))
@@ -127,7 +130,7 @@ def output_traces(
 
 
 class _NoSecondDerivative(Exception):
-    """Raised where an operation after a layer cannot be differentiated twice; becomes the layer's status."""
+    """Raised if an operation after a layer cannot be differentiated twice. It becomes the layer's status."""
 
 
 def _sampled(
@@ -140,7 +143,7 @@ def _sampled(
     probes: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """The draws u_n^T H_n u_n of one batch, float64 [probes, n], summed over the layer's modules."""
+    """Return the draws u_n^T H_n u_n of one batch, float64 [probes, n], summed over the layer's modules."""
     with tapped(run.model, paths, len(x), passes=1) as taps:
         _, losses = run.forward(x, y, index)
     usable_taps = usable(taps, index)
@@ -161,7 +164,7 @@ def _sampled(
 
 
 def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch: int) -> dict[str, Tensor]:
-    """The squared norm of each sample's gradient at the modules' outputs, [n] by path."""
+    """Return the squared norm of each sample's gradient at the modules' outputs, [n] by path."""
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
     for index, (x, y) in enumerate(batches(data, batch)):
         with tapped(run.model, paths, len(x), passes=1) as taps:
@@ -178,11 +181,12 @@ def _shares(
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield batches with their numbers of probes: ``probes`` per sample on average, at least 2.
 
-    Neyman's allocation, c_n in proportion to the standard deviation of sample n's draws, has the least variance for a
-    given number of draws. The square root of the gradient's norm at the output stands for that deviation (of a trained
-    net it gained 1.4 to 1.9, of an untrained one nothing; the norm itself loses where it misleads). It does not depend
-    on the draws, so that the estimate stays unbiased. A loader's own batches, and those whose masks depend on their
-    number (train mode), stay as they are, with equal shares.
+    Neyman's allocation has the least variance for a given number of draws. Its c_n is proportional to the standard
+    deviation of sample n's draws. The square root of the gradient's norm at the output stands for that deviation. On a
+    trained net it gained a factor of 1.4 to 1.9, on an untrained one nothing. The norm itself would lose if it
+    misleads. The allocation does not depend on the draws, so the estimate stays unbiased.
+
+    A loader's own batches keep equal shares. So do batches whose masks depend on their number (train mode).
     """
     if pair is None or size is None:
         for x, y in batches(data, batch):
@@ -200,7 +204,11 @@ def _shares(
 
 
 def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:
-    """The samples' u_n^T H_n u_n, float64 [n], from the gradients delta at the outputs, which keep their graph."""
+    """Return the samples' u_n^T H_n u_n, float64 [n].
+
+    Args:
+        delta: gradients at the outputs, which keep their graph.
+    """
     product = None
     if delta.requires_grad:  # otherwise the loss is linear in this output
         (product,) = torch.autograd.grad((delta * u).sum(), [tap.edge], retain_graph=True, allow_unused=True)
@@ -210,10 +218,13 @@ def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:
 def weight_traces(
     run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
 ) -> tuple[Estimates, dict[str, str], int]:
-    """Hutchinson's estimate v^T H v with random signs v in the weights; statuses of layers without; samples.
+    """Estimate traces by Hutchinson's v^T H v with random signs v in the weights.
 
-    A probe covers one layer's block, and every batch draws its own: the batches' errors then average out. The standard
-    error is that of the mean over the probes, of which there must be two or more.
+    A probe covers one layer's block. Every batch draws its own probes, so the batches' errors average out. The standard
+    error is that of the mean over the probes, so there must be two or more.
+
+    Returns:
+        The estimates; layer -> why there is none; the number of samples.
     """
     generators = {layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers}
     estimates = {layer: torch.zeros(probes, dtype=torch.float64) for layer in layers}
@@ -237,14 +248,16 @@ def by_batch(
     batch: int,
     probe: Callable[[str, Sequence[str], Mapping[str, Tensor]], None],
 ) -> tuple[dict[str, str], int]:
-    """Probe every layer in every batch, by the gradients of the batch's summed loss, which keep their graph.
+    """Probe every layer in every batch, by the gradients of the batch's summed loss.
+
+    The gradients keep their graph.
 
     Args:
         layers: names of the parameters of each layer.
-        probe: takes a layer, its parameters' names and the gradients by name.
+        probe: a function of a layer, its parameters' names, and the gradients by name.
 
     Returns:
-        By layer why it cannot be probed, and the number of samples.
+        Layer -> why it cannot be probed, and the number of samples.
     """
     names = [name for group in layers.values() for name in group]
     tensors = [run.parameters[name] for name in names]

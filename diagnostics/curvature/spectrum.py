@@ -1,4 +1,4 @@
-"""Eigenvalues of each layer's diagonal block of the loss's Hessian: the largest ones, and how all are distributed."""
+"""Eigenvalues of each layer's diagonal block of the loss's Hessian: the largest ones, and the density of all."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class SpectrumResult:
     """The largest Hessian eigenvalues of one layer.
 
     Attributes:
-        eigenvalues: in descending order; may be negative.
-        errors: for each the norm of its residual H v - lambda v, which no eigenvalue of H is further away than;
-            0.0 where the block was written out.
+        eigenvalues: in descending order. They may be negative.
+        errors: the norm of each residual H v - lambda v. An eigenvalue of H lies within this distance. 0.0 if the block
+            was written out.
         estimator: ``"dense"`` or for instance ``"lanczos(tol=0.001), error = residual"``.
         n_params, n_samples: parameters of the layer, samples of the data.
         status: ``"ok"``, or why there are no values.
@@ -69,8 +69,8 @@ class Density:
     """The density of a layer's Hessian eigenvalues over ``grid``, with integral 1.
 
     Attributes:
-        grid, density: [points]; eigenvalues, and the density smoothed by Gaussians of standard deviation ``width``.
-        nodes, weights: [repeats, steps]; the quadrature that it is made of: weights are shares of the eigenvalues.
+        grid, density: [points]. Eigenvalues, and the density smoothed by Gaussians of standard deviation ``width``.
+        nodes, weights: [repeats, steps]. The quadrature behind the density: weights are shares of the eigenvalues.
     """
 
     layer: str
@@ -84,13 +84,13 @@ class Density:
 
 
 class NoProduct(Exception):
-    """Raised where a layer's block has no Hessian-vector product; the reason becomes a status."""
+    """Raised if a layer's block has no Hessian-vector product. The reason becomes a status."""
 
 
 class BlockHessian:
     """One layer's block of the mean loss's Hessian as a linear operator on float64 vectors.
 
-    The graph of a single batch is kept between products; several batches are differentiated anew for each.
+    The graph of a single batch is kept between products. Several batches are differentiated again for each product.
     """
 
     def __init__(self, run: Differentiable, data: Data, names: Sequence[str], batch: int) -> None:
@@ -113,7 +113,7 @@ class BlockHessian:
             yield list(gradients)
 
     def __call__(self, vector: Vector) -> Vector:
-        """The product H v of the block with a vector v.
+        """Return the product H v of the block with a vector v.
 
         Raises:
             NoProduct: an operation cannot be differentiated twice, or an entry of H v is not finite.
@@ -134,7 +134,7 @@ class BlockHessian:
         return total.numpy() / self.n_samples
 
     def dense(self) -> Vector:
-        """The block as a matrix [n, n], symmetric, float64."""
+        """Return the block as a matrix [n, n], symmetric, float64."""
         matrix = np.stack([self(unit) for unit in np.eye(self.size)])
         return (matrix + matrix.T) / 2
 
@@ -160,19 +160,19 @@ def hessian_spectrum(
     mode: str = "eval",
     dtype: torch.dtype | None = None,
 ) -> list[SpectrumResult]:
-    """The ``k`` algebraically largest eigenvalues of each layer's block, over weights and biases; fewer if it is small.
+    """Return the ``k`` algebraically largest eigenvalues of each layer's block, over weights and biases.
 
-    By the implicitly restarted Lanczos method (ARPACK) on Hessian-vector products, as curvlinops does; blocks of up to
-    :data:`DENSE` parameters are written out. Exact products: nothing but the method's own tolerance is approximate.
+    A small block has fewer. The method is implicitly restarted Lanczos (ARPACK) on Hessian-vector products, as in
+    curvlinops. Blocks of up to :data:`DENSE` parameters are written out. The products are exact, so only the method's
+    own tolerance is approximate.
 
     Args:
         tol: relative accuracy at which the Lanczos method stops.
-        batch, seed, mode, dtype, layers, loss: as of :func:`~diagnostics.curvature.hessian.hessian_trace`; the seed
-            is that of the first Lanczos vector and of dropout. A single batch is faster than several: its graph is
-            kept.
+        batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.hessian.hessian_trace`. The seed
+            sets the first Lanczos vector and dropout. A single batch is faster than several, because its graph is kept.
 
     Raises:
-        UsageError: k below 1, a tolerance that is not above 0, and as in :func:`~.hessian.hessian_trace`.
+        UsageError: k is below 1, the tolerance is not above 0, or as in :func:`~.hessian.hessian_trace`.
     """
     check_wanted(k, tol)
     run = _run(model, layers, loss, dtype, seed)
@@ -240,14 +240,14 @@ def spectral_density(
     mode: str = "eval",
     dtype: torch.dtype | None = None,
 ) -> Density:
-    """The density of one layer's eigenvalues by stochastic Lanczos quadrature (Ghorbani et al., 2019).
+    """Return the density of one layer's eigenvalues by stochastic Lanczos quadrature (Ghorbani et al., 2019).
 
-    Each of ``repeats`` random starts gives ``steps`` nodes and weights; with as many steps as parameters the nodes are
+    Each of ``repeats`` random starts gives ``steps`` nodes and weights. With as many steps as parameters, the nodes are
     the eigenvalues. All earlier Lanczos vectors are projected out at every step, so that no eigenvalue appears twice.
 
     Raises:
-        UsageError: fewer than 2 steps or points, no repeats, a layer that does not reach the logits, and as in
-            :func:`diagnostics.curvature.hessian.hessian_trace`.
+        UsageError: there are fewer than 2 steps or points, or no repeats, or the layer does not reach the logits, or as
+            in :func:`diagnostics.curvature.hessian.hessian_trace`.
         RunError: the loss is not finite, or the block has no Hessian-vector product.
     """
     for name, number, least in (("steps", steps, 2), ("repeats", repeats, 1), ("points", points, 2)):
@@ -278,16 +278,19 @@ def spectral_density(
 
 
 def smoothed(grid: Vector, nodes: Vector, weights: Vector, width: float) -> Vector:
-    """A density over ``grid`` from eigenvalues (``nodes``) with shares (``weights``), smoothed by a Gaussian kernel.
+    """Return a density over ``grid`` from eigenvalues (``nodes``) with shares (``weights``).
 
-    ``width`` is the kernel's standard deviation.
+    A Gaussian kernel of standard deviation ``width`` smooths it.
     """
     apart = (grid[:, None] - nodes.reshape(-1)) / width
     return np.exp(-(apart**2) / 2) @ weights.reshape(-1) / (width * math.sqrt(2 * math.pi))
 
 
 def _lanczos(block: BlockHessian, start: Vector, steps: int) -> tuple[Vector, Vector]:
-    """Nodes and weights [steps] of the quadrature; filled up with zeros where the Krylov space ends early."""
+    """Return nodes and weights [steps] of the quadrature.
+
+    They are filled up with zeros if the Krylov space ends early.
+    """
     basis = np.zeros((steps, block.size))
     diagonal, beside = np.zeros(steps), np.zeros(steps)
     v = start / np.linalg.norm(start)

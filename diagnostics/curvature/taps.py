@@ -19,11 +19,11 @@ from .norms import Norms, norms_of
 
 @dataclass(frozen=True)
 class Tap:
-    """The record of one call of a module: what per-sample gradients need of it.
+    """The record of one call of a module, for per-sample gradients.
 
     Attributes:
         norms: its formula for squared per-sample gradients.
-        edge: where in the graph its output is.
+        edge: the edge of its output in the graph.
         a: its input.
     """
 
@@ -34,7 +34,10 @@ class Tap:
 
 @contextmanager
 def tapped(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Iterator[dict[str, Tap | None]]:
-    """Record calls of the modules at ``paths``; None for a module called twice or in a way without a formula."""
+    """Record calls of the modules at ``paths``.
+
+    The record is None for a module that is called twice or in a way without a formula.
+    """
     taps: dict[str, Tap | None] = {}
 
     @torch.no_grad()
@@ -59,12 +62,12 @@ def tapped(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Itera
 
 
 def owner(name: str) -> str:
-    """The path of the module that holds the parameter ``name``."""
+    """Return the path of the module that holds the parameter ``name``."""
     return name.rpartition(".")[0]
 
 
 def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
-    """The taps of batch number ``index``; refuses if one is missing.
+    """Return the taps of batch number ``index``; refuse if one is missing.
 
     Raises:
         UsageError: this batch uses a module in another way than the first did.
@@ -77,7 +80,7 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
 
 
 def squares(logits: Tensor, cotangent: Tensor, taps: Mapping[str, Tap]) -> dict[str, Tensor]:
-    """Per sample, [n], the squared norm of every tapped parameter's gradient of sum(cotangent * logits)."""
+    """Return per sample, [n], the squared norm of every tapped parameter's gradient of sum(cotangent * logits)."""
     edges = [tap.edge for tap in taps.values()]
     deltas = torch.autograd.grad(logits, edges, cotangent, retain_graph=True, allow_unused=True)
     return {

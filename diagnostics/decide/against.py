@@ -1,4 +1,4 @@
-"""A decision held against nulls: whether the same rule decides the same where the data's information is taken away."""
+"""Comparison of a plan with nulls: whether the rule decides the same after the data lose information."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from ..null import NULLS, kept_in, nulls_in
 
 
 def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) -> LayerPlan:
-    """The plan, with what ``decide`` makes of each null's rows in its evidence; as it is where there are no such rows.
+    """Return the plan with the decisions of ``decide`` on each null's rows in its evidence.
 
-    The evidence's ``detail["null"]`` has for each null: ``same``, whether every draw gives the same plan, and
-    ``same_draws`` of ``draws`` that do; ``kept``, whether models of the real data were measured on it; of the first
-    draw with a plan ``shared``, the layers it would share, ``values``, the curve in the plan's order (empty where the
-    rule reads several), its ``variant``, ``decided``, whether there is a plan, and ``status``: the plan's, or why there
-    is none.
+    The plan stays as it is if there are no such rows. The evidence's ``detail["null"]`` has these keys for each null:
+
+    * ``same``: whether every draw gives the same plan
+    * ``same_draws``, ``draws``: number of draws with the same plan, and of all draws
+    * ``kept``: whether models of the real data were measured on the null
+
+    These keys describe the first draw with a plan:
+
+    * ``shared``: the layers that it would share
+    * ``values``, ``variant``: the curve in the plan's order, empty if the rule reads several, and its variant
+    * ``decided``: whether there is a plan
+    * ``status``: the plan's, or why there is no plan
     """
     nulls = {null: [_decided(rows, decide) for rows in draws] for null, draws in nulls_in(table).items()}
     if not nulls:
@@ -46,11 +53,12 @@ def _decided(rows: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) ->
 
 
 def in_words(nulls: Mapping[str, Mapping[str, Any]], variant: str = "", full: bool = False) -> str:
-    """Whether the same plan comes from each null: in one line, or in a line for each that says what follows.
+    """Describe for each null whether it gives the same plan, in one line or in one line per null.
 
     Args:
         nulls: the evidence's ``detail["null"]``.
-        variant: of the metric that the plan was decided on; a null that was measured by another one is said to be.
+        variant: variant of the metric behind the plan. The text mentions a null that was measured by another variant.
+        full: use one line per null, with the conclusion.
     """
     if full:
         lines = [f"  {_line(_title(null, each), _follows(null, each), each, variant)}" for null, each in nulls.items()]

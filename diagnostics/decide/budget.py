@@ -1,4 +1,4 @@
-"""What layers cost: bytes that a client uploads for them in a round, and FLOPs of training them on one sample."""
+"""Costs of layers: bytes that a client uploads in a round, and FLOPs of training on one sample."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Costs:
 
     Attributes:
         unit: ``bytes`` or ``flops``.
-        basis: where the numbers come from, in words.
-        values: layer -> its cost; a layer that is not in it has an unknown cost.
+        basis: the source of the numbers, in words.
+        values: layer -> its cost. A layer that is missing has an unknown cost.
     """
 
     unit: str
@@ -33,10 +33,10 @@ class Costs:
     values: dict[str, float]
 
     def of(self, layers: Sequence[Layer]) -> list[float]:
-        """The costs of the given layers, in order.
+        """Return the costs of the given layers, in order.
 
         Raises:
-            UsageError: one is not known.
+            UsageError: the cost of a layer is unknown.
         """
         unknown = [layer.name for layer in layers if layer.name not in self.values]
         if unknown:
@@ -45,7 +45,10 @@ class Costs:
         return [self.values[layer.name] for layer in layers]
 
     def detail(self, layers: Sequence[Layer], shared: Sequence[str]) -> dict[str, Any]:
-        """The costs as evidence, with their sums over the shared layers and over all; empty if not all are known."""
+        """Return the costs as evidence, with their sums over the shared layers and over all.
+
+        The result is empty if a cost is unknown.
+        """
         if any(layer.name not in self.values for layer in layers):
             return {}
         values = {layer.name: self.values[layer.name] for layer in layers}
@@ -64,12 +67,15 @@ def bytes_of(
     model: nn.Module | None = None,
     recorded: Mapping[str, float] | None = None,
 ) -> Costs:
-    """Bytes of each layer's tensors: what a client that takes part uploads for it in a round, and downloads again.
+    """Return the bytes of each layer's tensors.
 
-    Exact (buffers included) from the model, from measured ``layer_cost``, or as ``recorded``: what
-    :func:`layer_bytes` said of the model when it was measured. Otherwise 4 bytes for each parameter that some row of
-    the layer covers (``n_params``): complete where a metric of all parameters was measured, such as ``hessian_trace``
-    or ``cka``, else weights without biases; never buffers.
+    A client that takes part uploads them in a round, and downloads them again. They are exact, buffers included, if
+    they come from the model, from measured ``layer_cost``, or from ``recorded``. The latter is the result of
+    :func:`layer_bytes` when the model was measured.
+
+    Otherwise they are 4 bytes for each parameter that some row of the layer covers (``n_params``). That is complete if
+    a metric of all parameters was measured, such as ``hessian_trace`` or ``cka``. Else it is weights without biases. It
+    never includes buffers.
     """
     if model is not None:
         live = tree.live(model)
@@ -89,18 +95,21 @@ def bytes_of(
 
 
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
-    """Layer -> bytes of all its tensors, buffers included."""
+    """Return layer -> bytes of all its tensors, buffers included."""
     live = tree.live(model)
     return {x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors)) for x in layers}
 
 
 def flops_of(layers: Sequence[Layer], table: pd.DataFrame) -> Costs:
-    """Floating-point operations of each layer, forward and backward, for one training sample; from ``layer_cost``."""
+    """Return the FLOPs of each layer, forward and backward, for one training sample, from ``layer_cost``."""
     return Costs("flops", f"measured {COST}, forward and backward, one sample", _measured(layers, table, FLOPS))
 
 
 def _measured(layers: Sequence[Layer], table: pd.DataFrame, variants: Sequence[str]) -> dict[str, float]:
-    """The sum of some variants of ``layer_cost`` for each layer where all were measured; of the clients the highest."""
+    """Return the sum of some variants of ``layer_cost`` for each layer that has them all.
+
+    The highest value of the clients counts.
+    """
     rows = table[(table["metric"] == COST) & table["variant"].isin(variants) & table["value"].notna()]
     values = rows.groupby(["layer", "variant"])["value"].max()
     return {

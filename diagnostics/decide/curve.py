@@ -38,7 +38,7 @@ Rows = Path | str | Measured | tuple[Mapping[str, Any], pd.DataFrame]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of the layers in use that are not frozen, input to output: of each client, and their weighted mean.
+    """Values of each client and their weighted mean, for the layers in use that are not frozen, input to output.
 
     Attributes:
         metric, variant: what was measured.
@@ -46,10 +46,10 @@ class Curve:
         clients: client -> its values [L].
         weights: client -> its weight: training samples, or 1 for a metric of pairs.
         combined: sum_c p_c v^c, [L], with p_c = w_c / sum w.
-        seed: of the measurement, where the rows have one.
-        measured: what was measured, (client,) or both clients of a pair -> its values [L].
-        errors: the same -> standard errors [L], 0 where exact or not known.
-        redrawn: the same -> the values in each resample of the batches, [B, L]; empty where there are none.
+        seed: seed of the measurement, if the rows have one.
+        measured: (client,) or both clients of a pair -> the measured values [L].
+        errors: the same keys -> standard errors [L]. 0 means exact or unknown.
+        redrawn: the same keys -> the values in each resample of the batches, [B, L]. Empty without resamples.
     """
 
     metric: str
@@ -65,17 +65,17 @@ class Curve:
 
     @property
     def noisy(self) -> bool:
-        """Whether any value has a standard error that no resamples stand in for."""
+        """True if a value has a standard error and no resamples replace it."""
         return any(any(errors) for who, errors in self.errors.items() if who not in self.redrawn)
 
     def resampled(
         self, times: Mapping[str, int], random: np.random.Generator, at: float = 0.0
     ) -> NDArray[np.float64] | None:
-        """The averaged values [L], with each client counted so many times and measured anew; None without any value.
+        """Return the averaged values [L] of a resample; None without any value.
 
-        Measured anew: one of the resamples of its batches, the one at the fraction ``at`` (0 to below 1) of them, for
-        all clients the same; where there are none, its values with normal errors added. A pair weighs as the product
-        of its two clients' numbers.
+        Each client counts ``times`` times, with its values measured again. They come from the resample of its batches
+        at the fraction ``at`` (0 to below 1), the same for all clients. Without resamples, normal errors are added to
+        its values. A pair weighs as the product of its two clients' numbers.
         """
         weights, values = [], []
         for who, v in self.measured.items():
@@ -97,21 +97,22 @@ _RESULT = ["value", "status", "n_train"]
 
 
 def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
-    """Header and rows of a diagnosis, read from a file if a path is given."""
+    """Return header and rows of a diagnosis, read from a file if a path is given."""
     if isinstance(rows, (str, Path)):
         return read(Path(rows))
     if isinstance(rows, tuple):
         header, table = rows
         return header, table
     if isinstance(rows, pd.DataFrame):
-        raise UsageError("a table alone does not say what the layers are: give the report that it is of, or its file")
+        raise UsageError("rows must have a header with the layers; got a table alone. Pass the report or its file.")
     return rows.header, rows.table
 
 
 def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of pairs of clients, doubled so that each client of a pair comes first once.
+    """Return rows of pairs of clients, doubled so that each client of a pair comes first once.
 
-    Pairs that were measured in both directions (layers ``against`` another) stay as they are: these differ.
+    Pairs that were measured in both directions (layers ``against`` another) stay as they are, because their values
+    differ.
     """
     two = (rows["client_b"] != "") & (rows["client"] != rows["client_b"])
     turned = rows[two].rename(columns={"client": "client_b", "client_b": "client"})
@@ -120,10 +121,10 @@ def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """The model's layers as the rows' header lists them.
+    """Return the model's layers as the rows' header lists them.
 
     Raises:
-        UsageError: it has none, or they are damaged.
+        UsageError: the header has no layers, or they are damaged.
     """
     if not header.get("layers"):
         raise UsageError("the rows' header names no layers; a plan cannot be made from them")
@@ -139,21 +140,21 @@ def curve_of(
     variant: str | None = None,
     pairs: Mapping[str, str] | None = None,
 ) -> Curve:
-    """The curve of a metric over the layers in use that are not frozen, from the single clients' rows.
+    """Return the curve of a metric over the layers in use that are not frozen, from the single clients' rows.
 
-    A metric of pairs gives each client the mean over the pairs it is in, of a distance or of 1 - value of a
-    similarity (cka), so that it too grows with the difference; its clients weigh the same. Of several variants the
-    default is the metric's own (its first that was measured), but of federation sensitivity what was seen in
-    training, which is what PLayer-FL decides on.
+    A metric of pairs gives each client the mean over its pairs. A distance is used as it is, a similarity (cka) as 1 -
+    value. So both grow with the difference. The clients of such a metric weigh the same. The default variant is the
+    metric's own: its first that was measured. For federation sensitivity, it is the variant seen in training, on which
+    PLayer-FL decides.
 
     Args:
-        pairs: of metrics whose code is not here, whether their values are a ``distance`` of two clients or a
-            ``similarity``, by name, as a diagnosis's header says; not said: a similarity.
+        pairs: for metrics whose code is missing here: name -> ``distance`` or ``similarity`` of two clients, as in a
+            diagnosis's header. A metric that is not listed is a similarity.
 
     Raises:
-        UsageError: no such metric or variant, several variants, rounds, models or seeds, missing rows or sizes, fewer
-            than two layers in use, or a layer without weights that has no value.
-        RunError: another layer has no value at a client; the message gives the row's status.
+        UsageError: the metric or variant does not exist, there are several variants, rounds, models or seeds, rows or
+            sizes are missing, fewer than two layers are in use, or a layer without weights has no value.
+        RunError: another layer has no value at a client. The message gives the row's status.
     """
     table, again = parted(table[table["layer"] != ""])
     if table.empty:
@@ -188,7 +189,10 @@ def curve_of(
 
 
 def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
-    """Each client's resampled values, [B, L]; not finite where a resample has no value."""
+    """Return each client's resampled values, [B, L].
+
+    A value is not finite if a resample has none.
+    """
     values_of: dict[tuple[str, ...], list[list[float]]] = {}
     for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby("client", sort=False):
         values = part.pivot(index="resample", columns="layer", values="value")
@@ -199,7 +203,10 @@ def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...],
 def _measured(
     of_clients: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
 ) -> tuple[dict[tuple[str, ...], list[float]], dict[tuple[str, ...], list[float]]]:
-    """Values and standard errors behind a curve, layer by layer, by client or by pair; similarities as distances."""
+    """Return values and standard errors behind a curve, layer by layer, by client or by pair.
+
+    Similarities become distances.
+    """
     values: dict[tuple[str, ...], list[float]] = {}
     errors: dict[tuple[str, ...], list[float]] = {}
     for (client, other), part in of_clients.groupby(["client", "client_b"], sort=False):
@@ -224,7 +231,10 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
 
 
 def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows, checked to hold each client (or pair) and layer once; refuses several rounds, models or seeds."""
+    """Return the rows, checked to hold each client (or pair) and layer once.
+
+    Several rounds, models or seeds are refused.
+    """
     varying = [name for name in _CONTEXT if table[name].nunique(dropna=False) > 1]
     if varying:
         parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
@@ -245,7 +255,7 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
 def _value(
     rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric: str, apart: Callable[[float], float]
 ) -> float:
-    """A client's value of a layer: that of its row, or the mean distance over its pairs."""
+    """Return a client's value of a layer: the value of its row, or the mean distance over its pairs."""
     if not rows:
         raise UsageError(f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}")
     values = []
@@ -261,7 +271,7 @@ def _value(
 
 
 def _apart(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
-    """The function from a metric's value for a pair of clients to their distance."""
+    """Return the function from a metric's value for a pair of clients to their distance."""
     kind = known(metric)
     return kind.apart if metric in METRICS else replace(kind, distance=pairs.get(metric) == "distance").apart
 

@@ -1,4 +1,4 @@
-"""A plan in words: what was decided and on which numbers; and, on request, how sure it is and what it costs."""
+"""A plan in words: the decision, the numbers behind it, and on request its stability and its cost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .against import in_words
 
 
 def explain(plan: LayerPlan, *, full: bool = False) -> str:
-    """A plan in words: its curve as a table, what each client alone would choose, and other thresholds' decisions.
+    """Describe a plan: its curve as a table, each client's own choice, and the decisions by other thresholds.
 
     Args:
-        full: also each client's own curve, how each metric votes, how often the decision stays over resamples of the
-            clients and their batches, what follows from each null that was measured, and what the plan costs a round.
+        full: also show each client's own curve, how each metric votes, how often the decision stays over resamples of
+            the clients and their batches, the conclusion from each measured null, and the plan's cost in a round.
     """
     why = plan.why
     subject = f" on {why.metric}" if why.metric else ""
@@ -59,7 +59,7 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
 
 
 def _budget(detail: Mapping[str, Any]) -> str:
-    """A budget rule's budget, and how much of it the shared layers use, in words."""
+    """Describe a budget rule's budget, and how much of it the shared layers use."""
     if "budget" not in detail:
         return ""
     used = f", of which {detail['cost']['shared']:,.0f} are used" if "cost" in detail else ""
@@ -90,7 +90,7 @@ def _table(plan: LayerPlan) -> str:
 
 
 def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
-    """Which clients choose which layer, one line per layer in the plan's order."""
+    """List which clients choose which layer, one line per layer in the plan's order."""
     groups = {name: [who for who, choice in choices.items() if choice == name] for name in plan.names}
     groups = {name: in_order(who) if unit else who for name, who in groups.items()}  # thresholds stand as they grow
     width = max(len(name) for name, who in groups.items() if who)
@@ -99,7 +99,7 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
 
 
 def _clients(plan: LayerPlan) -> str:
-    """A table of layers by clients; for many clients the lowest, the median and the highest."""
+    """Format a table of layers by clients; for many clients the lowest, the median and the highest."""
     columns = {name: plan.why.clients[name] for name in in_order(plan.why.clients)}
     complete = [k for k in range(len(plan.names)) if all(values[k] is not None for values in columns.values())]
     if len(columns) > MANY:
@@ -117,7 +117,7 @@ def _clients(plan: LayerPlan) -> str:
 
 
 def _metrics(detail: Mapping[str, Any]) -> str:
-    """One line per metric: what it votes, by which rule, and how often that stays the same over resamples."""
+    """Describe each metric in a line: its vote, its rule, and how often the vote stays the same over resamples."""
     lines = [
         [
             name,
@@ -144,7 +144,7 @@ def _stability(stability: Mapping[str, Any]) -> str:
 
 
 def _cost(cost: Mapping[str, Any], plan: LayerPlan) -> str:
-    """Cost of each layer, then the plan's cost against sharing everything."""
+    """Describe the cost of each layer, then the plan's cost compared with sharing everything."""
     bytes_ = cost["unit"] == "bytes"
     title = "Bytes that a client uploads a round, and as many down" if bytes_ else "FLOPs of one training sample"
     width = max(map(len, cost["layers"]))

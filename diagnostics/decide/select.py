@@ -1,7 +1,7 @@
 """From rows to a plan: a named rule decides which layers are federated, and the plan keeps the evidence.
 
-A rule reads one curve, a value for each layer in use from input to output, combined over the clients; it shares the
-first layers up to where the curve jumps. The layers after the jump serve each client's own task and stay local.
+A rule reads one curve. It has a value for each layer in use, from input to output, combined over the clients. The rule
+shares the first layers up to the curve's jump. The layers after the jump serve each client's own task and stay local.
 """
 
 from __future__ import annotations
@@ -64,18 +64,21 @@ def select(
     model: nn.Module | None = None,
     costs: bool = False,
 ) -> LayerPlan:
-    """Decide by a rule which layers to federate, from measured rows or from a budget; returns the plan.
+    """Choose by a rule which layers to federate, from measured rows or from a budget; return the plan.
 
-    The curve is the mean over clients weighted by their training samples, sum_c p_c v^c, recomputed from the clients'
-    own rows; for federation sensitivity v^c is S^c, relative to the client's first layer. For a metric of pairs (cka)
-    v^c is the mean of 1 - value over the pairs of client c, so that it too grows with the difference, and every client
-    weighs the same. Layers outside the forward pass are not in the curve and stay local; frozen layers are not in it
-    either and are shared, for they have the same values everywhere. They are sent and cost what any shared layer does,
-    so a budget pays for them first; where the first layer that trains does not fit beside them, nothing is shared.
+    The curve is the mean over clients weighted by their training samples, sum_c p_c v^c. It is computed again from the
+    clients' own rows. For federation sensitivity v^c is S^c, relative to the client's first layer. For a metric of
+    pairs (cka) v^c is the mean of 1 - value over the pairs of client c. So it too grows with the difference. Every
+    client then weighs the same.
 
-    The evidence's ``detail`` tells how often the decision stays over resamples of the clients, and of their batches
-    where the rows have such (:func:`~.stability.stability`), what each metric votes, whether nulls would decide the
-    same where the rows have some (:func:`~.against.against_nulls`), and on request what the layers cost.
+    Layers outside the forward pass are not in the curve and stay local. Frozen layers are not in it either. They are
+    shared, because they have the same values everywhere. They are sent and cost what any shared layer does, so a budget
+    pays for them first. Nothing is shared if the budget does not also cover the first layer that trains.
+
+    The evidence's ``detail`` reports how often the decision stays over resamples of the clients. It includes resamples
+    of their batches if the rows have some (:func:`~.stability.stability`). It also reports what each metric votes and
+    the decisions on nulls, if the rows have some (:func:`~.against.against_nulls`). On request it gives the layers'
+    costs.
 
     >>> import fedlayers as fl
     >>> report = fl.measure.of_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])
@@ -86,26 +89,26 @@ def select(
 
     Args:
         rows: a rows file, a report, or (header, frame), which may be filtered.
-        rule: one of :data:`RULES`, or ``package.module:function``, which the plan then names.
-        metric: whose values make the curve; default federation sensitivity. With the rules ``manual`` and
-            ``budget_*`` the curve is only evidence, and there is none unless a metric is named.
-        threshold: of the rules that have one, above 0.
+        rule: one of :data:`RULES`, or ``package.module:function``. The plan then has that name.
+        metric: the metric whose values make the curve. Default: federation sensitivity. With the rules ``manual`` and
+            ``budget_*`` the curve is only evidence, and there is none unless you name a metric.
+        threshold: above 0, for the rules that have one.
         layers: for rule ``manual``: exact names of the layers to share, as a sequence or separated by commas.
-        variant: which variant of the metric. Default: its first that was measured; of federation sensitivity
-            ``"training"`` where the rows hold it, on which PLayer-FL decides.
-        metrics: for rule ``vote``: names, each ``"METRIC"`` or ``"METRIC=RULE"``, or {metric: rule}. Default: those of
-            :data:`~diagnostics.metrics.base.DEFAULT` that the rows hold. Without a rule federation sensitivity votes by
-            ``sensitivity_ratio`` and any other metric by ``largest_jump``.
-        budget: for ``budget_bytes`` what one client may upload a round, for ``budget_flops`` what one training sample
-            may cost forward and backward in the shared layers.
-        costs: also put into the evidence what a client uploads a round, for what is shared and for all, if known.
-        model: gives the layers' exact sizes for costs and budgets; default: what the rows say.
+        variant: the metric's variant. Default: its first that was measured. For federation sensitivity it is
+            ``"training"`` if the rows hold it. PLayer-FL decides on that one.
+        metrics: for rule ``vote``: names, each ``"METRIC"`` or ``"METRIC=RULE"``, or {metric: rule}. Default: the
+            metrics of :data:`~diagnostics.metrics.base.DEFAULT` that the rows hold. Without a rule, federation
+            sensitivity votes by ``sensitivity_ratio`` and any other metric by ``largest_jump``.
+        budget: for ``budget_bytes``, bytes that one client may upload a round. For ``budget_flops``, FLOPs that one
+            training sample may cost in the shared layers, forward and backward.
+        costs: also put into the evidence what a client uploads a round, for shared layers and for all, if known.
+        model: gives the layers' exact sizes for costs and budgets. Default: the sizes in the rows.
 
     Raises:
-        UsageError: an unknown rule, metric, variant or layer; rows without layers, or of several rounds, models or
-            seeds; a layer in use that can have no value; costs that are not known.
-        RunError: a value could not be computed, or is not above 0 so that its ratio means nothing; of several
-            metrics, no one can vote.
+        UsageError: a rule, metric, variant or layer is unknown; rows have no layers, or come from several rounds,
+            models or seeds; a layer in use can have no value; costs are unknown.
+        RunError: a value could not be computed, or is not above 0 so that its ratio means nothing; of several metrics,
+            none can vote.
     """
     _check_asked(rule, threshold, layers=layers, metrics=metrics, budget=budget, metric=metric, variant=variant)
     chosen = RULES[rule]
@@ -144,10 +147,10 @@ def select(
 
 
 def _check_asked(rule: str, threshold: float, **given: Any) -> None:
-    """Refuse missing arguments of :func:`select`, and those that the rule does not read.
+    """Refuse missing arguments of :func:`select`, and arguments that the rule does not read.
 
     Raises:
-        UsageError: names the rule and the argument.
+        UsageError: the message names the rule and the argument.
     """
     chosen = RULES[rule]
     if not (math.isfinite(threshold) and threshold > 0):
@@ -172,7 +175,7 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
 
 
 def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence) -> LayerPlan:
-    """The plan of a rule that reads one curve."""
+    """Return the plan of a rule that reads one curve."""
     count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
     votes, notes = _votes(curve, rule, threshold)
     lacking = rule.lacks(curve.combined, threshold) if rule.lacks else ""
@@ -195,7 +198,10 @@ def _voted(
     why: Evidence,
     pairs: Mapping[str, str],
 ) -> LayerPlan:
-    """The plan of a joint rule, from the cuts by several metrics' own rules, for all clients together and for each."""
+    """Return the plan of a joint rule, from the cuts by several metrics' own rules.
+
+    The rule decides for all clients together and for each client.
+    """
     opinions: dict[str, Opinion] = {}
     voters, notes, votes_by_metric = _voters(metrics, table), [], {}
     for name, by in voters.items():
@@ -247,7 +253,7 @@ def _voted(
 
 
 def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFrame) -> dict[str, str]:
-    """Each metric that votes, with its rule."""
+    """Return each metric that votes, with its rule."""
     measured = list(table.loc[table["layer"] != "", "metric"].unique())
     if metrics is None:
         metrics = [name for name in DEFAULT if name in measured]
@@ -265,7 +271,7 @@ def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFra
 
 
 def _affordable(every: Sequence[Layer], rule: Rule, costs: Costs, budget: float, why: Evidence) -> LayerPlan:
-    """The plan of the most first layers whose costs fit the budget, together with those of the frozen layers."""
+    """Return the plan of the most first layers that fit the budget, together with the frozen layers."""
     used = [layer for layer in every if layer.used]
     prices = dict(zip((layer.name for layer in used), costs.of(used), strict=True))
     frozen = frozen_in(every)
@@ -279,7 +285,7 @@ def _affordable(every: Sequence[Layer], rule: Rule, costs: Costs, budget: float,
 
 
 def _with_costs(plan: LayerPlan, costs: Costs | None) -> LayerPlan:
-    """The plan with its costs in the evidence, if those of all layers in use are known."""
+    """Return the plan with its costs in the evidence, if the costs of all layers in use are known."""
     if costs is None:
         return plan
     used = [layer for layer in plan.layers if layer.used or layer.name in plan.shared]
@@ -300,20 +306,21 @@ def decide(
     seed: int | None = None,
     data: str = "",
 ) -> LayerPlan:
-    """Decide during a run, from what the clients' accumulators recorded while training; returns the plan.
+    """Choose a plan during a run, from what the clients' accumulators recorded while training.
 
-    The same as :func:`select` on rows of the same numbers (variant ``"training"``).
+    The result is the same as that of :func:`select` on rows of the same numbers (variant ``"training"``).
 
     Args:
         layers: all layers of the model, in order.
-        measured: for each client ``{"client": index, "weight": training samples}`` with the ``layers``,
-            ``importance`` and ``steps`` of :meth:`~diagnostics.gradients.importance.SensitivityAccumulator.result`.
+        measured: for each client ``{"client": index, "weight": training samples}`` with the ``layers``, ``importance``
+            and ``steps`` of :meth:`~diagnostics.gradients.importance.SensitivityAccumulator.result`.
         names: client names by index.
         rule: a rule that decides by itself, with its ``threshold``.
         seed, data: the run's seed and the data's digest, for the evidence.
 
     Raises:
-        UsageError, RunError: as :func:`select`; also measurements of no client, an unknown client, or another model.
+        UsageError, RunError: as :func:`select`. Also: there are no clients, a client is unknown, or the measurements
+            are of another model.
     """
     deciding(rule)
     results: dict[str, Mapping[str, Any]] = {}
@@ -341,7 +348,7 @@ def decide(
 
 
 def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]:
-    """The values, checked to be finite and above 0, so that their ratios mean something."""
+    """Return the values, checked to be finite and above 0, so that their ratios mean something."""
     for name, value in zip(curve.names, values, strict=True):
         if not (value > 0 and math.isfinite(value)):
             raise RunError(f"layer {name!r} has a {curve.metric} of {value:.4g}, {whose}; ratios need values above 0")
@@ -349,7 +356,7 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
 
 
 def _votes(curve: Curve, rule: Rule, threshold: float) -> tuple[dict[str, str], list[str]]:
-    """The last shared layer that each client alone would choose, and reasons for clients without a vote."""
+    """Return the last shared layer that each client alone would choose, and reasons for clients without a vote."""
     votes, notes = {}, []
     for client, values in curve.clients.items():
         try:
@@ -360,7 +367,7 @@ def _votes(curve: Curve, rule: Rule, threshold: float) -> tuple[dict[str, str], 
 
 
 def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None) -> Evidence:
-    """The evidence with the curve, and the decisions by other thresholds and by the largest jump."""
+    """Return the evidence with the curve, and the decisions by other thresholds and by the largest jump."""
     cut = rule.cut if rule is not None and rule.thresholded else sensitivity_ratio
 
     def placed(values: Sequence[float]) -> tuple[float | None, ...]:

@@ -1,4 +1,4 @@
-"""How stable a decision is: how often it stays the same when clients and batches are drawn anew."""
+"""The stability of a decision: how often it stays the same when clients and batches are drawn again."""
 
 from __future__ import annotations
 
@@ -35,18 +35,23 @@ def stability(
     resamples: int = RESAMPLES,
     joint: Callable[[Sequence[int]], int] = vote,
 ) -> dict[str, Any]:
-    """How often the decision stays the same when clients and their batches are drawn anew.
+    """Return how often the decision stays the same when clients and their batches are drawn again.
 
-    Bootstrap in two stages: each resample draws as many clients as there are, with replacement, and one of the
-    resamples of their batches where the rows have some (:mod:`diagnostics.resampling`), the same for all curves;
-    elsewhere it adds independent normal errors of the rows' standard errors where they are known. It combines, and
-    decides (by ``joint`` of the cuts, of several curves). A pair of clients counts as often as both were drawn; a
-    client has no pair with itself.
+    The bootstrap has two stages. Each resample first draws as many clients as there are, with replacement. Then it
+    draws one of the resamples of their batches, the same for all curves (:mod:`diagnostics.resampling`). If the rows
+    have no resamples, it adds independent normal errors of the rows' standard errors, as far as they are known. It
+    combines the values and decides. Several curves decide by ``joint`` of their cuts. A pair of clients counts as often
+    as both were drawn. A client has no pair with itself.
 
     Returns:
-        ``status``; ``resamples``; ``of``, what was resampled; ``cuts``, layer -> share of the resamples in which it
-        is the last one shared; ``agreement``, the share that decides as all clients do, 0 to 1; ``undecided``, the
-        share without a decision because a value was not above 0 or no pair of clients was drawn.
+        A dict with these keys:
+
+        * ``status``
+        * ``resamples``: their number
+        * ``of``: what was resampled
+        * ``cuts``: layer -> share of the resamples in which it is the last one shared
+        * ``agreement``: share of the resamples that decide as all clients do, 0 to 1
+        * ``undecided``: share without a decision, because a value was not above 0 or no pair of clients was drawn
     """
     clients = list(dict.fromkeys(client for opinion in opinions for client in opinion.curve.clients))
     noisy = any(opinion.curve.noisy for opinion in opinions)
@@ -81,5 +86,5 @@ def stability(
 
 
 def agreement(cuts: Mapping[str, int], chosen: int) -> float:
-    """The share of cuts that equal the chosen one, 0 to 1."""
+    """Return the share of cuts that equal the chosen one, 0 to 1."""
     return sum(cut == chosen for cut in cuts.values()) / len(cuts)

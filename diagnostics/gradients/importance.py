@@ -29,30 +29,31 @@ Result = Mapping[str, Any]
 
 
 def moving(layer: Layer, tensors: str) -> tuple[str, ...]:
-    """Names of the layer's parameters that importance reads: its weights, or all, that are not frozen."""
+    """Return the names of the layer's trainable parameters that importance reads: its weights, or all."""
     return tuple(name for name in tensors_of(layer, tensors) if name not in layer.frozen)
 
 
 class SensitivityAccumulator:
-    """Sums the importance I_l = (1 / n_l) sum (w g)^2 of every layer over the steps of an epoch.
+    """Sum of the importance I_l = (1 / n_l) sum (w g)^2 of every layer over the steps of an epoch.
 
-    I_l is the first-order Taylor importance of Molchanov et al. per weight (PLayer-FL, Eq. 1 and 2), with w and g as
-    they are at the step, before the optimiser moves w. Feeding it costs one product and one norm a tensor, nothing is
-    copied to the host, and the sums are float64: one for each tensor and each of the parts into which the steps are
-    dealt. A step on a short last batch counts as any other, as it does for the weights that it moves: I_l is a mean
-    over steps, not over samples. Tensors that are frozen or that no gradient reached count neither in the sum nor in n.
+    I_l is the first-order Taylor importance of Molchanov et al. per weight (PLayer-FL, Eq. 1 and 2). Weights w and
+    gradients g are those at the step, before the optimiser moves w. An update costs one product and one norm a tensor.
+    Nothing is copied to the host. The sums are float64: one for each tensor and each part. Steps are assigned in turn
+    to the parts. A step on a short last batch counts as any other, as it does for the weights that it moves. So I_l is
+    a mean over steps, not over samples. A tensor that is frozen or that no gradient reached counts neither in the sum
+    nor in n.
 
     Args:
         layers: in the order of the network.
         tensors: ``"weights"`` (default) or ``"all"`` parameters.
-        reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2); with
+        reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2). With
             ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
-        embeddings: with ``"touched"`` an embedding table counts at each step with the rows that have a gradient, with
-            ``"whole"`` with all: then a table looks the less important the fewer of its rows a batch looks up. What
-            the authors' released code does needs the samples: see :class:`ReleasedTables`.
+        embeddings: with ``"touched"`` an embedding table counts at each step with the rows that have a gradient. With
+            ``"whole"`` it counts with all rows. Then a table looks less important if a batch looks up fewer of its
+            rows. The authors' released code needs the samples for its way: see :class:`ReleasedTables`.
 
     Raises:
-        UsageError: an unknown choice; on the first update, no parameter of the layers among the gradients.
+        UsageError: a choice is unknown. On the first update: no parameter of the layers is among the gradients.
     """
 
     treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS[:2]
@@ -73,12 +74,12 @@ class SensitivityAccumulator:
 
     @torch.no_grad()
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        """Take in one step; every step counts once, whatever its number ``n`` of samples."""
+        """Add one step; every step counts once, whatever its number ``n`` of samples."""
         names = [name for name in grads if name in self._known and grads[name] is not None]
         if grads and self._known and not self._known & grads.keys():
             raise UsageError(
-                f"gradients of {listing(grads, 3)}, but the layers hold {listing(sorted(self._known), 3)}: "
-                "another model's layers?"
+                f"gradients must be of the layers' parameters, such as {listing(sorted(self._known), 3)}; "
+                f"got {listing(grads, 3)}. Pass the layers of the same model."
             )
         for name in names:
             w, g = params[name], grads[name]
@@ -91,7 +92,10 @@ class SensitivityAccumulator:
         self._steps += 1
 
     def _add(self, name: str, square: Tensor, size: int, rows: Tensor | int | None = None) -> None:
-        """Add one tensor's sum over ``size`` entries to the step's part, or over as many in each of ``rows`` rows."""
+        """Add one tensor's sum over ``size`` entries to the step's part.
+
+        With ``rows``, ``size`` is the number of entries in each row.
+        """
         if name not in self._sums:
             self._sums[name] = square.new_zeros(PARTS)
             self._sizes[name] = size
@@ -103,18 +107,18 @@ class SensitivityAccumulator:
             self._touched[name][part].add_(rows)
 
     def importance(self) -> Tensor:
-        """I_l averaged over the steps, [L] in float64; NaN for a layer that no gradient reached."""
+        """Return I_l averaged over the steps, [L] in float64; NaN for a layer that no gradient reached."""
         return self._values()[:, 0]
 
     def _values(self) -> Tensor:
-        """Importances [L, 1 + parts] in float64: over all steps, then over each part's own."""
+        """Return importances [L, 1 + parts] in float64: over all steps, then over each part's own."""
         values = [self._layer(names) for names in self._names.values()]
         device = next(iter(self._sums.values())).device if self._sums else torch.device("cpu")
         parts = len(self._part_steps())
         return torch.stack([v.to(device) for v in values]) if values else torch.empty(0, 1 + parts, dtype=torch.float64)
 
     def _part_steps(self) -> list[int]:
-        """Number of steps of each part that has any."""
+        """Return the number of steps of each part that has any."""
         return [(self._steps - part - 1) // PARTS + 1 for part in range(min(self._steps, PARTS))]
 
     def _layer(self, names: Sequence[str]) -> Tensor:
@@ -126,15 +130,18 @@ class SensitivityAccumulator:
         return pooled / self._steps_of(sums)
 
     def _totals(self, each: Tensor) -> Tensor:
-        """Of a tensor's sums by part: over all steps, then each part's that has any, [1 + parts]."""
+        """Return a tensor's sum over all steps, then the sum of each part that has steps, [1 + parts]."""
         return torch.cat([each.sum(0, keepdim=True), each[: len(self._part_steps())]])
 
     def _steps_of(self, like: Tensor) -> Tensor:
-        """Number of all steps, then of each part's, [1 + parts]."""
+        """Return the number of all steps, then of each part's, [1 + parts]."""
         return torch.tensor([self._steps, *self._part_steps()], dtype=torch.float64, device=like.device)
 
     def _entries(self, names: Sequence[str]) -> Tensor:
-        """Entries of each tensor that count at a step, [tensors, 1 + parts]: the mean of all steps, and each part's."""
+        """Return the entries of each tensor that count at a step, [tensors, 1 + parts].
+
+        The first column is the mean of all steps. The others are each part's.
+        """
         sums = torch.stack([self._totals(self._sums[name]) for name in names])
         sizes = torch.tensor([self._sizes[name] for name in names], dtype=torch.float64, device=sums.device)
         sizes = sizes[:, None].expand_as(sums).clone()
@@ -145,7 +152,7 @@ class SensitivityAccumulator:
         return sizes
 
     def _weights(self, names: Sequence[str]) -> list[float]:
-        """How much each part counts where it is drawn: its steps, or where tables were looked up its entries."""
+        """Return the weight of each part in a draw: its steps, or its entries if tables were looked up."""
         reached = [name for name in names if name in self._sums]
         if not any(name in self._touched for name in reached):
             return [float(steps) for steps in self._part_steps()]
@@ -153,10 +160,10 @@ class SensitivityAccumulator:
         return (entries * self._steps_of(entries))[1:].tolist()
 
     def result(self) -> dict[str, Any]:
-        """JSON: ``layers`` that gradients reached, their ``importance`` (null = not finite), number of ``steps``.
+        """Return JSON: ``layers`` that gradients reached, their ``importance`` and the number of ``steps``.
 
-        ``parts`` has the steps and importances of each part of the steps, dealt in turn, and how much these count when
-        the part is drawn: what resamples are made of.
+        An importance of null is not finite. For resamples, ``parts`` has the steps and importances of each part, and
+        the part's weight in a draw. Steps are assigned to parts in turn.
         """
         reached = [any(name in self._sums for name in names) for names in self._names.values()]
         values = [v for v, r in zip(self._values().tolist(), reached, strict=True) if r]
@@ -182,30 +189,30 @@ class SensitivityAccumulator:
         return len(self._part_steps())
 
     def drawn(self, times: Sequence[int]) -> Meter:
-        """The accumulator that would have resulted if each part had come ``times`` times."""
+        """Return the accumulator that would have resulted if each part had come ``times`` times."""
         return Drawn(resampled(self.result(), times))
 
 
 @dataclass
 class Drawn:
-    """A resampled result that stands in for its accumulator."""
+    """A resampled result that takes the place of its accumulator."""
 
     given: Result
 
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        raise TypeError("a resample takes in nothing more")
+        raise TypeError("a resample cannot be updated")
 
     def result(self) -> Result:
-        """The resampled result, as :meth:`SensitivityAccumulator.result` has it."""
+        """Return the resampled result, in the form of :meth:`SensitivityAccumulator.result`."""
         return self.given
 
 
 def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
-    """A result in which each part's steps count t_k times: sum_k t_k w_k I^k / sum_k t_k w_k.
+    """Return a result in which each part's steps count t_k times: sum_k t_k w_k I^k / sum_k t_k w_k.
 
-    The weight w_k is the part's steps, and of a layer with embedding tables the entries that counted in them, since
-    its I^k is a mean over these. (So it is the importance of the steps drawn, but for ``reduce="mean_of_tensors"`` of a
-    layer with a table and other tensors, whose means have a weight each.)
+    The weight w_k is the part's number of steps. For a layer with embedding tables it is the number of entries that
+    counted in them, since its I^k is a mean over these. The result is the importance of the steps drawn, with one
+    exception: with ``reduce="mean_of_tensors"`` a layer with a table and other tensors has means with a weight each.
     """
     parts = list(zip(times, result["parts"], strict=True))
     values: list[float | None] = []
@@ -220,10 +227,10 @@ def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
 class ReleasedTables(SensitivityAccumulator):
     """An accumulator that treats embedding tables as PLayer-FL's released code does: means before the product.
 
-    For tokens x [n, T] the rows that the batch looks up are averaged over its samples, W[t] = (1/n) sum_i w[x_it] and
-    G[t] = (1/n) sum_i g[x_it], and the table's importance is the mean over the T d entries of (W G)^2; of other
-    tensors it is the mean over entries of (w g)^2, as always. A table that is looked up otherwise than by [n, T] (the
-    positions 0 .. T - 1) is used whole. It watches the tables during the passes, and so cannot be fed by training.
+    Take tokens x [n, T]. The rows that the batch looks up are averaged over its samples: W[t] = (1/n) sum_i w[x_it] and
+    G[t] = (1/n) sum_i g[x_it]. The table's importance is the mean over the T d entries of (W G)^2. Other tensors have
+    the mean over entries of (w g)^2 as always. A table that is not looked up by [n, T] is used whole, as for the
+    positions 0 .. T - 1. The accumulator watches the tables during the passes, so training cannot feed it.
     """
 
     treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS[2:]
@@ -252,7 +259,7 @@ class ReleasedTables(SensitivityAccumulator):
             yield
 
     def edges(self) -> Mapping[str, GradientEdge]:
-        """No further edges of the graph: gradients of the weights suffice."""
+        """Return no further edges of the graph: gradients of the weights suffice."""
         return {}
 
     @torch.no_grad()
@@ -278,9 +285,9 @@ def importance(
     tensors: str = "weights",
     reduce: str = "pooled",
 ) -> Tensor:
-    """I_l = (1 / n_l) sum (w g)^2 of each layer, [L] in float64, at least 0; NaN where no gradient reaches.
+    """Return I_l = (1 / n_l) sum (w g)^2 of each layer, [L] in float64, at least 0; NaN without a gradient.
 
-    One step of :class:`SensitivityAccumulator`, which explains the arguments.
+    This is one step of :class:`SensitivityAccumulator`, which explains the arguments.
     """
     accumulator = SensitivityAccumulator(layers, tensors, reduce)
     accumulator.update(params, grads)

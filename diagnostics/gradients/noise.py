@@ -1,4 +1,4 @@
-"""Squared norms of single samples' gradients, summed during a pass, by formulas where those exist."""
+"""Squared norms of single samples' gradients, summed during a pass, by formulas if they exist."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ COUPLED = "the samples of a batch are coupled, so that none has a gradient of it
 
 @dataclass(frozen=True)
 class _Tap:
-    """The record of one call of a module: its input, and where its output is in the graph."""
+    """The record of one call of a module: its input, and the edge of its output in the graph."""
 
     module: nn.Module
     a: Tensor
     edge: GradientEdge
 
     def norms(self, delta: Tensor) -> dict[str, Tensor]:
-        """Squared norm of each sample's gradient [n], for each of the module's tensors."""
+        """Return the squared norm of each sample's gradient [n], for each of the module's tensors."""
         n, size = len(self.a), len(self.a)
         if isinstance(self.module, nn.modules.conv._ConvNd) and delta.device.type == "cpu":
             # a convolution's patches are formed for so few samples at a time that they stay in the cache
@@ -53,7 +53,7 @@ class _Tap:
 
 
 class NoiseMeter:
-    """Sums gradients and their squared norms over samples, for each tensor.
+    """Sums of gradients and of their squared norms over samples, for each tensor.
 
     Args:
         names: the tensors.
@@ -126,7 +126,7 @@ class NoiseMeter:
         self._index += 1
 
     def _squares(self, deltas: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Squared gradient norms [n] of each tapped tensor, from the gradients at the modules' outputs."""
+        """Return squared gradient norms [n] of each tapped tensor, from the gradients at the modules' outputs."""
         return {
             f"{path}.{local}".lstrip("."): values
             for path, delta in deltas.items()
@@ -141,7 +141,7 @@ class NoiseMeter:
     # --- which way for which tensor ---
 
     def _survey(self, x: Tensor, y: Tensor) -> None:
-        """Check the formulas on two samples' own gradients, and whether those depend on other samples."""
+        """Check the formulas on two samples' own gradients, and whether these depend on other samples."""
         with torch_seeded(seed_of(self._seed, "noise survey")):
             # times one: the network may change its input in place, which a leaf would refuse
             leaf = x.detach().clone().requires_grad_() if x.is_floating_point() else None
@@ -187,7 +187,7 @@ class NoiseMeter:
         self._taps.clear()
 
     def _slow(self, x: Tensor, y: Tensor, names: Sequence[str]) -> str:
-        """How tensors without a formula are measured: ``vmap``, or ``single`` where that is impossible."""
+        """Return how tensors without a formula are measured: ``vmap``, or ``single`` if that is impossible."""
         single = self._estimator == "single" or (self._estimator != "vmap" and x.device.type == "cpu")
         if single or not names:
             return "single"
@@ -218,7 +218,7 @@ class NoiseMeter:
                     self._add(name, exact.square().sum(), exact)
 
     def _together(self, x: Tensor, y: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        """Gradients of every sample by name, [n, *shape]."""
+        """Return gradients of every sample by name, [n, *shape]."""
         params = {name: self._params[name].detach() for name in names}
 
         def one(own: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:

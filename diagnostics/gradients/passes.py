@@ -23,10 +23,10 @@ from ..subject import Measurement, Subject, logits, placed, tensors_of
 
 
 class Meter(Protocol):
-    """Accumulates something of the weights and gradients of every batch of one client."""
+    """Accumulates a quantity of the weights and gradients of every batch of one client."""
 
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        """Take in a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
+        """Add a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
 
 
 @runtime_checkable
@@ -39,10 +39,10 @@ class SampleMeter(Meter, Protocol):
         """Watch the model's forward passes within the block; ``x`` and ``y`` are the first batch."""
 
     def edges(self) -> Mapping[str, GradientEdge]:
-        """Edges of the last forward pass's graph at which gradients are wanted."""
+        """Return the edges of the last forward pass's graph at which gradients are wanted."""
 
     def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
-        """Take in a batch's gradients of the mean loss, in the weights and at the edges."""
+        """Add a batch's gradients of the mean loss, in the weights and at the edges."""
 
 
 @runtime_checkable
@@ -54,12 +54,12 @@ class PartedMeter(Meter, Protocol):
         """Number of parts that saw a batch."""
 
     def drawn(self, times: Sequence[int]) -> Meter:
-        """The meter that would have resulted if each part had come ``times`` times."""
+        """Return the meter that would have resulted if each part had come ``times`` times."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The result of one client's pass: a meter, the numbers of samples and batches, and why it is of no use (or "")."""
+    """The result of one client's pass: a meter, the numbers of samples and batches, and a fault (or "")."""
 
     subject: Subject
     meter: Any
@@ -76,25 +76,25 @@ class GradientReader(Protocol):
         """Which of a layer's tensors it reads: one of :data:`diagnostics.subject.TENSORS`."""
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
-        """Make a new meter, for one client."""
+        """Make a new meter for one client."""
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
-        """The metric's rows, from the meters of all clients."""
+        """Return the metric's rows, from the meters of all clients."""
 
 
 def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamples: int = 0) -> list[Row]:
-    """Rows of all ``readers`` from one forward and backward pass over each client's data.
+    """Return rows of all ``readers`` from one forward and backward pass over each client's data.
 
-    Kept of a client until all are read: what the meters hold, at most the gradient in float64 (once for all of them),
-    and the sums of single numbers.
+    Until all clients are read, each client keeps what its meters hold. That is at most the gradient in float64, once
+    for all meters, and sums of single numbers.
 
     Args:
-        resamples: so many resamples of each client's batches to add to the rows, from the same pass, of each metric
-            of single clients whose meter is a :class:`PartedMeter`; see :mod:`diagnostics.resampling`. While a client
-            is read, the gradient is then kept for each part.
+        resamples: number of resamples of each client's batches to add to the rows, from the same pass. They are added
+            for each metric of single clients whose meter is a :class:`PartedMeter`; see :mod:`diagnostics.resampling`.
+            While a client is read, the gradient is then kept for each part.
 
     Raises:
-        UsageError: data, labels or model output that do not fit, layers of another model, or resamples below 0.
+        UsageError: data, labels or model output do not fit, layers belong to another model, or resamples is below 0.
     """
     parts = PARTS if check_resamples(resamples) else 1
     layers = measurement.layers
@@ -113,7 +113,7 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamp
 def _redrawn(
     layers: Sequence[Layer], readers: Sequence[GradientReader], read: Sequence[Reading], resamples: int, seed: int
 ) -> list[Row]:
-    """The rows of one client's resamples, for all readers."""
+    """Return the rows of one client's resamples, for all readers."""
     rows: list[Row] = []
     meters = {id(r.meter): r.meter for r in read if isinstance(r.meter, PartedMeter)}
     parts = max((meter.parts for meter in meters.values()), default=0)
@@ -127,14 +127,14 @@ def _redrawn(
 
 
 def _joined(read: Sequence[Reading]) -> list[Reading]:
-    """The readings with gradients summed over their parts, since the parts are no longer needed."""
+    """Return the readings with gradients summed over their parts, since the parts are no longer needed."""
     shared = {id(r.meter): r.meter for r in read if isinstance(r.meter, EpochMeter)}
     whole = {key: meter.drawn([1] * meter.parts) for key, meter in shared.items()}
     return [replace(reading, meter=whole.get(id(reading.meter), reading.meter)) for reading in read]
 
 
 def _read(subject: Subject, measurement: Measurement, readers: Sequence[GradientReader], parts: int) -> list[Reading]:
-    """Pass over one client's data; returns a reading for each of the readers."""
+    """Pass over one client's data; return a reading for each of the readers."""
     layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
     model, meters = subject.model, _meters(layers, readers, parts)
     samplers = [meter for meter in meters if isinstance(meter, SampleMeter)]
@@ -162,14 +162,14 @@ def _read(subject: Subject, measurement: Measurement, readers: Sequence[Gradient
 
 
 def _meters(layers: Sequence[Layer], readers: Sequence[GradientReader], parts: int) -> list[Meter]:
-    """A meter for each reader; readers that only need the gradient of all data share one."""
+    """Return a meter for each reader; readers that only need the gradient of all data share one."""
     whole = EpochMeter(parts)
     meters = [reader.meter(layers) for reader in readers]
     return [whole if isinstance(meter, EpochMeter) else meter for meter in meters]
 
 
 def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
-    """The named floating parameters, with gradients switched on also for frozen layers."""
+    """Return the named floating parameters, with gradients switched on also for frozen layers."""
     parameters = dict(model.named_parameters())
     for name in sorted(names):
         check_known(f"parameter of {type(model).__name__}", name, parameters)
@@ -182,7 +182,10 @@ def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
 def _gradients(
     value: Tensor, params: Mapping[str, Tensor], edges: Mapping[tuple[int, str], GradientEdge]
 ) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
-    """Gradients in the parameters and at the edges; those that the loss does not depend on are missing."""
+    """Return gradients in the parameters and at the edges.
+
+    A gradient is missing if the loss does not depend on the tensor.
+    """
     if not params or not value.requires_grad:
         return {}, {}
     targets: list[Any] = [*params.values(), *edges.values()]
@@ -192,7 +195,7 @@ def _gradients(
 
 
 def unread(layer: Layer, tensors: str, reached: bool) -> str:
-    """Why a layer can have no value from gradients, or ""."""
+    """Return why a layer can have no value from gradients, or ""."""
     if not layer.used:
         return "unused in the forward pass"
     if not tensors_of(layer, tensors):
@@ -226,7 +229,7 @@ class EpochMeter:
         return min(self._batches, len(self._sums))
 
     def drawn(self, times: Sequence[int]) -> EpochMeter:
-        """The meter of the gradient that would have resulted if each part had come ``times`` times."""
+        """Return the meter of the gradient that would have resulted if each part had come ``times`` times."""
         joined = EpochMeter()
         for count, n, sums in zip(times, self._n, self._sums, strict=False):
             for name, total in sums.items() if count else ():
@@ -239,7 +242,7 @@ class EpochMeter:
         return joined
 
     def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
-        """Gradients of the layer's tensors, of those that a gradient reached."""
+        """Return the gradients of the layer's tensors that a gradient reached."""
         whole = self if len(self._sums) == 1 else self.drawn([1] * len(self._sums))
         sums, n = whole._sums[0], whole._n[0]
         return [sums[name] / n for name in tensors_of(layer, tensors) if name in sums]

@@ -26,10 +26,11 @@ FROZEN = "frozen: its weights do not train"
 
 
 def cumulative(importance: ArrayLike) -> NDArray[np.float64]:
-    """S_l = F_l / F_1 with F_l = sum_{k <= l} I_k (PLayer-FL, Eq. 2, relative to the first layer), [L].
+    """Return S_l = F_l / F_1 with F_l = sum_{k <= l} I_k, [L].
 
-    S_1 = 1 and S never falls; a jump says that the layer matters far more to the loss than those before it. All NaN
-    where I_1 is 0; NaN from the first value on that is NaN or None.
+    This is PLayer-FL, Eq. 2, relative to the first layer. S_1 = 1 and S never falls. A jump means that the layer
+    matters far more to the loss than the layers before it. All values are NaN if I_1 is 0. After the first value that
+    is NaN or None, all are NaN.
     """
     values = np.asarray(importance, dtype=np.float64)
     if not len(values) or not values[0] > 0:
@@ -39,12 +40,12 @@ def cumulative(importance: ArrayLike) -> NDArray[np.float64]:
 
 
 def combine(s: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
-    """Weighted mean of clients' curves, sum_c p_c S^c, from S [C, L] and training samples [C]; p_c = w_c / sum w.
+    """Return the weighted mean of clients' curves, sum_c p_c S^c with p_c = w_c / sum w.
 
-    NaN for a layer that has no value at one of the clients.
+    It takes S [C, L] and training samples [C]. A layer without a value at one of the clients is NaN.
 
     Raises:
-        UsageError: the numbers of clients differ, or weights that are not all above 0.
+        UsageError: the numbers of clients differ, or a weight is not above 0.
     """
     values, w = np.asarray(s, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     if values.ndim != 2 or w.shape != values.shape[:1]:
@@ -71,8 +72,8 @@ class _Client:
 class Sensitivity:
     """Makes rows of S_l (variant ``when``), for each client and combined, and of I_l (variant ``"importance"``).
 
-    Both need gradients. A layer without weights, with frozen ones, or outside the forward pass has no value and adds
-    nothing to the later layers' sums; the reference is the first layer that has weights which train.
+    Both need gradients. A layer has no value if it has no weights or frozen ones, or is outside the forward pass. It
+    adds nothing to the later layers' sums. The reference is the first layer that has trainable weights.
     """
 
     when: str = "after"
@@ -102,7 +103,11 @@ class Sensitivity:
         return self.table(layers, clients, sizes)
 
     def table(self, layers: Sequence[Layer], clients: Sequence[_Client], sizes: Mapping[str, int]) -> list[Row]:
-        """Rows from the clients' accumulated importances; ``sizes``: entries of each parameter, if known."""
+        """Return rows from the clients' accumulated importances.
+
+        Args:
+            sizes: entries of each parameter, if known.
+        """
         rows: list[Row] = []
         values, reasons = [], []
         for client in clients:
@@ -130,7 +135,7 @@ class Sensitivity:
     def _client(
         self, layers: Sequence[Layer], client: _Client
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
-        """I [L], S [L], and why S has no value (or "") for one client."""
+        """Return I [L], S [L], and why S has no value (or "") for one client."""
         reached = dict(zip(client.result["layers"], client.result["importance"], strict=True))
         why = [self._unread(layer, layer.name in reached) for layer in layers]
         i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
@@ -188,7 +193,7 @@ def recorded_rows(
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Row]:
-    """Rows of federation sensitivity from what the clients' accumulators recorded during training.
+    """Return rows of federation sensitivity from what the clients' accumulators recorded during training.
 
     Args:
         results: client name -> ``SensitivityAccumulator.result()``, made with the same three choices as given here.
@@ -198,7 +203,7 @@ def recorded_rows(
             :mod:`diagnostics.resampling`. Results without ``parts`` have none.
 
     Raises:
-        UsageError: an unknown choice, or one that training cannot serve.
+        UsageError: a choice is unknown, or training cannot serve it.
     """
     if embeddings == "released":
         raise UsageError("embeddings='released' reads the samples' tokens, which training does not record")

@@ -1,4 +1,4 @@
-"""Statistics of the entries of a layer's gradient: how widely they are spread, and how long the gradient is."""
+"""Statistics of the entries of a layer's gradient: how widely they spread, and how long the gradient is."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _BatchMeter:
         return min(self._batches, PARTS)
 
     def drawn(self, times: Sequence[int]) -> _BatchMeter:
-        """The statistics that would have resulted if each part's batches had come ``times`` times."""
+        """Return the statistics that would have resulted if each part's batches had come ``times`` times."""
         again = copy.copy(self)
         again.values = {
             layer: [value for k, value in enumerate(own) for _ in range(times[k % len(times)])]
@@ -61,12 +61,13 @@ class _BatchMeter:
 class Statistic:
     """Base of metrics that are statistics of the entries of a layer's gradient: their options and rows.
 
-    One row variant a statistic.
+    Each statistic has one row variant.
 
-    * ``reduction="epoch"``: of the gradient of the mean loss over all the data; does not depend on the batch size.
-    * ``reduction="batch"``: the mean over batches of each batch's own, weighted by samples, so that a short last one
-      counts as its samples do; with its standard error, sqrt(B / (B - 1) sum_b p_b^2 (v_b - mean)^2) with the shares
-      p_b of B batches, which for equal ones is s / sqrt(B).
+    * ``reduction="epoch"``: the statistic of the gradient of the mean loss over all the data. It does not depend on the
+      batch size.
+    * ``reduction="batch"``: the mean over batches of each batch's own statistic, weighted by samples. So a short last
+      batch counts as its samples do. The standard error is sqrt(B / (B - 1) sum_b p_b^2 (v_b - mean)^2) with the shares
+      p_b of B batches. For equal batches it is s / sqrt(B).
     """
 
     reduction: str = "epoch"
@@ -85,15 +86,15 @@ class Statistic:
         raise NotImplementedError
 
     def of(self, grads: Sequence[Tensor]) -> Tensor:
-        """The statistics of some gradients taken together, [number of variants], float64."""
+        """Return the statistics of some gradients taken together, [number of variants], float64."""
         raise NotImplementedError
 
     def lacking(self, n: int) -> str:
-        """Why a gradient of ``n`` entries has no statistics, or ""."""
+        """Return why a gradient of ``n`` entries has no statistics, or ""."""
         return ""
 
     def reader(self) -> Statistic:
-        """The reader of the shared pass: these options themselves."""
+        """Return the reader of the shared pass: these options themselves."""
         return self
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
@@ -133,7 +134,7 @@ class Statistic:
         ]
 
     def _summary(self, meter: Any, layer: Layer) -> tuple[Tensor, Tensor | None, int]:
-        """Values and standard errors of the variants, and the number of entries, for one layer."""
+        """Return values and standard errors of the variants, and the number of entries, for one layer."""
         nothing = torch.full((len(self.variants),), torch.nan, dtype=torch.float64)
         if isinstance(meter, EpochMeter):
             grads = meter.gradients(layer, self.tensors)

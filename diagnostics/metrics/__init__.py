@@ -1,1 +1,1 @@
-"""The metrics, one module each and named as the metric: a file here with ``@metric`` above its function is known."""
+"""The metrics, one module each: a file in this folder with ``@metric`` above its function is registered by name."""

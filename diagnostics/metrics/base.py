@@ -1,4 +1,4 @@
-"""What a metric is: a function from a measurement to rows, and the decorator that makes it known by its name."""
+"""The type of a metric, and its decorator. A metric is a function from a measurement to rows."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class Look:
-    """How a metric is drawn over the layers: labels, and whether the axis is logarithmic.
+    """The style of a metric's picture over the layers: labels, and whether the axis is logarithmic.
 
     Attributes:
-        label: what stands beside the axis; empty: the metric's name.
+        label: the label of the axis. Empty: the metric's name.
         meaning: a few words beneath it, such as ``"higher = sharper"``.
         log: whether the axis is logarithmic.
-        short: a short name for a colour bar; empty: the metric's name.
-        symbol: what stands above its column where a plan is printed; empty: ``value``.
+        short: a short name for a colour bar. Empty: the metric's name.
+        symbol: the heading of its column in a printed plan. Empty: ``value``.
         beside: further pictures of its rows, by their name in :data:`diagnostics.pictures.album.FURTHER`.
         variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
     """
@@ -54,37 +54,38 @@ class Look:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def of(self, variant: str | None) -> Look:
-        """How a variant is drawn: as the metric, unless it has a look of its own."""
+        """Return how a variant is drawn: as the metric, unless it has a look of its own."""
         return Look(**self.variants[variant]) if variant is not None and variant in self.variants else self
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: called with a measurement and its own options by name, it returns rows.
+    """A function from a measurement and its own options, by name, to rows.
 
     Attributes:
-        name: the function's name, which stands in the rows.
+        name: the function's name, which the rows contain.
         compute: (:class:`~diagnostics.subject.Measurement`) -> rows, or (measurement, options) -> rows.
-        options_type: a frozen dataclass, the type of ``options``, whose ``__post_init__`` refuses what is out of range.
-            Where a value depends on the layers, batch or mode, its method ``check(measurement)`` does. Where it has the
-            rows hold something of the samples beside their values, its property ``written`` names that.
-        description, direction: one line each; the direction says what a higher value means.
+        options_type: a frozen dataclass, the type of ``options``. Its ``__post_init__`` refuses values out of range.
+            Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode. Its property
+            ``written`` names what of the samples the rows hold, apart from their values.
+        description, direction: one line each. The direction states the meaning of a higher value.
         how: how it is obtained, and what its options change, for the README's list.
-        unit: of its values, or of each variant; empty for a pure number.
-        variants: of its rows, the default first.
+        unit: unit of its values, or of each variant. Empty for a pure number.
+        variants: variants of its rows, the default first.
         look: how it is drawn.
         pairs: whether a value belongs to two clients.
-        distance: of pairs: whether a value is a distance, 0 = same, and not a similarity, 1 = same.
-        reads: what of a client: the ``losses`` of its samples, ``samples`` without labels, or only the ``weights``.
-        features: whose samples' outputs it reads, as other metrics do in the same passes: the common ``probe``'s, each
-            client's ``own``, or of neither.
-        classes: whether it needs labels that are classes, and so has no value of a regression.
-        whole: whether it needs all layers of the network to give the value of one.
-        shared: whether it reads the pass over the gradients that all such metrics share: the method ``reader()`` of
-            its options then gives a :class:`~diagnostics.gradients.passes.GradientReader`, or None for a pass alone.
-        decides: the variant that rules read where the rows hold it; empty: the default.
-        rule: by which the metric votes.
-        together: the variants that are made of all clients' samples together, and so not where each is alone.
+        distance: for pairs: whether a value is a distance (0 = same) and not a similarity (1 = same).
+        reads: what it reads of a client: the ``losses`` of its samples, ``samples`` without labels, or only the
+            ``weights``.
+        features: the samples whose outputs it reads, in passes shared with other metrics: the common ``probe``, or each
+            client's ``own``. Empty: neither.
+        classes: whether it needs labels that are classes, and so has no value for a regression.
+        whole: whether it needs all layers of the network for the value of one.
+        shared: whether it reads the pass over the gradients that all such metrics share. The method ``reader()`` of its
+            options then returns a :class:`~diagnostics.gradients.passes.GradientReader`, or None for a pass of its own.
+        decides: the variant that rules read if the rows hold it. Empty: the default.
+        rule: the rule by which the metric votes.
+        together: the variants that pool all clients' samples. They are missing if each client is alone.
 
     >>> from fedlayers.diagnostics.metrics.base import METRICS
     >>> METRICS["cka"].direction
@@ -136,47 +137,50 @@ class Metric:
         return {each.name: hints[each.name] for each in fields(self.options_type)}
 
     def unit_of(self, variant: str) -> str:
-        """The unit of a variant's values."""
+        """Return the unit of a variant's values."""
         return self.unit if isinstance(self.unit, str) else self.unit.get(variant, "")
 
     def apart(self, value: Any) -> Any:
-        """The distance of two clients from their value: the value of a distance, 1 - value of a similarity."""
+        """Return the distance of two clients from their value: value for a distance, 1 - value for a similarity."""
         return value if self.distance else 1 - value
 
     def settings(self, **options: Any) -> Any:
-        """The options as an object of the metric's own type, checked.
+        """Return the options as an object of the metric's own type, checked.
 
         Raises:
-            UsageError: names the metric and the option, its value and what it may be.
+            UsageError: the message names the metric, the option, its value and the allowed values.
         """
         types = self.option_types
         for name, value in options.items():
             check_known(f"option of {self.name}", name, types)
             if not _is_a(value, types[name]):
                 kinds = " or ".join(kind.__name__ for kind in _kinds(types[name]) if kind in _SIMPLE)
-                raise UsageError(f"{self.name}: {name}={value!r}; it takes {kinds}")
+                raise UsageError(f"{self.name}: {name} must be {kinds}; got {value!r}.")
         return self._told(lambda: self.options_type(**options))
 
     def check(self, measurement: Measurement, settings: Any) -> None:
         """Refuse options that do not fit the measurement's layers, batch or mode.
 
         Raises:
-            UsageError: names the metric and the option, its value and what it may be.
+            UsageError: the message names the metric, the option, its value and the allowed values.
         """
         if hasattr(settings, "check"):
             self._told(lambda: settings.check(measurement))
 
     def written(self, settings: Any) -> str:
-        """What of the samples the rows hold beside their values, in words; empty: nothing."""
+        """Return in words what of the samples the rows hold, apart from their values; empty for nothing."""
         return str(getattr(settings, "written", ""))
 
     def reader(self, settings: Any) -> GradientReader | None:
-        """The reader of the shared pass over the gradients; None for a metric that measures on its own."""
+        """Return the reader of the shared pass over the gradients.
+
+        It is None for a metric that measures on its own.
+        """
         reader: GradientReader | None = settings.reader() if self.shared else None
         return reader
 
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
-        """The rows, for options already made by :meth:`settings` and checked by :meth:`check`."""
+        """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`."""
         rows = self.compute(measurement) if self.options_type is NoOptions else self.compute(measurement, settings)
         if not isinstance(rows, list) or any(not isinstance(row, dict) or "metric" not in row for row in rows):
             raise UsageError(f"metric {self.name!r} must return a list of rows, as fl.row makes them, not {rows!r:.80}")
@@ -189,14 +193,14 @@ class Metric:
         """Measure, and return the metric's rows.
 
         Raises:
-            UsageError: as :meth:`settings` and :meth:`check`, before a client is looked at; data that do not fit.
+            UsageError: as :meth:`settings` and :meth:`check`, before any client is measured, or data do not fit.
         """
         settings = self.settings(**options)
         self.check(measurement, settings)
         return self.measure(measurement, settings)
 
     def _told(self, make: Callable[[], Any]) -> Any:
-        """Call ``make``, putting the metric's name before any refusal."""
+        """Call ``make``, and begin any refusal with the metric's name."""
         try:
             return make()
         except UsageError as error:
@@ -208,7 +212,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value has the type that a hint asks for; True if the hint is no simple type."""
+    """Return True if a value has the type of a hint, or if the hint is no simple type."""
     kinds = _kinds(hint)
     if not set(kinds) <= {*_SIMPLE, NoneType}:
         return True
@@ -221,11 +225,14 @@ def _is_a(value: Any, hint: Any) -> bool:
 
 
 def _undecorated(function: Any, path: str) -> Metric:
-    """Make a metric of a user's function without the decorator: described by its docstring, with default settings."""
+    """Make a metric of a user's function without the decorator.
+
+    Its docstring describes it, and its settings are the defaults.
+    """
     if isinstance(function, Metric):
         return function
     if not inspect.isfunction(function):
-        raise UsageError(f"metric {path!r} is no function but {type(function).__name__}")
+        raise UsageError(f"metric {path!r} must be a function; got {type(function).__name__}.")
     return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
@@ -251,17 +258,18 @@ def metric(
     rule: str = "largest_jump",
     together: Sequence[str] = (),
 ) -> Callable[[Compute], Compute]:
-    """Decorator that registers a function as a metric under its own name; keywords are attributes of :class:`Metric`.
+    """Register a function as a metric under its own name.
 
-    The function takes a :class:`~diagnostics.subject.Measurement` and, if it has options, a frozen dataclass of them,
-    by which its second parameter is annotated. What ``fedlayers list metrics`` shows is read from the source, so
-    write the keywords out.
+    Use it as a decorator. Its keywords are attributes of :class:`Metric`. The function takes a
+    :class:`~diagnostics.subject.Measurement`. A function with options also takes a frozen dataclass of them, which its
+    second parameter's annotation names. The list of ``fedlayers list metrics`` is read from the source, so write the
+    keywords out.
 
     Args:
         look: attributes of :class:`Look` by name.
 
     Raises:
-        UsageError: another metric has the name; an attribute that there is not; options that are no frozen dataclass.
+        UsageError: another metric has the name, an attribute does not exist, or the options are not a frozen dataclass.
 
     >>> from fl_core.rows import row
     >>> from fedlayers.diagnostics.metrics.base import Measurement, metric
@@ -307,15 +315,15 @@ def _made(function: Callable[..., list[Row]], description: str, direction: str =
 
 
 def known(name: str) -> Metric:
-    """The metric of this name; if it cannot be imported, a stand-in that knows only the name.
+    """Return the metric of this name; if it cannot be imported, a placeholder that knows only the name.
 
-    Rows outlive the code that made them: they may be read where somebody's own metric is not installed.
+    Rows outlive the code that made them. They may be read on a machine without somebody's own metric.
     """
     return METRICS[name] if name in METRICS else Metric(name, _gone, name.replace("_", " "))
 
 
 def _gone(measurement: Measurement) -> list[Row]:
-    raise UsageError("this metric is known by its rows only; name the place of its code, package.module:function")
+    raise UsageError("the metric must be importable; got only its rows. Name its code as package.module:function.")
 
 
 __all__ = ["DEFAULT", "METRICS", "Layer", "Look", "Measurement", "Metric", "known", "metric"]

@@ -1,4 +1,4 @@
-"""Normalisation scale: how strongly a layer's normalised channels are let through."""
+"""Normalisation scale: how strongly a layer passes its normalised channels on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     reads="weights",
 )
 def bn_scale(measurement: Measurement) -> list[Row]:
-    """One row a client and layer: (1/n) sum_j |gamma_j| over the scales of the layer's normalisations; at least 0.
+    """Return one row a client and layer: (1/n) sum_j |gamma_j| over the scales of the layer's normalisations.
 
-    Network slimming's importance of channels (Liu et al. 2017), averaged over a layer. Batch, layer, group and RMS
-    normalisation count; a layer without a scale has no value.
+    The value is at least 0. It is network slimming's importance of channels (Liu et al. 2017), averaged over a layer.
+    Batch, layer, group and RMS normalisation count. A layer without a scale has no value.
 
     Memory: one layer's scales of one client at a time.
     """
@@ -45,6 +45,6 @@ def bn_scale(measurement: Measurement) -> list[Row]:
 
 
 def _scales(model: nn.Module) -> set[str]:
-    """Names of the scales of a model's normalisations."""
+    """Return the names of the scales of a model's normalisations."""
     modules = model.named_modules(remove_duplicate=False)
     return {f"{path}.weight".lstrip(".") for path, module in modules if isinstance(module, NORMS)}

@@ -21,16 +21,16 @@ from .base import Measurement, metric
     features="probe",
 )
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
-    """One row a layer and pair of clients: the mean canonical correlation in [0, 1]; 1 = same up to a linear map.
+    """Return one row a layer and pair of clients: the mean canonical correlation in [0, 1].
 
-    See :func:`diagnostics.representation.moments.mean_cca`. A layer with as many features as samples has no value: use
-    more samples, ``positions="samples"`` or ``"mean"``, or svcca.
+    A value of 1 means same up to a linear map. See :func:`diagnostics.representation.moments.mean_cca`. A layer with as
+    many features as samples has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
 
-    Memory: a forward pass of ``batch`` samples; per model and layer n x min(n, d) numbers; with ``positions="samples"``
-    M d^2 / 2 for M models.
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers. With
+    ``positions="samples"`` it is M d^2 / 2 for M models.
 
     Raises:
-        UsageError: a probe that does not fit the models.
+        UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("cca", measurement, options)
     return comparison.rows(*by_products(comparison, moments.CCA), estimator="full")

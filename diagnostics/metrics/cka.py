@@ -18,15 +18,15 @@ BACKENDS = ("fedlayers", "torch_cka")
 
 @dataclass(frozen=True)
 class Cka(SimilarityOptions):
-    """The options of CKA, beside those of :class:`~diagnostics.representation.comparison.SimilarityOptions`.
+    """The options of CKA, in addition to :class:`~diagnostics.representation.comparison.SimilarityOptions`.
 
     Attributes:
-        estimator: ``"full"`` (default) or ``"minibatch"``, which is all that torch-cka has; its HSICs are of
-            ``batch`` samples each.
-        backend: ``"torch_cka"`` has the package of that name compute the values.
+        estimator: ``"full"`` (default) or ``"minibatch"``, whose HSICs are of ``batch`` samples each. The package
+            torch-cka has only the latter.
+        backend: with ``"torch_cka"`` the package of that name computes the values.
 
     Raises:
-        UsageError: an unknown name, or options that do not go together.
+        UsageError: a name is unknown, or options do not go together.
     """
 
     estimator: str | None = None
@@ -77,17 +77,16 @@ class Cka(SimilarityOptions):
     features="probe",
 )
 def cka(measurement: Measurement, options: Cka) -> list[Row]:
-    """One row a layer and pair of clients (in the order given): linear CKA, 1 = same.
+    """Return one row a layer and pair of clients (in the order given): linear CKA, 1 = same.
 
-    See :func:`diagnostics.representation.gram.linear_cka`. Every model sees the same samples in the same order: a
-    loader is read once, so it may shuffle. A module that one forward pass calls several times is represented by its
-    last call.
+    See :func:`diagnostics.representation.gram.linear_cka`. Every model sees the same samples in the same order. A
+    loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
 
-    Memory: a forward pass of ``batch`` samples; per model and layer n x n numbers (``"minibatch"``: n x batch), or
-    the features where those are fewer: d (M + 1) / 2 < n for M models; with ``positions="samples"`` M d^2 / 2.
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch), or
+    the features if they are fewer: d (M + 1) / 2 < n for M models. With ``positions="samples"`` it is M d^2 / 2.
 
     Raises:
-        UsageError: a probe that does not fit the models.
+        UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("cka", measurement, options)
     if options.backend == "torch_cka":

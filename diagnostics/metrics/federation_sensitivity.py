@@ -27,19 +27,20 @@ class FederationSensitivity:
     """The options of federation sensitivity: when, on which tensors and on which samples it is measured.
 
     Attributes:
-        when: the row's variant. ``"after"``: the weights stand still and (w g)^2 is averaged over the data's batches.
+        when: the row's variant. ``"after"``: the weights stay fixed and (w g)^2 is averaged over the data's batches.
             ``"training"``: what :class:`~diagnostics.gradients.importance.SensitivityAccumulator` saw while the client
             trained, given as ``recorded``. ``"figure"``: as the published figures, one batch of 64 and the mean over a
             layer's tensors.
-        single_batch: draw one batch of so many samples, with replacement as the authors' released code does.
-        tensors, reduce: as of :class:`~diagnostics.gradients.importance.SensitivityAccumulator`.
-        embeddings: of embedding tables: ``"touched"`` or ``"whole"``, explained there, or ``"released"``, what the
-            authors' released code does, see :class:`~diagnostics.gradients.importance.ReleasedTables`; the estimator
-            says which.
+        single_batch: draw one batch of this many samples, with replacement as the authors' released code does.
+        tensors, reduce: as in :class:`~diagnostics.gradients.importance.SensitivityAccumulator`.
+        embeddings: how embedding tables count: ``"touched"`` or ``"whole"``, explained there, or ``"released"``, as in
+            the authors' released code. See :class:`~diagnostics.gradients.importance.ReleasedTables`. The estimator
+            names the choice.
         recorded: client name -> the accumulator's ``result()``.
 
     Raises:
-        UsageError: an unknown choice, a single batch of no samples, or ``recorded`` without ``when="training"``.
+        UsageError: a choice is unknown, a single batch has no samples, or ``recorded`` is given without
+            ``when="training"``.
     """
 
     when: str = "after"
@@ -56,8 +57,8 @@ class FederationSensitivity:
         check_known("embeddings", self.embeddings, EMBEDDINGS)
         if (self.when == "training") != (self.recorded is not None):
             raise UsageError(
-                "federation sensitivity when='training' is what was recorded while training: "
-                "give recorded={client: result} with when='training', and only then"
+                f"recorded must go with when='training'; got when={self.when!r} "
+                f"{'without' if self.recorded is None else 'with'} it. Pass both or neither."
             )
         if self.single_batch is not None and self.single_batch < 1:
             raise UsageError(f"single_batch={self.single_batch}; at least 1 sample is needed")
@@ -80,7 +81,7 @@ class FederationSensitivity:
         )
 
     def reader(self) -> Sensitivity | None:
-        """The reader of the shared pass; None if one batch is read, or what training recorded."""
+        """Return the reader of the shared pass; None if one batch is read, or what training recorded."""
         return None if self.batch or self.recorded is not None else self.table
 
 
@@ -102,15 +103,16 @@ class FederationSensitivity:
     rule="sensitivity_ratio",
 )
 def federation_sensitivity(measurement: Measurement, options: FederationSensitivity) -> list[Row]:
-    """Rows of S_l for each client and combined (client ""), and of I_l (variant ``"importance"``) for each client.
+    """Return rows of S_l for each client and combined (client ""), and of I_l for each client.
 
-    S_l = F_l / F_1, F_l = sum_{k <= l} (1 / n_k) sum (w g)^2 (PLayer-FL, Eq. 2): 1 at the first layer, never falling.
-    The measurement's layers must be all layers of the network: the sums start at the first.
+    I_l has the variant ``"importance"``. S_l = F_l / F_1 with F_l = sum_{k <= l} (1 / n_k) sum (w g)^2 (PLayer-FL, Eq.
+    2). It is 1 at the first layer and never falls. The measurement's layers must be all layers of the network, because
+    the sums start at the first.
 
     Memory: one batch's activations and gradients; of each tensor one number a part of the batches.
 
     Raises:
-        UsageError: ``recorded`` without one of the clients; as in :func:`diagnostics.gradients.passes.one_pass`.
+        UsageError: ``recorded`` lacks a client, or as in :func:`diagnostics.gradients.passes.one_pass`.
     """
     subjects = measurement.subjects
     if options.recorded is not None:

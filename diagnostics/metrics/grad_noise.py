@@ -18,22 +18,23 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class GradNoise:
-    """tr S, the trace of the covariance of the per-sample gradients g_n of a layer. At least 0.
+    """The trace tr S of the covariance of the per-sample gradients g_n of a layer. At least 0.
 
-    S = (1 / (N - 1)) sum_n (g_n - g)(g_n - g)^T with g their mean, so tr S = (sum_n ||g_n||^2 - N ||g||^2) / (N - 1).
-    The expected squared error of the gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants:
-    ``trace``, and ``per_parameter`` = trace / n_params. Sums are float64, single norms in the model's type.
+    S = (1 / (N - 1)) sum_n (g_n - g)(g_n - g)^T with g their mean. So tr S = (sum_n ||g_n||^2 - N ||g||^2) / (N - 1).
+    The expected squared error of the gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants
+    are ``trace``, and ``per_parameter`` = trace / n_params. Sums are float64. Single norms have the model's type.
 
-    Estimators, tensor by tensor, all exact for the samples given:
+    Estimators work tensor by tensor. All are exact for the samples given:
 
     * ``"ghost"``: norms from the layers' inputs and output gradients of the common pass, without the gradients
-      themselves (Goodfellow 2015). It holds where a module has a formula, is called once, and does not mix samples;
-      that is checked on a few samples against their own gradients.
-    * ``"vmap"``: the gradients of 32 samples at a time; ``"single"``: one backward pass a sample, for any model.
-    * ``"auto"``: ghost where it holds, else single on a CPU (measured faster there), vmap elsewhere.
+      themselves (Goodfellow 2015). It needs a module that has a formula, is called once, and does not mix samples. A
+      few samples' own gradients check this.
+    * ``"vmap"``: the gradients of 32 samples at a time.
+    * ``"single"``: one backward pass a sample, for any model.
+    * ``"auto"``: ghost if it holds, else single on a CPU (measured faster there), vmap elsewhere.
 
     Raises:
-        UsageError: an unknown estimator or choice of tensors.
+        UsageError: the estimator or the choice of tensors is unknown.
     """
 
     tensors: str = "weights"
@@ -44,7 +45,7 @@ class GradNoise:
         check_known("estimator", self.estimator, ESTIMATORS)
 
     def reader(self) -> GradNoise:
-        """The reader of the shared pass: these options themselves."""
+        """Return the reader of the shared pass: these options themselves."""
         return self
 
     def meter(self, layers: Sequence[Layer]) -> NoiseMeter:
@@ -97,12 +98,12 @@ class GradNoise:
     shared=True,
 )
 def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
-    """Two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
+    """Return two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
 
-    Memory: one batch's activations and layer inputs and, of each client until all are read, the gradient in float64.
-    The patches of a convolution are formed for :data:`~diagnostics.gradients.noise.CACHED` elements at a time on a
-    CPU, for a batch elsewhere; the gradients of single samples for :data:`~diagnostics.gradients.noise.CHUNK` samples
-    at a time, or one.
+    Memory: one batch's activations and layer inputs. Until all clients are read, each also keeps the gradient in
+    float64. The patches of a convolution are formed for :data:`~diagnostics.gradients.noise.CACHED` elements at a time
+    on a CPU, and for a batch elsewhere. The gradients of single samples are formed for
+    :data:`~diagnostics.gradients.noise.CHUNK` samples at a time, or one.
 
     Raises:
         UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.

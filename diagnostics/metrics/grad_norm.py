@@ -23,12 +23,17 @@ STATISTICS = ("norm", "mean", "mean_abs")
 class GradNorm(Statistic):
     """Length and mean of a layer's gradient g with n entries, in loss per weight.
 
-    Row variants: ``norm`` = ||g||_2, at least 0; ``mean`` = (1/n) sum_j g_j, signed; ``mean_abs`` = (1/n) sum_j |g_j|.
-    With ``reduction="batch"`` their names end in ``_batch``: the mean length of the batches' own gradients is larger
-    than the length of the whole data's, in which the batches' noise has averaged out.
+    Row variants:
+
+    * ``norm`` = ||g||_2, at least 0
+    * ``mean`` = (1/n) sum_j g_j, signed
+    * ``mean_abs`` = (1/n) sum_j |g_j|
+
+    With ``reduction="batch"`` their names end in ``_batch``. The mean length of the batches' own gradients is larger
+    than the length of the whole data's gradient. The batches' noise averages out in the latter.
 
     Raises:
-        UsageError: an unknown reduction or choice of tensors.
+        UsageError: the reduction or the choice of tensors is unknown.
     """
 
     name: ClassVar[str] = "grad_norm"
@@ -53,7 +58,7 @@ class GradNorm(Statistic):
     shared=True,
 )
 def grad_norm(measurement: Measurement, options: GradNorm) -> list[Row]:
-    """Three rows a client and layer: length and mean of the layer's gradient (see :class:`GradNorm`).
+    """Return three rows a client and layer: length and mean of the layer's gradient (see :class:`GradNorm`).
 
     Memory: as of :func:`diagnostics.metrics.grad_variance.grad_variance`.
 

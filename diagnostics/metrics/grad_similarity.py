@@ -20,13 +20,14 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class GradSimilarity:
-    """<g_a, g_b> / (||g_a|| ||g_b||) of each pair of clients, g the gradient of the client's mean loss over its data.
+    """The cosine <g_a, g_b> / (||g_a|| ||g_b||) of the gradients of each pair of clients, in [-1, 1].
 
-    In [-1, 1]: 1 = the clients pull the layer the same way, 0 = at right angles, -1 = against each other. Every
-    client's gradient is held until all are there: 8 bytes a weight and client.
+    Here g is the gradient of the client's mean loss over its data. The clients pull the layer the same way at 1, at
+    right angles at 0, and against each other at -1. Every client's gradient is held until all exist: 8 bytes a weight
+    and client.
 
     Raises:
-        UsageError: an unknown choice of tensors.
+        UsageError: the choice of tensors is unknown.
     """
 
     tensors: str = "weights"
@@ -35,7 +36,7 @@ class GradSimilarity:
         check_known("choice of tensors", self.tensors, TENSORS)
 
     def reader(self) -> GradSimilarity:
-        """The reader of the shared pass: these options themselves."""
+        """Return the reader of the shared pass: these options themselves."""
         return self
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
@@ -87,9 +88,9 @@ class GradSimilarity:
     shared=True,
 )
 def grad_similarity(measurement: Measurement, options: GradSimilarity) -> list[Row]:
-    """One row a pair of clients and layer: the cosine of their gradients (see :class:`GradSimilarity`).
+    """Return one row a pair of clients and layer: the cosine of their gradients (see :class:`GradSimilarity`).
 
-    One model measured on several clients' data has pairs too: how the clients disagree at one point.
+    One model measured on several clients' data has pairs too. They show how the clients disagree at one point.
 
     Memory: one batch's activations and the gradient of every client in float64, 8 bytes a weight and client (once for
     all metrics of the pass).

@@ -1,4 +1,4 @@
-"""Gradient variance: how widely the entries of a layer's weight gradient are spread (PLayer-FL, Eq. A.1)."""
+"""Gradient variance: how widely the entries of a layer's weight gradient spread (PLayer-FL, Eq. A.1)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True)
 class GradVariance(Statistic):
-    """Var(g_l), the spread of the entries of a layer's weight gradient. At least 0.
+    """The spread Var(g_l) of the entries of a layer's weight gradient. At least 0.
 
-    (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors together, as in the authors'
-    released code. Row variants are the reductions, which differ by an order of magnitude (see :class:`Statistic`).
+    It is (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors together, as in the authors'
+    released code. Row variants are the reductions. They differ by an order of magnitude (see :class:`Statistic`).
 
     Raises:
-        UsageError: an unknown reduction or choice of tensors.
+        UsageError: the reduction or the choice of tensors is unknown.
     """
 
     name: ClassVar[str] = "grad_variance"
@@ -51,10 +51,10 @@ class GradVariance(Statistic):
     shared=True,
 )
 def grad_variance(measurement: Measurement, options: GradVariance) -> list[Row]:
-    """One row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).
+    """Return one row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).
 
-    Memory: one batch's activations and, of each client until all are read, the gradient in float64, 8 bytes a weight
-    (once for all metrics of the pass); with ``reduction="batch"`` one number a batch and layer instead.
+    Memory: one batch's activations. Until all clients are read, each also keeps the gradient in float64, 8 bytes a
+    weight, once for all metrics of the pass. With ``reduction="batch"`` it keeps one number a batch and layer instead.
 
     Raises:
         UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.

@@ -1,4 +1,4 @@
-"""Hessian spectrum: the largest eigenvalues of the loss's curvature in a layer's weights, and how all are spread."""
+"""Hessian spectrum: the largest eigenvalues of the loss's curvature in a layer's weights, and the density of all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class HessianSpectrum:
     """The options of the Hessian spectrum: how many eigenvalues, and how precisely they are found.
 
     Attributes:
-        k, tol, dtype: as of :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
-        density: with so many Lanczos steps (50 are usual; 0 for none)
-            :func:`diagnostics.curvature.spectrum.spectral_density` adds how all eigenvalues are distributed.
+        k, tol, dtype: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
+        density: number of Lanczos steps for :func:`diagnostics.curvature.spectrum.spectral_density`, which adds the
+            density of all eigenvalues. 50 are usual, 0 adds none.
 
     Raises:
-        UsageError: fewer than 1 eigenvalue, a tolerance that is not above 0, a density of 1 step or less than none.
+        UsageError: there is less than 1 eigenvalue, the tolerance is not above 0, or the density is 1 step or below 0.
     """
 
     k: int = 3
@@ -41,7 +41,7 @@ class HessianSpectrum:
 
     @property
     def written(self) -> str:
-        """What of the samples the rows hold beside their values: with ``density``, eigenvalues in the variants."""
+        """Description of what the rows hold apart from values: with ``density``, eigenvalues in the variants."""
         return f"the eigenvalues of density={self.density}" if self.density else ""
 
 
@@ -62,15 +62,15 @@ class HessianSpectrum:
     },
 )
 def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list[Row]:
-    """``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the layer's block.
+    """Return ``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the block.
 
-    Signed, in descending order. ``stderr`` holds the norm of the residual, which bounds the error. With ``density``
-    there are rows with variant ``at`` and an eigenvalue, whose value in [0, 1] is the share of the layer's eigenvalues
-    there. They sum to 1.
+    They are signed and in descending order. The column ``stderr`` holds the norm of the residual, which bounds the
+    error. With ``density`` there are further rows. Their variant is ``at`` and an eigenvalue. Their value in [0, 1] is
+    the share of the layer's eigenvalues there. They sum to 1.
 
-    Memory: the activations of ``batch`` samples and the graph of their derivatives; where the model is, one client's
-    samples at a time; of one layer at a time the Lanczos vectors, each as long as its weights: about 20, with
-    ``density`` as many as steps; of a small layer its block.
+    Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
+    client's samples at a time. One layer at a time has Lanczos vectors, each as long as its weights. There are about
+    20, and as many as steps with ``density``. A small layer has its block instead.
 
     Raises:
         UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
@@ -127,7 +127,10 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
 
 
 def _shares(density: Density) -> dict[str, float]:
-    """Shares of the eigenvalues at the quadrature's nodes, as text with six digits, the smallest node first."""
+    """Return shares of the eigenvalues at the quadrature's nodes, the smallest node first.
+
+    Nodes are text with six digits.
+    """
     shares: dict[str, float] = {}
     for node, weight in sorted(zip(density.nodes.ravel(), density.weights.ravel(), strict=True)):
         if weight > 0:

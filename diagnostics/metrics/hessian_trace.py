@@ -25,10 +25,10 @@ class HessianTrace:
 
     Attributes:
         variant: ``"trace"``, or ``"released"``: the nuclear norm that PLayer-FL's released code computes
-            (:func:`diagnostics.curvature.released.released`), which is no trace and has no estimator or backend.
+            (:func:`diagnostics.curvature.released.released`). It is not a trace and has no estimator or backend.
 
     Raises:
-        UsageError: an unknown choice, too few probes, or an option that the variant does not have.
+        UsageError: a choice is unknown, there are too few probes, or the variant lacks an option.
     """
 
     estimator: str = "auto"
@@ -40,7 +40,7 @@ class HessianTrace:
     def __post_init__(self) -> None:
         check_known("variant", self.variant, VARIANTS)
         if self.variant == "released" and (self.estimator, self.backend) != ("auto", "fedlayers"):
-            raise UsageError("variant 'released' is one computation: it has no estimator and no backend to choose")
+            raise UsageError("variant 'released' has no estimator and no backend to choose. Leave out both options.")
         if self.variant == "released":
             check_probes(self.probes, 1)
         else:
@@ -66,13 +66,13 @@ class HessianTrace:
     look={"label": "Hessian trace", "meaning": "higher = sharper", "log": True},
 )
 def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
-    """Two rows a client and layer: the trace of the layer's Hessian block over its parameters' number, and undivided.
+    """Return two rows a client and layer: the trace of the layer's Hessian block, per parameter and undivided.
 
-    Both are signed; PLayer-FL, Eq. A.2, divided by the number of parameters as its section 5.1 says. With
-    ``variant="released"``, one row instead, see :class:`HessianTrace`.
+    Both are signed. PLayer-FL's Eq. A.2 is divided by the number of parameters, as its section 5.1 says. With
+    ``variant="released"`` there is one row instead, see :class:`HessianTrace`.
 
-    Memory: the activations of ``batch`` samples and the graph of their derivatives; where the model is, one client's
-    samples at a time.
+    Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
+    client's samples at a time.
 
     Raises:
         UsageError: as in :func:`diagnostics.curvature.hessian.hessian_trace`.

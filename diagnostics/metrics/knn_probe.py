@@ -18,14 +18,14 @@ DISTANCES = ("cosine", "euclidean")
 
 @dataclass(frozen=True, eq=False)
 class KnnProbe(ProbeOptions):
-    """The options of the nearest-neighbour probe: neighbours, distance, and the samples that are judged.
+    """The options of the nearest-neighbour probe: neighbours, distance, and the samples to classify.
 
     Attributes:
-        neighbours: how many vote; all where there are fewer.
+        neighbours: how many vote. If there are fewer, all vote.
         distance: ``"cosine"`` or ``"euclidean"``.
 
     Raises:
-        UsageError: no neighbours, or an unknown distance.
+        UsageError: there are no neighbours, or the distance is unknown.
     """
 
     neighbours: int = 5
@@ -49,16 +49,16 @@ class KnnProbe(ProbeOptions):
     look={"label": "accuracy of nearest neighbours", "meaning": "1 = all right"},
 )
 def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
-    """Accuracy, from 0 to 1, of the vote of the nearest neighbours by a layer's flattened output, as it is.
+    """Return the accuracy, from 0 to 1, of the vote of the nearest neighbours by a layer's flattened output.
 
-    Higher = neighbours are of one class more often. Variants, samples and error as of
-    :func:`~diagnostics.metrics.linear_probe.linear_probe`; the estimator names the number of neighbours and the
-    distance.
+    The output is used as it is. Higher means that neighbours are of one class more often. Variants, samples and error
+    are those of :func:`~diagnostics.metrics.linear_probe.linear_probe`. The estimator names the number of neighbours
+    and the distance.
 
     Memory: as of the linear probe, with n x m distances in place of the n x n numbers.
 
     Raises:
-        UsageError: a client without test data, data that do not fit.
+        UsageError: a client has no test data, or data do not fit.
     """
 
     def classify(x: Array, y: Array, others: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Layer cost: what a layer has to be sent, computed and kept in memory for."""
+"""Layer cost: what sending, computing and storing a layer takes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ SAMPLES = 2
     whole=True,
 )
 def layer_cost(measurement: Measurement) -> list[Row]:
-    """Five rows a client and layer. The clients' models are alike, so that the first one's costs are everyone's.
+    """Return five rows a client and layer.
 
-    The measurement's layers must be all layers of the network.
+    The clients' models are alike, so the first model's costs are everyone's. The measurement's layers must be all
+    layers of the network.
 
     * ``parameters``: scalars that train.
-    * ``bytes``: parameters and persistent buffers as they are stored, which is what sharing the layer sends one way.
-    * ``forward_flops``, ``backward_flops``: of one training sample when every parameter trains, by PyTorch's counter
-      (matrix products, convolutions and attention; a multiply-add is two, everything elementwise is none).
-    * ``activation_bytes``: what the forward pass of one sample keeps for the backward pass, parameters and buffers
-      apart; a tensor that several operations keep counts once, at the first.
+    * ``bytes``: parameters and persistent buffers as they are stored. Sharing the layer sends this much one way.
+    * ``forward_flops``, ``backward_flops``: FLOPs of one training sample when every parameter trains, by PyTorch's
+      counter. It counts matrix products, convolutions and attention. A multiply-add is two, everything elementwise is
+      zero.
+    * ``activation_bytes``: what the forward pass of one sample keeps for the backward pass, without parameters and
+      buffers. A tensor that several operations keep counts once, at the first.
 
-    An operation belongs to the layer whose module is running; outside the layers' modules to the layer that ran last
-    (before any, to the first). So the layers sum to the whole network. An unused layer has a size but no work.
+    An operation belongs to the layer whose module is running. Outside the layers' modules it belongs to the layer that
+    ran last, or before any to the first. So the layers sum to the whole network. An unused layer has a size but no
+    work.
 
     Memory: one training step on two samples, whatever the data.
     """

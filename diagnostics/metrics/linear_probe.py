@@ -1,4 +1,4 @@
-"""Linear probe: how well a linear classifier tells the classes by a layer's output (Alain and Bengio 2017)."""
+"""Linear probe: how well a linear classifier separates the classes by a layer's output (Alain and Bengio 2017)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .base import Measurement, metric
 
 @dataclass(frozen=True, eq=False)
 class LinearProbe(ProbeOptions):
-    """The options of the linear probe: how it is trained and judged.
+    """The options of the linear probe: how it is trained and tested.
 
     Attributes:
         C: inverse strength of the regularisation, see :func:`diagnostics.representation.classifiers.logistic`.
 
     Raises:
-        UsageError: a C that is not above 0.
+        UsageError: C is not above 0.
     """
 
     C: float = 1.0
@@ -42,19 +42,20 @@ class LinearProbe(ProbeOptions):
     look={"label": "accuracy of a linear probe", "meaning": "1 = all right"},
 )
 def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
-    """Accuracy, from 0 to 1, of a logistic regression on each layer's flattened output.
+    """Return the accuracy, from 0 to 1, of a logistic regression on each layer's flattened output.
 
-    Higher = a linear classifier tells the classes apart better. Every sample that counts is one the probe was not
-    trained on: of ``test`` if given, else a held-out fraction, else each sample once in cross-validation over folds
-    that are stratified by class; the estimator says which. Variants and error: see
-    :func:`diagnostics.representation.classifiers.probed`; the error does not count what the training samples vary.
+    Higher means that a linear classifier separates the classes better. The probe is never tested on samples that
+    trained it. The samples of ``test`` are used if given, else a held-out fraction. Else each sample is tested once in
+    cross-validation over folds that are stratified by class. The estimator names the way. For variants and error see
+    :func:`diagnostics.representation.classifiers.probed`. The error does not include the variation of the training
+    samples.
 
-    Memory: a forward pass of ``batch`` samples; of one client the outputs of all layers for at most ``samples``
-    samples, of all clients together for as many again; at one layer at a time their float64 copy, or n x n numbers
-    where a sample has more than n features.
+    Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
+    one client, and for as many again of all clients together. One layer at a time has a float64 copy. If a sample has
+    more than n features, that layer has n x n numbers instead.
 
     Raises:
-        UsageError: a client without test data, data that do not fit.
+        UsageError: a client has no test data, or data do not fit.
     """
 
     def classify(x: Array, y: Array, others: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Procrustes angle: how far the clients' representations are apart after the best rotation."""
+"""Procrustes angle: how far apart the clients' representations are after the best rotation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from .base import Measurement, metric
 class Procrustes(SimilarityOptions):
     """The options of the Procrustes angle: the samples, and how positions are treated.
 
-    ``positions="released"`` is what PLayer-FL's authors computed under the name of sample similarity: of convolutions
-    the least angle over all circular shifts of one side's maps, samples x positions being the rows
-    (:func:`diagnostics.representation.shifts.shifted_procrustes`), of token sequences the angle of the sums over tokens
-    (padding included; theirs was masked), else the plain angle. Their figures added 0.5 to layers after convolutions;
-    this does not. It holds the maps of one layer of all models, and passes the probe once a layer.
+    With ``positions="released"`` it is what PLayer-FL's authors computed under the name of sample similarity:
+
+    * Convolutions: the least angle over all circular shifts of one side's maps, with samples x positions as rows
+      (:func:`diagnostics.representation.shifts.shifted_procrustes`).
+    * Token sequences: the angle of the sums over tokens. They include padding. The authors' were masked.
+    * Others: the plain angle.
+
+    The authors' figures added 0.5 to layers after convolutions. This does not. It holds the maps of one layer of all
+    models, and passes the probe once a layer.
     """
 
     treatments: ClassVar[tuple[str, ...]] = ("flatten", "released", "samples", "mean")
@@ -43,14 +47,14 @@ class Procrustes(SimilarityOptions):
     features="probe",
 )
 def procrustes(measurement: Measurement, options: Procrustes) -> list[Row]:
-    """One row a layer and pair of clients: the orthogonal Procrustes angle in radians; 0 = same.
+    """Return one row a layer and pair of clients: the orthogonal Procrustes angle in radians; 0 = same.
 
-    0 = same up to a rotation, pi / 2 = unrelated; see :func:`diagnostics.representation.moments.procrustes_distance`.
+    0 means same up to a rotation, pi / 2 unrelated. See :func:`diagnostics.representation.moments.procrustes_distance`.
 
-    Memory: a forward pass of ``batch`` samples; per model and layer n x min(n, d) numbers.
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers.
 
     Raises:
-        UsageError: a probe that does not fit the models.
+        UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("procrustes", measurement, options)
     if options.positions == "released":

@@ -20,10 +20,10 @@ class RbfCka(SimilarityOptions):
 
     Attributes:
         estimator: ``"full"`` or ``"minibatch"``.
-        bandwidth: of the kernel, as a fraction of the median distance between samples; stands in the estimator.
+        bandwidth: the kernel's bandwidth as a fraction of the median distance between samples. The estimator names it.
 
     Raises:
-        UsageError: an unknown choice, or a bandwidth that is not above 0.
+        UsageError: a choice is unknown, or the bandwidth is not above 0.
     """
 
     estimator: str = "full"
@@ -52,14 +52,14 @@ class RbfCka(SimilarityOptions):
     features="probe",
 )
 def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
-    """One row a layer and pair of clients: CKA with a radial kernel; 1 = same.
+    """Return one row a layer and pair of clients: CKA with a radial kernel; 1 = same.
 
     See :func:`diagnostics.representation.gram.rbf_cka`.
 
-    Memory: a forward pass of ``batch`` samples; per model and layer n x n numbers (``"minibatch"``: n x batch).
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
 
     Raises:
-        UsageError: a probe that does not fit the models.
+        UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("rbf_cka", measurement, options)
     values = by_grams(comparison, options.estimator, options.bandwidth)

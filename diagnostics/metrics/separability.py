@@ -1,4 +1,4 @@
-"""Separability: how far apart the classes lie in a layer's output, against how far each is spread."""
+"""Separability: how far apart the classes lie in a layer's output, compared with each class's own spread."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class Separability:
     """The options of separability: how many samples are read.
 
     Attributes:
-        samples: at most so many of each client, drawn with the seed; of all clients together in the pooled set.
+        samples: maximum number of samples of each client, drawn with the seed, and of all clients together in the
+            pooled set.
 
     Raises:
-        UsageError: fewer than 2 samples.
+        UsageError: there are fewer than 2 samples.
     """
 
     samples: int = SAMPLES
@@ -47,17 +48,17 @@ class Separability:
     look={"label": "class scatter, between / within", "meaning": "higher = classes further apart", "log": True},
 )
 def separability(measurement: Measurement, options: Separability) -> list[Row]:
-    """Scatter between the classes over scatter within them of each layer's flattened output.
+    """Return the scatter between the classes over the scatter within them, for each layer's flattened output.
 
-    See :func:`diagnostics.representation.scatter.scatter_ratio`. Higher = the classes lie further apart. Variant
-    ``"own"``: among each client's samples. ``"pooled"``, client "": among those of all clients, each seen by its own
-    model; where it falls short of the clients' own values the clients' models place a class differently.
+    See :func:`diagnostics.representation.scatter.scatter_ratio`. Higher means that the classes lie further apart.
+    Variant ``"own"`` uses each client's samples. Variant ``"pooled"``, client "", uses those of all clients, each seen
+    by its own model. If it falls short of the clients' own values, the clients' models place a class differently.
 
-    Memory: a forward pass of ``batch`` samples; of one client the outputs of all layers for at most ``samples``
-    samples, and of all clients together for as many again.
+    Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
+    one client, and for as many again of all clients together.
 
     Raises:
-        UsageError: data that do not fit.
+        UsageError: data do not fit.
     """
     subjects, layers, seed = measurement.subjects, measurement.layers, measurement.seed
     if not subjects:

@@ -1,4 +1,4 @@
-"""SVCCA: CCA on the principal directions of each side, which leaves out what is hardly there."""
+"""SVCCA: CCA on the principal directions of each side, which leaves out directions of little variance."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Svcca(SimilarityOptions):
     """The options of SVCCA: the samples, and how much variance the compared directions hold.
 
     Attributes:
-        variance: share of each side's variance that the principal directions hold; the estimator states it.
+        variance: share of each side's variance that the principal directions hold. The estimator names it.
 
     Raises:
-        UsageError: a variance that is not between 0 and 1.
+        UsageError: the variance is not between 0 and 1.
     """
 
     variance: float = moments.VARIANCE
@@ -41,14 +41,14 @@ class Svcca(SimilarityOptions):
     features="probe",
 )
 def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
-    """One row a layer and pair of clients: :func:`~diagnostics.metrics.cca.cca` on the main directions of each side.
+    """Return one row a layer and pair of clients: cca on the main directions of each side.
 
-    See :func:`diagnostics.representation.moments.svcca`.
+    See :func:`~diagnostics.metrics.cca.cca` and :func:`diagnostics.representation.moments.svcca`.
 
     Memory: as of :func:`~diagnostics.metrics.cca.cca`.
 
     Raises:
-        UsageError: a probe that does not fit the models.
+        UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("svcca", measurement, options)
     values = by_products(comparison, moments.svcca_measure(options.variance))

@@ -1,4 +1,4 @@
-"""Update magnitude: how far a layer's weights have moved from those that all clients started with."""
+"""Update magnitude: how far a layer's weights have moved from the common start of all clients."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ class UpdateMagnitude(WeightOptions):
     reads="weights",
 )
 def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list[Row]:
-    """Two rows a client and layer: how far its weights w have moved from the weights w0 that all clients started with.
+    """Return two rows a client and layer: how far its weights w have moved from the common start w0.
 
-    ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||; at least 0, 0 = not moved.
+    The rows are ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||. Both are at least 0, and 0 means not
+    moved.
 
     Memory: one layer's weights of one client at a time, and those of the start, in float64.
 
     Raises:
-        UsageError: a start that lacks a tensor or has one of another shape.
+        UsageError: the start lacks a tensor or has one of another shape.
     """
     origin = options.origin
     rows = []

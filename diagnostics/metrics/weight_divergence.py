@@ -24,10 +24,10 @@ from .base import Measurement, metric
     reads="weights",
 )
 def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[Row]:
-    """Two rows a pair of clients and layer, from the clients' weights a and b of the layer.
+    """Return two rows a pair of clients and layer, from the clients' weights a and b of the layer.
 
-    * ``relative_l2``: ||a - b|| / (0.5 (||a|| + ||b||)), in [0, 2]; 0 = equal, higher = further apart.
-    * ``cosine``: 1 - <a, b> / (||a|| ||b||), in [0, 2]; 0 = same direction, 1 = at right angles, 2 = opposite.
+    * ``relative_l2``: ||a - b|| / (0.5 (||a|| + ||b||)), in [0, 2]. 0 = equal, higher = further apart.
+    * ``cosine``: 1 - <a, b> / (||a|| ||b||), in [0, 2]. 0 = same direction, 1 = at right angles, 2 = opposite.
 
     Memory: one layer's weights of every client at a time, in float64.
     """

@@ -19,9 +19,9 @@ from .base import Measurement, metric
     reads="weights",
 )
 def weight_magnitude(measurement: Measurement, options: WeightOptions) -> list[Row]:
-    """Two rows a client and layer: ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2 of its n weights; at least 0.
+    """Return two rows a client and layer: ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2 of its n weights.
 
-    The importance that magnitude pruning gives a layer's weights (Han et al. 2015; Li et al. 2017).
+    Both are at least 0. Magnitude pruning gives a layer's weights this importance (Han et al. 2015; Li et al. 2017).
 
     Memory: one layer's weights of one client at a time, in float64.
     """

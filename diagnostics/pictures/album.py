@@ -27,10 +27,10 @@ Draw = Callable[[pd.DataFrame], Drawn]
 
 @dataclass(frozen=True)
 class Further:
-    """A further picture that can be drawn of a metric, beside its curve.
+    """A further picture of a metric, in addition to its curve.
 
     Attributes:
-        title: its name in the album, in which ``{metric}`` is the metric's.
+        title: its name in the album. In it, ``{metric}`` stands for the metric's name.
         there: whether the metric's rows hold what it needs.
         draw: (frame, metric's name) -> the picture.
     """
@@ -64,17 +64,16 @@ FURTHER: dict[str, Further] = {
 
 
 def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callable[[], Figure]]:
-    """All pictures of the named metrics: scores over rounds and by client, curves over layers, insides.
+    """Return all pictures of the named metrics: scores over rounds and by client, curves over layers, internal state.
 
-    Unless named, these are all but the further scores, such as AUROC, which are many and some without a value.
+    By default these are all metrics except the further scores, such as AUROC. Those are many, and some have no value. A
+    picture is drawn when it is called, so that not all need be open at once.
 
-    Their names are names of files. Each is drawn when it is called, so that not all need be open at once.
-
-    A metric's curve shows what was seen in training where the rows have that, else the metric's default variant, and
-    of several rounds the last.
+    Their names are names of files. A metric's curve shows what was seen in training if the rows have that. Else it shows
+    the metric's default variant. Of several rounds it shows the last.
 
     Raises:
-        UsageError: a metric that the rows do not have, or no picture; when drawn, several values for one place.
+        UsageError: the rows do not have a metric, or it has no picture. When drawn: several values for one place.
     """
     present = list(frame["metric"].unique())
     if not present:
@@ -91,10 +90,10 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
 
 
 def figure_of(drawn: Drawn) -> Figure:
-    """The matplotlib figure to which the axes belong."""
+    """Return the matplotlib figure to which the axes belong."""
     figure = (drawn[0] if isinstance(drawn, list) else drawn).get_figure(root=True)
     if figure is None:
-        raise UsageError("these axes belong to no figure any more")
+        raise UsageError("the axes must belong to a figure; got axes that were removed from theirs.")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Pictures of costs: each layer's share of bytes, arithmetic and memory, and what rounds cost."""
+"""Pictures of costs: each layer's share of bytes, arithmetic and memory, and the cost of rounds."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _STEPS = {
 
 
 def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Each layer's share of what a network costs: a bar a kind of cost, its layers from input to output.
+    """Draw each layer's share of a network's costs: a bar a kind of cost, its layers from input to output.
 
-    A plan that shares the first layers sends what lies left of the border after the last of them. The totals stand
-    beside the bars.
+    A plan that shares the first layers sends everything left of the border after the last of them. The totals stand
+    next to the bars.
 
     Args:
         frame: rows of ``layer_cost`` of one model.
 
     Raises:
-        UsageError: no such rows, or those of several models.
+        UsageError: there are no such rows, or they are of several models.
     """
     rows = of_metric(frame, "layer_cost")
     rows = rows[rows["variant"].isin(list(_KINDS))].drop_duplicates(["layer", "variant", "value"])
@@ -80,17 +80,17 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 
 def cost_steps(table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None) -> list[Axes]:
-    """What a round costs all clients, over the rounds: three panels (naive count, FLOPs, bytes), a line a run.
+    """Draw the cost of a round for all clients, over the rounds: three panels, a line a run.
 
-    In the layer-scheduling paper's Fig. 7 stands the first (Jang and Choi 2024). Beside each name stands the sum over
-    the rounds relative to the first run's.
+    The panels are naive count, FLOPs and bytes. The layer-scheduling paper's Fig. 7 shows the first (Jang and Choi
+    2024). Next to each name stands the sum over the rounds relative to the first run's.
 
     Args:
         table: from :func:`diagnostics.costs.cost_steps`.
         axes: a figure to fill, or at least three Axes.
 
     Raises:
-        UsageError: a column is missing, there are no rounds, a cost twice, or too few Axes.
+        UsageError: a column is missing, there are no rounds, a cost appears twice, or there are too few Axes.
     """
     for name in ("run", "round", *_STEPS):
         check_known("column of the table", name, table.columns)
@@ -127,7 +127,7 @@ def _colour(k: int, count: int) -> Any:
 
 
 def _short(value: float, unit: str) -> str:
-    """A number with a unit prefix, such as 2.33 MB."""
+    """Format a number with a unit prefix, such as 2.33 MB."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {prefix}{unit}"

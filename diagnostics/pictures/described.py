@@ -1,4 +1,4 @@
-"""Describes a drawn picture in words, for a reader who cannot see it: what is on its axes, and from where to where."""
+"""Describes a drawn picture for a reader who cannot see it: its axes, and where its lines begin and end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 8
 
 
 def in_words(figure: Figure) -> str:
-    """What a figure shows: of each panel its title, axes and lines with their first and last values.
+    """Describe a figure: the title, the axes and the lines of each panel, with their first and last values.
 
     >>> from matplotlib.figure import Figure
     >>> figure = Figure()
@@ -49,13 +49,13 @@ def _panel(ax: Axes) -> str:
 
 
 def _names(axis: Axis) -> tuple[str, list[str]]:
-    """The label of an axis, and its ticks that are names."""
+    """Return the label of an axis, and its ticks that are names."""
     texts = [_flat(tick.get_text()) for tick in axis.get_ticklabels()]
     return _flat(axis.get_label_text()), [text for text in texts if text and not _is_number(text)]
 
 
 def _flat(text: str) -> str:
-    """A text of several lines as one."""
+    """Return a text of several lines as one."""
     return ", ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
 
 
@@ -64,7 +64,11 @@ def _axis(label: str, names: list[str]) -> str:
 
 
 def _line(name: str, line: Line2D, lies: bool) -> str:
-    """The ends of a line; ``lies``: its values are on the horizontal axis."""
+    """Describe the ends of a line.
+
+    Args:
+        lies: whether its values are on the horizontal axis.
+    """
     x, y = (np.asarray(data, dtype=float) for data in (line.get_xdata(), line.get_ydata()))
     if not lies and len(x) == 2 and x[0] == x[1]:
         return f"{name} at {x[0]:.3g}"

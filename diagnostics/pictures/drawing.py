@@ -40,7 +40,7 @@ SCALES = ("auto", "linear", "log", "symlog")
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The package's style as a context manager: ``with style(): ...``. The backend stays as it is."""
+    """Apply the package's style inside a block: ``with style(): ...``. The backend stays as it is."""
     with plt.style.context(STYLE):
         yield
         interactive = mpl.is_interactive()
@@ -49,7 +49,7 @@ def style() -> Iterator[None]:
 
 @contextmanager
 def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator[Axes]:
-    """The given Axes, or a new one of this size in inches, in the package's style while it is drawn."""
+    """Yield the given Axes, or a new one of this size in inches, in the package's style while it is drawn."""
     if ax is not None:
         yield ax
         return
@@ -59,7 +59,7 @@ def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator
 
 @dataclass(frozen=True)
 class Panel:
-    """One Axes of several, and whether it has axis labels beneath and beside it."""
+    """One Axes of several, and whether it has axis labels beneath and at its side."""
 
     ax: Axes
     below: bool
@@ -75,13 +75,16 @@ def panels(
     columns: int = 4,
     room: tuple[float, float] = (1.6, 0.9),
 ) -> Iterator[list[Panel]]:
-    """Several Axes: the first ones of those given, or a grid in a given figure or in a new one in the package's style.
+    """Yield several Axes: the first of the given ones, or a grid.
+
+    The grid lies in a given figure, or in a new one in the package's style.
 
     Args:
-        width, height: inches of each in a new figure, and ``room`` for what stands beside and beneath the grid.
+        width, height: inches of each Axes in a new figure, and ``room`` for the labels at the grid's side and beneath
+            it.
 
     Raises:
-        UsageError: fewer Axes than are needed.
+        UsageError: there are fewer Axes than needed.
     """
     deep = -(-count // columns)
     columns = -(-count // deep)
@@ -95,7 +98,7 @@ def panels(
                 spare.remove()
             axes = list(grid.flat[:count])
         if len(axes) < count:
-            raise UsageError(f"{len(axes)} axes for {count} panels")
+            raise UsageError(f"axes must be at least {count}, one for each panel; got {len(axes)}.")
         yield [
             Panel(ax, not ours or k >= count - columns, not ours or k % columns == 0)
             for k, ax in enumerate(axes[:count])
@@ -106,10 +109,10 @@ def panels(
 
 
 def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of one metric, without those of nulls (:mod:`diagnostics.null`).
+    """Return the rows of one metric, without those of nulls (:mod:`diagnostics.null`).
 
     Raises:
-        UsageError: the frame has none; names those that it has.
+        UsageError: the frame has none. The message lists its metrics.
     """
     if frame.empty:
         raise UsageError(f"there are no rows, and so no {metric} to draw")
@@ -119,7 +122,7 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def of_variant(rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of the wanted variant, else of the first preferred one that exists, else all rows."""
+    """Return the rows of the wanted variant, else of the first preferred one that exists, else all rows."""
     present = list(rows["variant"].unique())
     if wanted is not None:
         check_known("variant", wanted, present)
@@ -131,7 +134,7 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
     """Refuse rows with several values for the same place in a picture.
 
     Raises:
-        UsageError: names the place and the columns by which the rows must be filtered.
+        UsageError: the message names the place, and the columns by which to filter the rows.
     """
     double = rows[rows.duplicated(list(keys), keep=False)]
     if len(double):
@@ -151,7 +154,10 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
 
 
 def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Mean over the clients of each group, weighted by ``n_train`` if every client's is known; NaN stays NaN."""
+    """Return the mean over the clients of each group, weighted by ``n_train`` if every client's is known.
+
+    NaN stays NaN.
+    """
     complete = rows["n_train"].notna().groupby([rows[key] for key in keys], dropna=False).transform("all")
     weight = rows["n_train"].where(complete).astype("Float64").fillna(1.0).astype(float)
     sums = (
@@ -164,7 +170,7 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of pairs in both directions, with the clients in the order of their first appearance."""
+    """Return rows of pairs in both directions, with the clients in the order of their first appearance."""
     pairs = pairs[pairs["client_b"] != ""]
     order = {name: k for k, name in enumerate(pd.unique(pairs[["client", "client_b"]].to_numpy().ravel()))}
     joined = curve.both_ways(pairs)
@@ -172,7 +178,7 @@ def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def missing(rows: pd.DataFrame, where: str) -> list[str]:
-    """Notes on missing values: for each place (a column's value) and reason, the clients concerned."""
+    """Return notes on missing values: for each place (a column's value) and reason, the clients concerned."""
     absent = rows[rows["value"].isna()]
     statuses = absent["status"].str.replace(r" at client '[^']*'", "", regex=True)  # the clients are listed behind it
     absent = absent.assign(status=statuses)
@@ -188,13 +194,16 @@ def missing(rows: pd.DataFrame, where: str) -> list[str]:
 
 
 def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
-    """An axis label followed by notes, one per line."""
+    """Return an axis label followed by notes, one per line."""
     shown = [*notes[:most], *([f"and {len(notes) - most} more without a value"] if len(notes) > most else [])]
     return "\n".join([label, *(textwrap.fill(note, 64, subsequent_indent="   ") for note in shown)])
 
 
 def dress(k: int, names: Sequence[str]) -> dict[str, Any]:
-    """Colour, marker and label of client number k; many clients look alike and share one entry in the legend."""
+    """Return colour, marker and label of client number k.
+
+    Many clients look alike and share one entry in the legend.
+    """
     if len(names) > MOST:
         return {"color": FAINT, "marker": ".", "alpha": 0.6, "label": "_" if k else f"each of {len(names)} clients"}
     return {"color": COLOURS[k], "marker": MARKERS[k], "label": names[k] or "all clients"}
@@ -214,15 +223,15 @@ def name_ticks(ax: Axes, names: Sequence[str], room: int = 46) -> None:
 
 
 def small(count: int, size: float) -> float:
-    """A font size for this many labels: smaller from 20 on, at least 4.5."""
+    """Return a font size for this many labels: smaller from 20 on, at least 4.5."""
     return max(4.5, size * min(1.0, 0.7 + 6 / max(count, 1)))
 
 
 def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
-    """Set the y axis to linear, log or symlog as the values need, with ticks that are readable for any of them.
+    """Set the y axis to linear, log or symlog as the values need, with readable ticks.
 
     Raises:
-        UsageError: a log axis for values that are not above 0, which it could not show.
+        UsageError: a log axis was requested, and a value is not above 0.
     """
     check_known("scale", scale, SCALES)
     finite = values.to_numpy(dtype=np.float64)
@@ -256,14 +265,14 @@ def heat(
     square: bool = False,
     names: tuple[int, int] = (12, 12),
 ) -> Any:
-    """Draw a heat map from 0 to ``high``, grey where a value is missing, with numbers if they fit.
+    """Draw a heat map from 0 to ``high``, grey for a missing value, with numbers if they fit.
 
     Args:
         matrix: rows from the top, columns from the left.
-        names: at most so many names beside and beneath it, where the panel has any.
+        names: maximum number of names at its side and beneath it, if the panel has any.
 
     Returns:
-        What a colour bar is made of.
+        The image from which a colour bar is made.
     """
     few, ax = max(matrix.shape) <= 6, panel.ax
     beside, beneath = (-(-count // most) for count, most in zip(matrix.shape, names, strict=True))

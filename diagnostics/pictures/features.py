@@ -24,14 +24,16 @@ SHOWN = 20
 
 
 def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -> Axes:
-    """Draw samples embedded in a plane: colour = class, marker = client, large markers at each client's class centres.
+    """Draw samples embedded in a plane: colour = class, marker = client.
+
+    Large markers show each client's class centres.
 
     Args:
         frame: from :func:`diagnostics.representation.embedding.tsne`.
         centres: draw the centres.
 
     Raises:
-        UsageError: columns that are missing, or no samples.
+        UsageError: columns are missing, or there are no samples.
     """
     colours, markers = _looks([frame])
     with canvas(ax, 6.2, 4.2) as axes:
@@ -44,14 +46,14 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -
 def tsne_panels(
     frames: Mapping[str, pd.DataFrame], axes: Figure | Sequence[Axes] | None = None, *, centres: bool = True
 ) -> list[Axes]:
-    """Draw several embeddings beside each other (as before and after a layer), with common colours and markers.
+    """Draw several embeddings next to each other (as before and after a layer), with common colours and markers.
 
     Args:
-        frames: {title: frame}; their axes have nothing to do with each other.
+        frames: {title: frame}. Their axes are unrelated to each other.
         axes: a figure to fill, or at least one Axes a frame.
 
     Raises:
-        UsageError: as :func:`tsne`, or too few Axes.
+        UsageError: as :func:`tsne`, or there are too few Axes.
     """
     colours, markers = _looks(list(frames.values()))
     with panels(axes, len(frames), 3.1, 2.7, columns=len(frames)) as drawn:
@@ -65,7 +67,10 @@ def tsne_panels(
 
 
 def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Colour of each class and marker of each client over all frames; many clients share one marker."""
+    """Return the colour of each class and the marker of each client over all frames.
+
+    Many clients share one marker.
+    """
     if not frames:
         raise UsageError("no features to draw")
     for frame in frames:
@@ -144,13 +149,13 @@ def _said(frame: pd.DataFrame) -> str:
 
 
 def mismatch(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Draw each client's Origin, Probe and Match accuracy and their means: what a mismatch of features costs.
+    """Draw each client's Origin, Probe and Match accuracy and their means: the cost of mismatched features.
 
     Args:
         frame: from :func:`diagnostics.representation.mismatch.mismatch`.
 
     Raises:
-        UsageError: an accuracy that the frame does not have.
+        UsageError: the frame lacks an accuracy.
     """
     kinds = {"origin_accuracy": "Origin: classifier as it is", "match_accuracy": "Match: linear map before it"}
     kinds["probe_accuracy"] = "Probe: new classifier"

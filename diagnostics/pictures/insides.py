@@ -1,16 +1,16 @@
-"""Pictures of what a run recorded inside its algorithm: aggregation weights, attention, trained layers, held blocks.
+"""Pictures of an algorithm's internal state in a run: aggregation weights, attention, trained and held layers.
 
-The rows are those of the one schema, one metric a picture:
+The rows follow the common schema, with one metric a picture:
 
 * ``aggregation_weight``: the weight in [0, 1] that the receiver ``client`` gives to the sender ``client_b`` in a layer
-  and round; the weights of a receiver sum to 1. (pFedLA, Figs. 5 to 7; FedAMP and FedFomo weigh whole models alike.)
-* ``prompt_attention``: the attention weight in [0, 1] of a query for a key, named ``query>key`` in the variant, or the
-  key alone where there is one query; the weights of a query sum to 1. (FedPFT, Fig. 6: a query is a sample's
-  feature, the keys are that feature and the prompts.)
-* ``trained``: 1 where a layer is trained in a round, 0 where it is frozen; of each client where clients differ.
-  (Layer scheduling: FedBABU, vanilla and anti scheduling.)
-* ``retained``: 1 where a client keeps a layer of its own in a round, 0 where it takes the mixture. (HeurpFedLA.)
-* ``held``: 1 where a client has a layer in a round, 0 where not. (FedRA's allocation matrix.)
+  and round. The weights of a receiver sum to 1. See pFedLA, Figs. 5 to 7. FedAMP and FedFomo weigh whole models alike.
+* ``prompt_attention``: the attention weight in [0, 1] of a query for a key. The variant names them ``query>key``, or
+  only the key if there is one query. The weights of a query sum to 1. In FedPFT, Fig. 6, a query is a sample's feature.
+  The keys are that feature and the prompts.
+* ``trained``: 1 if a layer is trained in a round, 0 if it is frozen. There is a row per client if clients differ. See
+  layer scheduling: FedBABU, vanilla and anti scheduling.
+* ``retained``: 1 if a client keeps a layer of its own in a round, 0 if it takes the mixture (HeurpFedLA).
+* ``held``: 1 if a client has a layer in a round, else 0 (FedRA's allocation matrix).
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ def aggregation_weights(
 
     Args:
         frame: rows with the metric ``aggregation_weight`` of one run.
-        round: default the last that was recorded.
+        round: default the last recorded round.
         axes: a figure to fill, or at least one Axes a layer.
 
     Raises:
-        UsageError: no such rows or round, a weight outside [0, 1], two weights for one place, or too few Axes.
+        UsageError: there are no such rows or round, a weight is outside [0, 1], a place has two weights, or there are
+            too few Axes.
     """
     rows = _of(frame, "aggregation_weight")
     rows, at = _at(rows, round)
@@ -100,8 +101,8 @@ def aggregation_history(
 ) -> list[Axes]:
     """Draw clients' weights on themselves and chosen others over rounds, a line per layer (pFedLA, Figs. 5, 7).
 
-    The first panel is the self-weight's mean over the clients, with a band from the lowest client to the highest
-    where there are no more than three layers; then comes a panel for each pair. A dashed line marks equal weights.
+    The first panel shows the mean self-weight over the clients. With up to three layers, a band reaches from the lowest
+    client to the highest. Then comes a panel for each pair. A dashed line marks equal weights.
 
     Args:
         frame: rows with the metric ``aggregation_weight`` of one run.
@@ -109,7 +110,8 @@ def aggregation_history(
         axes: a figure to fill, or at least one Axes a panel.
 
     Raises:
-        UsageError: no such rows or client, a weight outside [0, 1], two weights for one place, or too few Axes.
+        UsageError: there are no such rows or client, a weight is outside [0, 1], a place has two weights, or there are
+            too few Axes.
     """
     rows = _of(frame, "aggregation_weight")
     check_single(rows, ["client", "client_b", "layer", "round"])
@@ -148,7 +150,7 @@ def aggregation_history(
 
 
 def _layer_look(k: int, layers: Sequence[str], points: int) -> dict[str, Any]:
-    """Colour and marker of layer number k; many layers are shaded from input to output."""
+    """Return colour and marker of layer number k; many layers are shaded from input to output."""
     every = max(1, points // 8)
     if len(layers) > MOST:
         return {"color": mpl.colormaps["viridis"](0.95 * k / (len(layers) - 1)), "marker": ""}
@@ -170,13 +172,14 @@ def prompt_attention(
 
     Args:
         frame: rows with the metric ``prompt_attention`` of one run.
-        client, layer: whose, and to which prompts; needed where the rows are of several.
-        round: default the last that was recorded.
-        high: end of the scale of colours of several such pictures, which then have no bar each; default the largest.
+        client, layer: the client, and the layer of the prompts. They are needed if the rows are of several.
+        round: default the last recorded round.
+        high: end of a colour scale that several such pictures share. They then have no colour bar each. Default: the
+            largest value.
 
     Raises:
-        UsageError: no such rows, client, layer or round, several and none named, a weight outside [0, 1], or two
-            weights for one query and key.
+        UsageError: there are no such rows, client, layer or round, there are several and none is named, a weight is
+            outside [0, 1], or a query and key have two weights.
     """
     rows = _of(frame, "prompt_attention")
     for column, chosen in (("client", client), ("layer", layer)):
@@ -209,14 +212,15 @@ def prompt_attention(
 def unfreezing(frame: pd.DataFrame, ax: Axes | None = None, metric: str = "trained") -> Axes:
     """Draw which layers are trained in which round: layers (input at the top) x recorded rounds.
 
-    Where the rows are of clients, the colour is the share of them that train the layer.
+    If the rows are of clients, the colour is the share of clients that train the layer.
 
     Args:
         frame: rows with the metric of one run.
         metric: ``trained``, or ``retained`` for what clients keep.
 
     Raises:
-        UsageError: another metric, no such rows, a value outside [0, 1], or two values for one client, layer and round.
+        UsageError: the metric is another one, there are no such rows, a value is outside [0, 1], or a client, layer and
+            round have two values.
     """
     labels = _TIMELINES[check_known("metric over the rounds", metric, _TIMELINES)]
     rows = _of(frame, metric)
@@ -237,16 +241,17 @@ def allocation(
 ) -> list[Axes]:
     """Draw which client holds which layer in a round, and each layer's share of clients over the rounds.
 
-    FedRA draws such a matrix every round, and its bound rests on the least number of clients that hold a layer, which
-    the second panel's title tells.
+    FedRA draws such a matrix every round. Its bound depends on the least number of clients that hold a layer. The
+    second panel's title gives that number.
 
     Args:
         frame: rows with the metric ``held`` of one run.
-        round: of the first panel; default the last that was recorded.
+        round: round of the first panel. Default: the last recorded round.
         axes: a figure to fill, or at least two Axes.
 
     Raises:
-        UsageError: no such rows or round, a value outside [0, 1], two values for one place, or too few Axes.
+        UsageError: there are no such rows or round, a value is outside [0, 1], a place has two values, or there are too
+            few Axes.
     """
     rows = _of(frame, "held")
     check_single(rows, ["client", "layer", "round"])
@@ -274,7 +279,7 @@ def allocation(
 
 
 def _over_rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean over clients: a table layers x rounds."""
+    """Return the mean over clients: a table layers x rounds."""
     means = rows.groupby(["layer", "round"], sort=False, dropna=False)["value"].mean(skipna=False).unstack("round")
     return means.reindex(index=list(rows["layer"].unique()), columns=sorted(means.columns))
 
@@ -292,7 +297,7 @@ def _framed(ax: Axes) -> None:
 
 
 def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of a metric, refusing values that are no shares between 0 and 1."""
+    """Return the rows of a metric; refuse values that are no shares between 0 and 1."""
     rows = of_metric(frame, metric)
     outside = rows[(rows["value"] < 0) | (rows["value"] > 1)]
     if len(outside):
@@ -302,7 +307,7 @@ def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _at(rows: pd.DataFrame, round: int | None) -> tuple[pd.DataFrame, str]:
-    """The rows of one round, by default the last, and its name for a title."""
+    """Return the rows of one round, by default the last, and its name for a title."""
     present = sorted(rows["round"].dropna().unique())
     if round is None and not present:
         return rows, ""
@@ -314,5 +319,5 @@ def _at(rows: pd.DataFrame, round: int | None) -> tuple[pd.DataFrame, str]:
 
 
 def _names(rows: pd.DataFrame) -> list[str]:
-    """Names of receivers and senders."""
+    """Return the names of receivers and senders."""
     return in_order(dict.fromkeys([*rows["client"], *rows["client_b"]]))

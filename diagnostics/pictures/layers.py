@@ -46,26 +46,27 @@ def metric(
     scale: str = "auto",
     normalise: str | None = None,
 ) -> Axes:
-    """Draw a metric over the layers from input to output: a line per client, and a thick one for all clients together.
+    """Draw a metric over the layers from input to output: a line per client, and a thick one for all clients.
 
-    The thick line is the frame's combined rows (client ""); where it has none, the mean over clients, weighted by
-    their training samples where those are known. For a metric of pairs a client's value is its mean distance to the
-    others: 1 - value of a similarity such as ``cka``.
-    Clients whose curves would lie upon each other are one line. Standard errors above 0 are error bars. Where the
-    frame holds nulls (:mod:`diagnostics.null`), thin grey lines are the same mean of each of their draws.
+    The thick line shows the frame's combined rows (client ""). If there are none, it is the mean over clients, weighted
+    by their training samples if known. For a metric of pairs a client's value is its mean distance to the others. The
+    distance is 1 - value for a similarity such as ``cka``.
+
+    Clients whose curves would coincide are one line. Standard errors above 0 are error bars. If the frame holds nulls
+    (:mod:`diagnostics.null`), thin grey lines show the same mean of each of their draws.
 
     Args:
         frame: rows of one run, seed, round and model of each client, and of nulls.
         metric: any per-layer metric of the frame.
-        variant: which definition; by default the metric's usual one.
-        scale: ``linear``, ``log``, ``symlog``, or ``auto``: log for variances, traces and sensitivities, symlog where
-            some of those are not above 0, linear for the rest.
-        normalise: ``first`` or ``min`` divides each client's curve by its value at the first layer or by its
-            smallest value (the published figures do the latter); a client for which that is not above 0 has no curve.
+        variant: the variant. Default: the metric's usual one.
+        scale: ``linear``, ``log``, ``symlog``, or ``auto``: log for variances, traces and sensitivities, symlog if some
+            of those are not above 0, linear for the rest.
+        normalise: ``first`` or ``min`` divides each client's curve by its value at the first layer or by its smallest
+            value. The published figures do the latter. A client whose divisor is not above 0 has no curve.
 
     Raises:
-        UsageError: a metric, variant or scale that is not there, several values for one client and layer, or a log
-            scale for values that are not above 0.
+        UsageError: a metric, variant or scale does not exist, a client and layer have several values, or a log scale
+            was requested for values that are not above 0.
     """
     rows = of_metric(frame, metric)
     kind = known(metric)
@@ -133,7 +134,7 @@ def metric(
 
 
 def _alike(values: pd.DataFrame) -> bool:
-    """Whether no client, in columns, is told from another in a picture: all lie within :data:`ALIKE` of their mean."""
+    """Return True if the clients (columns) look the same in a picture: all lie within :data:`ALIKE` of their mean."""
     some = values.dropna(how="all")
     mean = some.mean(axis=1)
     return len(some) > 0 and bool(some.sub(mean, axis=0).abs().le(ALIKE * mean.abs(), axis=0).all(axis=None))
@@ -142,9 +143,10 @@ def _alike(values: pd.DataFrame) -> bool:
 def _null_curves(
     frame: pd.DataFrame, metric: str, variant: str | None, paired: bool, normalise: str | None
 ) -> dict[str, list[pd.Series]]:
-    """The mean over clients, by layer, of each draw of each null in a frame, by the null's title.
+    """Return the mean over clients, by layer, of each draw of each null in a frame, by the null's title.
 
-    Of a null without the variant (what is seen in training, of untrained models) the metric's usual one, as titled.
+    A null may lack the variant, such as untrained models for what is seen in training. It then shows the metric's usual
+    variant, which its title names.
     """
     kind = known(metric)
     curves: dict[str, list[pd.Series]] = {}
@@ -162,7 +164,7 @@ def _null_curves(
 
 
 def _draw_nulls(axes: Axes, nulls: Mapping[str, Sequence[pd.Series]], layers: Sequence[str]) -> None:
-    """A thin grey line for each draw of each null, with one entry in the legend a null."""
+    """Draw a thin grey line for each draw of each null, with one entry in the legend a null."""
     for (title, draws), dashes in zip(nulls.items(), cycle(((4, 2), (1, 2), (8, 2, 1, 2), (2, 5))), strict=False):
         for number, curve in enumerate(draws):
             label = f"null: {title}" if number == 0 else None
@@ -171,7 +173,10 @@ def _draw_nulls(axes: Axes, nulls: Mapping[str, Sequence[pd.Series]], layers: Se
 
 
 def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
-    """Each client's mean distance to the others in each layer, as rows; a similarity counts as 1 - value."""
+    """Return each client's mean distance to the others in each layer, as rows.
+
+    A similarity counts as 1 - value.
+    """
     turned = both_ways(rows[rows["client"] != rows["client_b"]])
     apart = turned["value"] if distance else 1 - turned["value"]
     mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(skipna=False)
@@ -179,7 +184,7 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
 
 
 def _normalised(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[str]]:
-    """The clients' rows divided by their reference value, and the clients without one above 0."""
+    """Return the clients' rows divided by their reference value, and the clients without one above 0."""
     check_known("normalisation", normalise, ("first", "min"))
     rows = rows[rows["client"] != ""]
     if normalise == "min":
@@ -203,11 +208,11 @@ def cka_matrices(
     Args:
         frame: rows of the metric, one a pair of clients and layer.
         axes: a figure to fill, or at least one Axes a layer.
-        variant: which definition, where the frame has several.
+        variant: the variant to draw, if the frame has several.
         metric: another similarity of pairs from 0 to 1.
 
     Raises:
-        UsageError: no pairs, several values for one pair and layer, or too few Axes.
+        UsageError: there are no pairs, a pair and layer have several values, or there are too few Axes.
     """
     rows = of_variant(of_metric(frame, metric), variant, known(metric).variants)
     check_single(rows, ["client", "client_b", "layer"])

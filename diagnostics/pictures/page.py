@@ -62,12 +62,12 @@ thead th { border-bottom: 2px solid var(--soft); }
 class Page:
     """A report to which text, figures and tables are added from top to bottom.
 
-    Everything given is text and is escaped: markup and control characters in it are shown, not followed. The file holds
-    its style and its pictures (PNG) and asks for nothing from elsewhere; the same contents give the same bytes.
+    Everything given is text and is escaped. Markup and control characters in it are shown, not followed. The file holds
+    its style and its pictures (PNG) and loads nothing else. The same contents give the same bytes.
 
     Args:
         title: the heading, and the title of the window.
-        lead: what the report says, in a sentence or two; may be empty.
+        lead: the report's message in a sentence or two. It may be empty.
     """
 
     def __init__(self, title: str, lead: str = "") -> None:
@@ -80,8 +80,8 @@ class Page:
     def text(self, text: str) -> None:
         """Add paragraphs, separated by empty lines.
 
-        ``## `` and ``### `` begin a heading, lines that begin with ``- `` are a list; ``**strong**`` and `` `code` ``
-        stand inside.
+        A heading begins with ``## `` or ``### ``, and a line of a list with ``- ``. The text may contain ``**strong**``
+        and `` `code` ``.
         """
         for block in re.split(r"\n\s*\n", text.strip()):
             lines = [line.strip() for line in block.strip().splitlines()]
@@ -99,17 +99,17 @@ class Page:
         """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.
 
         Args:
-            alt: what the picture shows, for a reader who cannot see it; default: :func:`described.in_words` of it.
+            alt: a description for a reader who cannot see the picture. Default: :func:`described.in_words` of it.
 
         Returns:
             The picture as a PNG file.
 
         Raises:
-            UsageError: axes that were taken off their figure.
+            UsageError: the axes were removed from their figure.
         """
         drawn = figure.get_figure(root=True) if isinstance(figure, Axes) else figure
         if drawn is None:
-            raise UsageError("these axes belong to no figure any more")
+            raise UsageError("the axes must belong to a figure; got axes that were removed from theirs.")
         self._figures += 1
         file = io.BytesIO()
         drawn.savefig(file, format="png", dpi=DPI, bbox_inches="tight", facecolor="white", metadata={"Software": None})
@@ -125,14 +125,16 @@ class Page:
         return png
 
     def table(self, table: pd.DataFrame, caption: str, formats: Mapping[str, str] | None = None) -> None:
-        """Add a table with a number and a caption above; numbers are right-aligned, missing ones are a dash.
+        """Add a table with a number and a caption above.
+
+        Numbers are right-aligned. Missing ones are a dash.
 
         Args:
             table: the index is shown unless it only counts the rows.
-            formats: column -> format of its numbers, such as ``".3f"``; others are written with four digits.
+            formats: column -> format of its numbers, such as ``".3f"``. Others are written with four digits.
 
         Raises:
-            UsageError: a format for a column that is not there, or one that does not fit the column's values.
+            UsageError: a format's column does not exist, or the format does not fit the column's values.
         """
         for name in formats or {}:
             check_known("column of the table", name, [str(column) for column in table.columns])
@@ -156,7 +158,7 @@ class Page:
         )
 
     def html(self) -> str:
-        """The whole document as HTML."""
+        """Return the whole document as HTML."""
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -182,7 +184,7 @@ def _inline(text: str) -> str:
 
 
 def _cell(value: Any, form: str | None, column: str) -> str:
-    """A table cell's value as escaped text."""
+    """Return a table cell's value as escaped text."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if form is None:

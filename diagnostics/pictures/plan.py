@@ -20,13 +20,13 @@ FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
 
 
 def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
-    """Draw a plan: its layers as boxes from input to output, shared or local, with the values and votes behind it.
+    """Draw a plan: its layers as boxes from input to output, shared or local, with the values and votes.
 
-    Beneath stand the values that the rule read, at each border the ratio of the layer after it to the layer before
-    it (bold where above the threshold), and how far each client alone would have federated.
+    The values that the rule read stand beneath. Each border shows the ratio of the layer after it to the layer before
+    it, bold if above the threshold. The votes show how far each client alone would have federated.
 
     Raises:
-        UsageError: a vote for a layer, or a number of values, that is not the plan's.
+        UsageError: a vote is for a layer outside the plan, or the number of values differs from the plan's.
     """
     names, why = plan.names, plan.why
     votes = [(client, why.votes[client]) for client in in_order(why.votes)]

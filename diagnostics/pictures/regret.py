@@ -16,19 +16,19 @@ from .drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
 def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1", ax: Axes | None = None) -> Axes:
     """Draw the score of every number of shared layers, with each rule's choices marked, one mark per seed.
 
-    The score is on held-out samples, by which regret is counted, or where there are none on validation samples.
+    The score is on held-out samples, by which regret is counted. If there are none, it is on validation samples.
 
-    The axis ends where the score does: a few seeds' interval may reach beyond, and would flatten all else.
-    A thin line is a seed, the dark one their mean with its 95 % interval; the star is the cut with the best mean. A
-    rule's marks stand on the seed's own line, the rules beside one another.
+    The axis ends where the score does. The interval of a few seeds may reach beyond, and would flatten all else. A thin
+    line is a seed. The dark line is their mean with its 95 % interval. The star is the cut with the best mean. A rule's
+    marks stand on the seed's own line, the rules next to one another.
 
     Args:
-        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``held_out`` or ``validation``, as
-            in :class:`fedlayers.studies.regret.Regret`.
-        decisions: columns ``rule``, ``seed`` and ``cut``; a rule without a cut has no mark, and a note says so.
+        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``held_out`` or ``validation``, as in
+            :class:`fedlayers.studies.regret.Regret`.
+        decisions: columns ``rule``, ``seed`` and ``cut``. A rule without a cut has a note instead of a mark.
 
     Raises:
-        UsageError: a column is missing, a seed without all cuts, or a choice that is no cut.
+        UsageError: a column is missing, a seed lacks cuts, or a choice is no cut.
     """
     split = "held_out" if "held_out" in scores else "validation"
     for table, names in ((scores, ("seed", "cut", "last", split)), (decisions, ("rule", "seed", "cut"))):

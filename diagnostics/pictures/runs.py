@@ -41,7 +41,7 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
         counts: samples, clients x classes, by name (``FederatedData.class_counts``).
 
     Raises:
-        UsageError: no clients or classes, or counts that are missing or below 0.
+        UsageError: there are no clients or classes, or counts are missing or below 0.
     """
     if all(isinstance(name, str) for name in counts.index) and counts.index.is_unique:
         counts = counts.loc[in_order(counts.index)]
@@ -88,17 +88,17 @@ def learning(
 ) -> Axes:
     """Draw a score over the rounds, one line per algorithm: the mean over clients, weighted by training samples.
 
-    With several seeds the line is the mean over them and the band reaches from the lowest to the highest. A round is
-    drawn where all algorithms that trained so long were evaluated, so that the lines compare. In a new picture the
-    untrained start lies outside the axis where it would take much of it, and is noted beneath.
+    With several seeds the line is the mean over them, and the band reaches from the lowest to the highest. A round is
+    drawn if all algorithms that trained that long were evaluated in it, so that the lines compare. In a new picture,
+    the untrained start lies outside the axis if it would take much of it. A note beneath gives it.
 
     Args:
         frame: rows of one or more runs.
-        model: which model is scored; by default each algorithm's personal one, else its global one.
+        model: which model is scored. Default: each algorithm's personal one, else its global one.
         split: ``test``, ``validation`` or ``train``.
 
     Raises:
-        UsageError: a metric, model or split that is not there, or several values for one client and round.
+        UsageError: a metric, model or split does not exist, or a client and round have several values.
     """
     rows, notes = _scores(frame, metric, model, split)
     rows, left_out = _common_rounds(rows)
@@ -126,9 +126,9 @@ def learning(
 
 
 def _common_rounds(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Leave out the rounds that another algorithm trained through without an evaluation; notes that.
+    """Leave out the rounds that another algorithm trained through without an evaluation; add notes on them.
 
-    All rounds stay where an algorithm would lose every one of its own.
+    All rounds stay if an algorithm would lose every one of its own.
     """
     evaluated = [set(each) for _, each in rows.groupby("algorithm")["round"]]
     common = [
@@ -142,7 +142,7 @@ def _common_rounds(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _leave_start_outside(axes: Axes, scores: pd.DataFrame) -> list[str]:
-    """Limit the axis to what was scored after round 0, where that would take over half of it; notes that.
+    """Limit the axis to the scores after round 0 if the start would take over half of it; add a note.
 
     Args:
         scores: rounds x runs.
@@ -162,17 +162,17 @@ def _leave_start_outside(axes: Axes, scores: pd.DataFrame) -> list[str]:
 
 
 def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes:
-    """Draw a table's scores with their intervals, a dot per row in the table's order, values written beside.
+    """Draw a table's scores with their intervals, a dot per row in the table's order, with values as text.
 
     The axis of a share, such as accuracy, ends at 0 and 1, though the interval of a few seeds may reach beyond.
 
     Args:
-        table: columns ``algorithm``, ``value``, ``low`` and ``high`` (ends of the interval, missing where there is
-            none) and ``n`` (number of runs). A missing value is written as such.
+        table: columns ``algorithm``, ``value``, ``low`` and ``high`` (ends of the interval, which may be missing) and
+            ``n`` (number of runs). A missing value is written as such.
         metric: name of the values, for the axis.
 
     Raises:
-        UsageError: a column is missing, or an interval that does not contain its value.
+        UsageError: a column is missing, or an interval does not contain its value.
     """
     for name in ("algorithm", "value", "low", "high", "n"):
         check_known("column of the table", name, table.columns)
@@ -204,8 +204,8 @@ def clients(
 ) -> Axes:
     """Draw every client's score after the last round, a row per algorithm, to show which clients gain and lose.
 
-    A dot is a client (its mean over seeds), the bar is the mean over clients weighted by training samples, and the
-    grey band reaches from the worst client to the best. Arguments and errors are those of :func:`learning`.
+    A dot is a client (its mean over seeds). The bar is the mean over clients weighted by training samples. The grey
+    band reaches from the worst client to the best. Arguments and errors are those of :func:`learning`.
     """
     rows, notes = _scores(frame, metric, model, split)
     rows = rows[rows["round"] == rows.groupby(["algorithm", "seed"])["round"].transform("max")]
@@ -231,7 +231,7 @@ def _score_label(metric: str, split: str = "") -> str:
 
 
 def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of one score and one model for each algorithm, and notes on algorithms without."""
+    """Return the rows of one score and one model for each algorithm, and notes on algorithms without."""
     rows = of_metric(frame, metric)
     rows = rows[(rows["layer"] == "") & (rows["split"] == check_known("split", split, rows["split"].unique()))]
     if model is not None:

@@ -17,7 +17,7 @@ METRIC = "hessian_spectrum"
 
 
 def has_density(frame: pd.DataFrame) -> bool:
-    """Whether rows hold what :func:`spectral_density` draws: shares of eigenvalues."""
+    """Return True if rows hold the shares of eigenvalues that :func:`spectral_density` draws."""
     rows = frame[frame["metric"] == METRIC]
     return bool((rows["variant"].str.startswith(AT) & rows["value"].notna()).any())
 
@@ -27,17 +27,17 @@ def spectral_density(
 ) -> Axes:
     """Draw the density of each layer's eigenvalues, a curve per layer, with strokes at its largest eigenvalues.
 
-    Where the rows are of several clients, the curve is the mean of their densities and the strokes are of all of them.
+    If the rows are of several clients, the curve is the mean of their densities, and the strokes are of all of them.
     The density has a log axis. A curve has gaps where it is less than a twentieth of the peak of one single eigenvalue.
 
     Args:
         frame: rows of ``hessian_spectrum``, measured with its option ``density``.
-        client: of one client only.
+        client: draw one client only.
         width: standard deviation of the Gaussians that smooth a curve, relative to the span of its eigenvalues.
 
     Raises:
-        UsageError: rows without a density, an unknown client, a width that is not above 0, or two values for one
-            place.
+        UsageError: the rows have no density, the client is unknown, the width is not above 0, or a place has two
+            values.
     """
     rows = of_metric(frame, METRIC)
     if client is not None:

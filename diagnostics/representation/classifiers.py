@@ -1,4 +1,4 @@
-"""Classifiers trained on a layer's features and judged on other samples: the probes."""
+"""The probes: classifiers trained on a layer's features and tested on other samples."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Part:
     test: tuple[Array, Array] | None = None
 
     def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
-        """(x, y) to train on and (x, y) to test on, for each fold."""
+        """Yield (x, y) to train on and (x, y) to test on, for each fold."""
         if self.test is not None:
             yield self.x, self.y, *self.test
             return
@@ -56,11 +56,11 @@ class _Part:
 
 
 def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | None = None, tol: float = 1e-6) -> Array:
-    """Labels [m] predicted for test [m, d] by multinomial logistic regression on x [n, d], y [n].
+    """Return labels [m] predicted for test [m, d] by multinomial logistic regression on x [n, d], y [n].
 
-    Features are standardised by the training samples'. The objective is (1/2) ||W||^2 + C sum_n cross-entropy, the
-    intercept free. It does not change under a rotation, so features are reduced to the training samples' span where
-    d > n (``reduce`` None). Training samples of one class give that class to all.
+    Features are standardised by the training samples'. The objective is (1/2) ||W||^2 + C sum_n cross-entropy, with a
+    free intercept. It does not change under a rotation. So features are reduced to the training samples' span if d > n
+    (``reduce`` None). If all training samples have one class, all test samples get it.
 
     Warns:
         ConvergenceWarning: 1000 iterations were not enough.
@@ -74,23 +74,23 @@ def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | Non
 
 
 def nearest(x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine") -> Array:
-    """The most frequent label among the nearest training samples; of ties the lowest."""
+    """Return the most frequent label among the nearest training samples; of ties the lowest."""
     model = KNeighborsClassifier(min(neighbours, len(x)), metric=distance, algorithm="brute")
     return np.asarray(model.fit(x.astype(np.float64), y).predict(test.astype(np.float64)))
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeOptions:
-    """The options of probes: which samples they train on, and which they are judged by.
+    """The options of probes: which samples train them, and which test them.
 
     Attributes:
-        test: {client: data} that the probe is tested on; the subjects' data then only train.
+        test: {client: data} that the probe is tested on. The subjects' data then only train.
         holdout: fraction of each client's samples to hold out.
-        folds: of the cross-validation; as many as samples where these are fewer.
-        samples: at most so many, drawn with the seed, of each client; equally many of each in the pooled set.
+        folds: number of folds of the cross-validation, at most the number of samples.
+        samples: maximum number of samples of each client, drawn with the seed. The pooled set has equally many of each.
 
     Raises:
-        UsageError: a number out of its range, or both test data and a fraction to hold out.
+        UsageError: a number is out of its range, or both test data and a fraction to hold out are given.
     """
 
     test: Mapping[str, Data] | None = None
@@ -110,13 +110,13 @@ class ProbeOptions:
 
     @property
     def judged_by(self) -> str:
-        """The samples that are judged, in words for the rows' estimator."""
+        """The test samples, in words for the rows' estimator."""
         if self.test is not None:
             return "given test data"
         return f"{self.folds} folds" if self.holdout is None else f"holdout {self.holdout:g}"
 
     def folds_of(self, y: Array, seed: int) -> Array:
-        """The fold of each sample with labels y [n], as in :class:`_Part`."""
+        """Return the fold of each sample with labels y [n], as in :class:`_Part`."""
         if self.test is not None:
             return np.full(len(y), -1)
         return folds_of(y, self.folds, seed) if self.holdout is None else holdout_of(y, self.holdout, seed)
@@ -125,14 +125,14 @@ class ProbeOptions:
 def probed(
     metric: str, classify: Classify, estimator: str, measurement: Measurement, options: ProbeOptions
 ) -> list[Row]:
-    """The rows of a probe: each client's own, then those of all clients pooled, layer by layer.
+    """Return the rows of a probe: each client's own, then those of all clients pooled, layer by layer.
 
-    Variant ``"own"``: each client's probe on its own data. ``"pooled"``: one probe for the features of all clients
-    (each from its own model), its accuracy on each client's samples and, client "", on all of them. The error is that
-    of :func:`accuracy_error`.
+    Variant ``"own"`` is each client's probe on its own data. Variant ``"pooled"`` is one probe for the features of all
+    clients, each from its own model. Its accuracy is on each client's samples and, for client "", on all of them. The
+    error is that of :func:`accuracy_error`.
 
     Raises:
-        UsageError: a client without test data, data that do not fit.
+        UsageError: a client has no test data, or data do not fit.
     """
     subjects, layers, seed = measurement.subjects, measurement.layers, measurement.seed
     if not subjects:
@@ -185,7 +185,10 @@ def _part(client: str, path: str, train: Features, tested: Features | None, fold
 
 
 def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
-    """A client's first samples, at most this many and each class in its share, with folds, and as many to test on."""
+    """Return a client's first samples, at most this many, with folds and as many test samples.
+
+    Each class keeps its share.
+    """
 
     def few(y: Array) -> Array:
         fold = folds_of(y, -(-len(y) // count), seed)  # one of so many alike parts
@@ -202,7 +205,7 @@ def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
 
 
 def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
-    """The correct predictions of a probe on each part, or the reason for there being none."""
+    """Return the correct predictions of a probe on each part, or why there are none."""
     client = f"at client {parts[0].client!r}: " if len(parts) == 1 else "at all clients: "
     labels = np.concatenate([part.y for part in parts])
     if len({part.x.shape[1] for part in parts}) > 1:
@@ -232,7 +235,7 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
 
 
 def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
-    """The hits, or a status on why there is no value."""
+    """Return the hits, or a status on why there is no value."""
     if not layer.used:
         return "unused in the forward pass"
     if isinstance(found, str):
@@ -252,7 +255,10 @@ def _row(subject: Subject | None, layer: Layer, variant: str, hits: str | _Hits,
 
 
 def accuracy_error(hits: Array) -> float:
-    """Standard deviation of an accuracy of k right in n: sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2)."""
+    """Return the standard deviation of an accuracy of k right in n.
+
+    It is sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2).
+    """
     n = len(hits)
     p = (float(hits.sum()) + 1) / (n + 2)
     return float(np.sqrt(p * (1 - p) / (n + 3)))

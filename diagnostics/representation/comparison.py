@@ -32,15 +32,15 @@ class SimilarityOptions:
 
     Attributes:
         probe: the samples. Default: the first ``samples`` of the clients' own data, equally many of each.
-        positions: of convolutions and token sequences, and the rows' variant. ``"flatten"``: channels and positions
-            together are the features; ``"samples"``: samples x positions are the rows and channels the features;
-            ``"mean"``: channels, averaged over the positions.
-        against: names of layers among those measured; adds rows that compare every other layer with each of them,
-            between every two clients in both orders and within each, variant ``"<positions>, against <layer>"``: of
-            ``client`` the row's layer, of ``client_b`` that one.
+        positions: how positions of convolutions and token sequences are treated, and the rows' variant. With
+            ``"flatten"`` channels and positions together are the features. With ``"samples"`` samples x positions are
+            the rows and channels the features. With ``"mean"`` channels are averaged over the positions.
+        against: names of reference layers among those measured. It adds rows that compare every other layer with each
+            reference layer, between every two clients in both orders and within each. Their variant is ``"<positions>,
+            against <layer>"``. The row's layer is that of ``client``, the reference layer is that of ``client_b``.
 
     Raises:
-        UsageError: an unknown treatment, treatments that do not go together, or fewer than 1 sample.
+        UsageError: a treatment is unknown, treatments do not go together, or there is less than 1 sample.
     """
 
     probe: Data | None = None
@@ -61,7 +61,7 @@ class SimilarityOptions:
 
     @property
     def unbiased(self) -> bool:
-        """Whether the unbiased HSIC is used, for which batches must be large enough."""
+        """True if the unbiased HSIC is used, for which batches must be large enough."""
         return False
 
     @property
@@ -92,7 +92,7 @@ class LayerComparison:
 
     @property
     def across(self) -> bool:
-        """Whether different layers are compared with each other."""
+        """True if different layers are compared with each other."""
         return bool(self.options.reference_layers)
 
     @property
@@ -102,7 +102,7 @@ class LayerComparison:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to compare: no model, or one model without reference layers."""
+        """True if there is nothing to compare: no model, or one model without reference layers."""
         return len(self.subjects) < (1 if self.across else 2)
 
     @cached_property
@@ -129,7 +129,7 @@ class LayerComparison:
         watch(subject, self.x, where, paths, take, how.seed, how.mode, how.kept)
 
     def rows(self, faults: Faults, value: Value, *, estimator: str, unit: str = "") -> list[Row]:
-        """The rows: for each layer all pairs of clients, then the layer against each reference layer."""
+        """Return the rows: for each layer all pairs of clients, then the layer against each reference layer."""
         common: dict[str, Any] = {"estimator": estimator, "unit": unit, "n_samples": 0 if self.empty else len(self.x)}
         rows = []
         for layer in self.measurement.layers if self.subjects else ():

@@ -53,13 +53,13 @@ def pool(
     Args:
         models: {client: model}, or one model for all.
         data: {client: data}.
-        layer: exact name; default, with ``at="input"``, the last: what the classifier takes in.
-        at: the layer's ``"output"``, or what it takes in as ``"input"``.
-        classes: names of the classes; default their numbers.
-        samples: at most so many, drawn with the seed, equally many of each client.
+        layer: exact name. Default, with ``at="input"``: the last layer, so the input of the classifier.
+        at: the layer's ``"output"`` or ``"input"``.
+        classes: names of the classes. Default: their numbers.
+        samples: maximum number of samples, drawn with the seed, equally many of each client.
 
     Raises:
-        UsageError: an unknown layer, a client without data, features that are missing or not finite.
+        UsageError: the layer is unknown, a client has no data, or features are missing or not finite.
     """
     if isinstance(models, nn.Module):
         models = dict.fromkeys(data, models)
@@ -93,15 +93,15 @@ def pool(
 
 
 def embed(pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, seed: int = 0) -> pd.DataFrame:
-    """t-SNE of pooled features (van der Maaten and Hinton 2008): a row per sample with client, class, x, y and sample.
+    """Embed pooled features by t-SNE: a row per sample with client, class, x, y and sample.
 
-    It starts from the first two principal components and runs in one thread, so that the same features give the same
-    picture. Distances are Euclidean between features as they are. Axes have no meaning, neither by themselves nor
-    between two pictures. Where there are few samples, the perplexity is at most a third of their number less one; the
-    one used stands in ``frame.attrs["perplexity"]``.
+    The method is that of van der Maaten and Hinton 2008. It starts from the first two principal components and runs in
+    one thread. So the same features give the same picture. Distances are Euclidean between features as they are. Axes
+    have no meaning, neither by themselves nor between two pictures. With few samples, the perplexity is at most a third
+    of their number less one. The used one stands in ``frame.attrs["perplexity"]``.
 
     Raises:
-        UsageError: fewer than 4 samples, or features that do not vary.
+        UsageError: there are fewer than 4 samples, or features do not vary.
     """
     n = len(pooled.x)
     if n < 4:
@@ -146,26 +146,30 @@ def tsne(
     seed: int = 0,
     **options: Any,
 ) -> pd.DataFrame:
-    """t-SNE of one layer's features over all clients: :func:`embed` of :func:`pool`, which takes the ``options``.
+    """Embed one layer's features over all clients by t-SNE.
 
-    FedPFT (Figs. 2 and 3) shows the test samples of all clients by what the classifier takes in: the default.
+    It is :func:`embed` of :func:`pool`, which takes the ``options``. FedPFT (Figs. 2 and 3) shows the test samples of
+    all clients by the classifier's inputs, which is the default.
     """
     pooled = pool(models, data, layer, seed=seed, **options)
     return embed(pooled, perplexity=perplexity, iterations=iterations, seed=seed)
 
 
 def centroids(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean position of each client's samples of each class: rows with client, class, x, y and their number n."""
+    """Return the mean position of each client's samples of each class.
+
+    Rows have client, class, x, y and the number n of samples.
+    """
     groups = frame.groupby(["client", "class"], sort=False)
     return groups.agg(x=("x", "mean"), y=("y", "mean"), n=("x", "size")).reset_index()
 
 
 def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
-    """How well the features separate classes and clients; NaN with a single class or client.
+    """Measure how well the features separate classes and clients; NaN with a single class or client.
 
-    * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to
-      1 (Rousseeuw 1987); higher = further apart. Good shared features are high in the first and low in the second.
-    * ``purity_class``, ``purity_client``: share of a sample's nearest neighbours that are of its class (client).
+    * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to 1
+      (Rousseeuw 1987). Higher means further apart. Good shared features are high in the first and low in the second.
+    * ``purity_class``, ``purity_client``: share of a sample's nearest neighbours that have its class (client).
     """
     x = pooled.x.astype(np.float64)
     k = min(neighbours, len(x) - 1)

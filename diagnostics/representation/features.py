@@ -23,7 +23,7 @@ SIDES = ("output", "input")
 
 
 class NoValue(Exception):
-    """Raised where no value can be computed from features; the reason becomes a status."""
+    """Raised if no value can be computed from features. The reason becomes a status."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Features:
     Attributes:
         x: [n, d] of each module path that has them, on the CPU.
         y: labels [n].
-        sample: place [n] of each sample in the client's data.
+        sample: position [n] of each sample in the client's data.
         faults: why a path has none.
     """
 
@@ -43,7 +43,7 @@ class Features:
     faults: dict[str, str]
 
     def of(self, path: str) -> Array:
-        """The features of the module at a path, [n, d] in their own type.
+        """Return the features of the module at a path, [n, d] in their own type.
 
         Raises:
             NoValue: there are none, or they are not finite.
@@ -67,18 +67,18 @@ def collect(
     mode: str = "eval",
     kept: KeptPasses | None = None,
 ) -> Features:
-    """Outputs (or inputs) of the named modules for all data, flattened to [n, d], from one forward pass.
+    """Return outputs (or inputs) of the named modules for all data, flattened to [n, d], from one forward pass.
 
-    Data are read once, so a loader may shuffle: labels and features stay together. A module that one pass calls
-    several times is represented by its last call. The model is left as it was.
+    Data are read once, so a loader may shuffle: labels and features stay together. If one pass calls a module several
+    times, its last call counts. The model is left as it was.
 
     Args:
         at: ``"output"``, or ``"input"`` for a module's first argument.
-        samples: at most so many samples, drawn with ``seed``; None = all.
-        kept: passes that were made already; a loader's samples are read anew each time.
+        samples: maximum number of samples, drawn with ``seed``. None means all.
+        kept: passes that were made already. A loader's samples are read again each time.
 
     Raises:
-        UsageError: an unknown path, or data and labels that do not fit the model.
+        UsageError: a path is unknown, or data and labels do not fit the model.
     """
     check_known("side of a module", at, SIDES)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -106,7 +106,10 @@ def collect(
 def features_of(
     measurement: Measurement, subject: Subject, paths: Sequence[str], samples: int, data: Data | None = None
 ) -> Features:
-    """The features of a subject's samples, or of other ``data``, as a metric measures them (see :func:`collect`)."""
+    """Return the features of a subject's samples, or of other ``data``, as a metric measures them.
+
+    See :func:`collect`.
+    """
     how = measurement
     return collect(
         subject.model, paths, subject.data if data is None else data, samples=samples, batch=how.batch, seed=how.seed,
@@ -125,7 +128,7 @@ def _passed(
     seed: int,
     mode: str,
 ) -> tuple[Array, Array, dict[str, str]]:
-    """Labels, the samples' places and faults; ``see`` gets each batch's features."""
+    """Return labels, the samples' positions and faults; ``see`` gets each batch's features."""
     modules = dict(model.named_modules(remove_duplicate=False))
     seen: dict[str, Tensor] = {}
     widths: dict[str, int] = {}
@@ -177,12 +180,15 @@ def _passed(
 
 
 def constant(x: Array) -> bool:
-    """Whether features [n, d] are the same for all samples, up to rounding in their type."""
+    """Return True if features [n, d] are the same for all samples, up to rounding in their type."""
     return bool((_spread(x)[1] == 0).all())
 
 
 def _spread(x: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation [d] of each feature, in float64; deviations within rounding are 0."""
+    """Return mean and standard deviation [d] of each feature, in float64.
+
+    Deviations within rounding are 0.
+    """
     eps = np.finfo(x.dtype).eps
     mean = x.mean(axis=0, dtype=np.float64)
     deviation = x.std(axis=0, dtype=np.float64)
@@ -190,18 +196,18 @@ def _spread(x: Array) -> tuple[Array, Array]:
 
 
 def standardised(train: Array, *others: Array) -> list[Array]:
-    """Features in float64 with mean 0 and deviation 1 over the training samples; constant ones become 0."""
+    """Return features in float64 with mean 0 and deviation 1 over the training samples; constant ones become 0."""
     mean, deviation = _spread(train)
     scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     return [(x.astype(np.float64) - mean) * scale for x in (train, *others)]
 
 
 def reduced(train: Array, *others: Array) -> list[Array]:
-    """Features in the span of the training samples: [n, r], r <= n, with the same inner products.
+    """Return features in the span of the training samples: [n, r], r <= n, with the same inner products.
 
-    The coordinates are along the eigenvectors of the n x n Gram matrix K = X X^T = U S U^T: U S^(1/2) for the
-    training samples, Z X^T U S^(-1/2) for others Z. What is left out of the others is at a right angle to all
-    training samples, so that no L2-regularised linear model has a weight there.
+    The coordinates are along the eigenvectors of the n x n Gram matrix K = X X^T = U S U^T. They are U S^(1/2) for the
+    training samples and Z X^T U S^(-1/2) for others Z. The omitted part of the others is at a right angle to all
+    training samples. So no L2-regularised linear model has a weight there.
     """
     values, vectors = np.linalg.eigh(train @ train.T)
     kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
@@ -216,12 +222,15 @@ def reduced(train: Array, *others: Array) -> list[Array]:
 
 
 def folds_of(y: Array, folds: int, seed: int) -> Array:
-    """The fold [n] of each sample: folds of equal size (within one), each class spread evenly over them."""
+    """Return the fold [n] of each sample.
+
+    Folds have equal size (within one). Each class is spread evenly over them.
+    """
     return _dealt(y, seed, np.arange(len(y)) % min(folds, len(y)))
 
 
 def holdout_of(y: Array, fraction: float, seed: int) -> Array:
-    """Mark held-out samples [n] with 0, the others with -1; each class in its share."""
+    """Mark held-out samples [n] with 0 and the others with -1; each class keeps its share."""
     n = len(y)
     held = min(max(round(n * fraction), 1), n - 1)
     numbers = np.full(n, -1)
@@ -230,7 +239,7 @@ def holdout_of(y: Array, fraction: float, seed: int) -> Array:
 
 
 def _dealt(y: Array, seed: int, numbers: Array) -> Array:
-    """The given numbers assigned to samples in random order within each class, one class after another."""
+    """Return the given numbers assigned to samples in random order within each class, one class after another."""
     order = numpy_generator(seed, "diagnose", "folds").permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     dealt = np.empty(len(y), dtype=np.int64)

@@ -22,16 +22,18 @@ _NARROW = 64  # features; so few are taken in float64, since their sums have lit
 
 
 def linear_cka(x: Tensor, y: Tensor, estimator: str = "full", batch: int | None = None) -> float:
-    """Linear CKA of features x [n, d1] and y [n, d2] of the same n samples; 1 = same, 0 = unrelated.
+    """Return linear CKA of features x [n, d1] and y [n, d2] of the same n samples; 1 = same, 0 = unrelated.
 
-    ``"full"``: ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) with columns centred (Kornblith et al. 2019, Eq. 5), in
-    [0, 1]; PLayer-FL, Eq. A.3, without its squared denominator. ``"minibatch"``: HSIC_1(X, Y) /
-    sqrt(HSIC_1(X, X) HSIC_1(Y, Y)), each HSIC_1 the unbiased estimator (Song et al. 2012, Eq. 5) averaged over
-    batches of ``batch`` samples (Nguyen et al. 2021, Eq. 3); it may fall below 0. Both are invariant to rotation,
-    isotropic scale and offset of either side. NaN where one side is constant, not finite, or too short.
+    * ``"full"``: ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) with columns centred, in [0, 1] (Kornblith et al. 2019, Eq.
+      5). This is PLayer-FL, Eq. A.3, without its squared denominator.
+    * ``"minibatch"``: HSIC_1(X, Y) / sqrt(HSIC_1(X, X) HSIC_1(Y, Y)). Each HSIC_1 is the unbiased estimator (Song et
+      al. 2012, Eq. 5), averaged over batches of ``batch`` samples (Nguyen et al. 2021, Eq. 3). It may fall below 0.
+
+    Both are invariant to rotation, isotropic scale and offset of either side. The value is NaN if one side is constant,
+    not finite, or too short.
 
     Raises:
-        UsageError: numbers of samples that differ, or a ``batch`` below 4 with ``"minibatch"``.
+        UsageError: numbers of samples differ, or ``batch`` is below 4 with ``"minibatch"``.
     """
     return _cka(x, y, estimator, batch, None)
 
@@ -39,14 +41,15 @@ def linear_cka(x: Tensor, y: Tensor, estimator: str = "full", batch: int | None 
 def rbf_cka(
     x: Tensor, y: Tensor, bandwidth: float = BANDWIDTH, estimator: str = "full", batch: int | None = None
 ) -> float:
-    """CKA of x [n, d1] and y [n, d2] with k(a, b) = exp(-||a - b||^2 / (2 s^2)); 1 = same, 0 = unrelated.
+    """Return CKA of x [n, d1] and y [n, d2] with k(a, b) = exp(-||a - b||^2 / (2 s^2)); 1 = same, 0 = unrelated.
 
-    s is ``bandwidth`` times the median distance between two different samples, each side's own (Kornblith et al.
-    2019, section 3; they use 0.2, 0.4 and 0.8); with ``"minibatch"`` of each batch's own samples. Estimators,
-    invariances and NaN as :func:`linear_cka`; NaN also where more than half of the samples' pairs are identical.
+    The width s is ``bandwidth`` times the median distance between two different samples, each side's own (Kornblith et
+    al. 2019, section 3). They use 0.2, 0.4 and 0.8. With ``"minibatch"`` each batch has its own s. Estimators,
+    invariances and NaN are those of :func:`linear_cka`. The value is also NaN if more than half of the samples' pairs
+    are identical.
 
     Raises:
-        UsageError: as :func:`linear_cka`, or a bandwidth that is not above 0.
+        UsageError: as :func:`linear_cka`, or the bandwidth is not above 0.
     """
     return _cka(x, y, estimator, batch, check_bandwidth(bandwidth))
 
@@ -78,7 +81,7 @@ def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: flo
 
 @dataclass(frozen=True)
 class Summary:
-    """What is stored of a model's features: entries of the centred Gram matrix, or the centred features [n, d]."""
+    """A summary of a model's features: entries of the centred Gram matrix, or the centred features [n, d]."""
 
     gram: Tensor | None = None
     features: Tensor | None = None
@@ -87,15 +90,15 @@ class Summary:
 class Recorder:
     """Summarises features [n, d] batch by batch, so that the HSIC of two models is an inner product of summaries.
 
-    The first batch's mean is taken off at once: CKA does not depend on an offset, but the digits of a float32 Gram
+    The first batch's mean is subtracted at once. CKA does not depend on an offset, but the digits of a float32 Gram
     matrix do. The buffer serves one model after the other.
 
     Args:
-        where: the batches' places.
+        where: the batches' positions.
         estimator: ``"full"`` or ``"minibatch"``.
-        models: how many models will be compared at this output alone, which allows to keep features instead of a
-            Gram matrix where they are fewer numbers and products; None = always Gram matrices.
-        bandwidth: of the radial kernel; None = linear.
+        models: number of models to compare at this output alone. It allows to keep features instead of a Gram matrix,
+            if that takes fewer numbers and products. None means Gram matrices always.
+        bandwidth: bandwidth of the radial kernel. None means a linear kernel.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Get ready for the next model."""
+        """Prepare for the next model."""
         self._taken: set[int] = set()
         self._grams: dict[int, Tensor] = {}
         self._reference = torch.empty(0)
@@ -114,7 +117,7 @@ class Recorder:
         self.fault = ""
 
     def take(self, start: int, stop: int, output: Tensor) -> None:
-        """Take in the output for samples ``start`` to ``stop``; a second call for them replaces the first."""
+        """Add the output for samples ``start`` to ``stop``; a second call for them replaces the first."""
         if not output.numel():
             self.fault = "no features"
             return
@@ -146,7 +149,7 @@ class Recorder:
         self._taken.add(start)
 
     def kept(self) -> Summary | str:
-        """The model's summary, or why there is nothing to compare."""
+        """Return the model's summary, or why there is nothing to compare."""
         try:
             return self._summary()
         except NoValue as reason:
@@ -194,7 +197,7 @@ class Recorder:
 
 
 def hsic(summaries: Sequence[Summary]) -> Tensor:
-    """Inner products of all pairs, [M, M] in float64, exactly symmetric."""
+    """Return inner products of all pairs, [M, M] in float64, exactly symmetric."""
     m = len(summaries)
     features = [s.features for s in summaries if s.features is not None]
     if features:
@@ -210,7 +213,7 @@ def hsic(summaries: Sequence[Summary]) -> Tensor:
 
 
 def _gram(x: Tensor) -> Tensor:
-    """x x^T, exactly symmetric, computed from the blocks on and above the diagonal."""
+    """Return x x^T, exactly symmetric, computed from the blocks on and above the diagonal."""
     n = len(x)
     gram = x.new_empty(n, n)
     for start in range(0, n, _PANEL):
@@ -232,7 +235,10 @@ def _centred(gram: Tensor) -> Tensor:
 
 
 def _radial(gram: Tensor, bandwidth: float) -> Tensor:
-    """The radial kernel's matrix from the linear one, with a width that is a fraction of the median distance."""
+    """Return the radial kernel's matrix from the linear one.
+
+    Its width is a fraction of the median distance.
+    """
     n = len(gram)
     squares = gram.diagonal()
     distances = (squares + squares[:, None] - 2 * gram).clamp_(min=0)
@@ -246,8 +252,8 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
 def _u_centred(gram: Tensor, eps: float) -> Tensor:
     """U-centre a Gram matrix [b, b] in place and divide by sqrt(b (b - 3)): inner products are then HSIC_1.
 
-    The form of Szekely and Rizzo 2014 (their U-centring), which Song's estimator equals: the diagonal is left out,
-    and the other entries of each row and column add up to 0.
+    This form is the U-centring of Szekely and Rizzo 2014, which equals Song's estimator. The diagonal is left out. The
+    other entries of each row and column add up to 0.
     """
     b = len(gram)
     before = torch.linalg.vector_norm(gram)

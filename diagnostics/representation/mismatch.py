@@ -1,4 +1,4 @@
-"""How well a shared classifier fits a client's features: FedPFT's Origin, Probe and Match accuracy (its Table 1)."""
+"""FedPFT's Origin, Probe and Match accuracy: how well a shared classifier fits a client's features (its Table 1)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Outcome:
     """Accuracy on the test samples of a module trained on a client's features.
 
     Attributes:
-        accuracy: after the last epoch, from 0 to 1. It is what counts.
-        best: after the best epoch, chosen on the test samples themselves: never below ``accuracy``, and flattering.
+        accuracy: after the last epoch, from 0 to 1. This is the result.
+        best: after the best epoch, chosen on the test samples themselves. It is too optimistic, never below
+            ``accuracy``.
         right: [m], which test samples are right after the last epoch.
-        module: what was trained.
+        module: the trained module.
     """
 
     accuracy: float
@@ -44,7 +45,10 @@ class Outcome:
 
 
 def origin_accuracy(features: Tensor, y: Tensor, head: nn.Module) -> float:
-    """Accuracy, 0 to 1, of the model's own classifier: arg max of ``head(features [n, d])`` against ``y`` [n]."""
+    """Return the accuracy, 0 to 1, of the model's own classifier.
+
+    It compares the arg max of ``head(features [n, d])`` with ``y`` [n].
+    """
     return float(_right(_frozen(head), features, y).double().mean())
 
 
@@ -60,19 +64,21 @@ def probe_accuracy(
     epochs: int = 100,
     seed: int = 0,
 ) -> Outcome:
-    """Accuracy of a new linear classifier on the features: what they allow (FedPFT, Table 1: Probe).
+    """Train a new linear classifier on the features; return its accuracy (FedPFT, Table 1: Probe).
 
-    A Linear(d, classes), drawn with the seed, is trained by cross-entropy on the client's own features; the extractor
-    stays. The paper does not state the training; the defaults are SGD with momentum, no weight decay, and features
-    as they are.
+    The accuracy shows what the features allow. A Linear(d, classes), drawn with the seed, is trained by cross-entropy
+    on the client's own features. The extractor stays fixed. The paper does not state the training. The defaults are SGD
+    with momentum, no weight decay, and features as they are.
 
     Args:
         train, test: features [n, d] and labels [n].
         solver: ``"sgd"``, or ``"lbfgs"`` for the regularised optimum on standardised features
-            (:func:`diagnostics.representation.classifiers.logistic`, C = 1), to which the other options do not apply.
+            (:func:`diagnostics.representation.classifiers.logistic`, C = 1). The other options do not apply to the
+            latter.
 
     Raises:
-        UsageError: features or labels that do not fit; NonFiniteError: the training diverged.
+        UsageError: features or labels do not fit.
+        NonFiniteError: the training diverged.
     """
     _check(train, test, classes)
     if check_known("solver", solver, SOLVERS) == "lbfgs":
@@ -96,14 +102,16 @@ def match_accuracy(
     epochs: int = 100,
     seed: int = 0,
 ) -> Outcome:
-    """Accuracy with a linear map before the old classifier: what a mere mismatch costs (FedPFT, Table 1: Match).
+    """Train a linear map before the old classifier; return the accuracy (FedPFT, Table 1: Match).
 
-    A Linear(d, d), at first the identity, is trained by cross-entropy between the features and ``head``, both of
-    which stay. Where d >= classes it can do nearly all that a new classifier can: Match and Probe are then close for
-    any model, and Origin falls short of both by the mismatch. The rest is as in :func:`probe_accuracy`.
+    The accuracy shows what a mere mismatch costs. A Linear(d, d), at first the identity, is trained by cross-entropy
+    between the features and ``head``. Both stay fixed. If d >= classes, the map can do nearly all that a new classifier
+    can. Match and Probe are then close for any model. Origin falls short of both by the mismatch. The rest is as in
+    :func:`probe_accuracy`.
 
     Raises:
-        UsageError: features or labels that do not fit; NonFiniteError: the training diverged.
+        UsageError: features or labels do not fit.
+        NonFiniteError: the training diverged.
     """
     frozen = _frozen(head)
     with torch.no_grad():
@@ -129,18 +137,18 @@ def mismatch(
     probe: Mapping[str, Any] | None = None,
     match: Mapping[str, Any] | None = None,
 ) -> pd.DataFrame:
-    """Origin, Probe and Match accuracy of each client's model on the client's own samples, as rows.
+    """Return rows of Origin, Probe and Match accuracy of each client's model on the client's own samples.
 
-    The features are what the classifier takes in, with the model in eval mode. The published number is the mean over
-    the clients.
+    The features are the classifier's inputs, with the model in eval mode. The published number is the mean over the
+    clients.
 
     Args:
-        models, train, test: by client; each client's extractor and classifier are its model's own.
-        head: path of the classifier; default the last layer.
+        models, train, test: by client. Each client's extractor and classifier are its model's own.
+        head: path of the classifier. Default: the last layer.
         probe, match: further options of :func:`probe_accuracy` and :func:`match_accuracy`.
 
     Raises:
-        UsageError: a client without data, an unknown path, or a classifier whose input is not [n, d].
+        UsageError: a client has no data, the path is unknown, or the classifier's input is not [n, d].
     """
     table = []
     for client, model in models.items():
@@ -184,10 +192,10 @@ def mismatch(
 def classifier_input(
     model: nn.Module, head: str, data: Data, *, batch: int = 256, seed: int = 0, mode: str = "eval"
 ) -> Batch:
-    """The inputs of the module at ``head`` for the data: (features [n, d], labels [n]) on the model's device.
+    """Return the inputs of the module at ``head``: (features [n, d], labels [n]) on the model's device.
 
     Raises:
-        UsageError: an unknown path, a module that is not called or not given finite tensors.
+        UsageError: the path is unknown, or the module is not called or gets no finite tensors.
     """
     features = collect(model, [head], data, at="input", batch=batch, seed=seed, mode=mode)
     try:
@@ -221,7 +229,7 @@ def _right(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         if not isinstance(logits, Tensor) or logits.ndim != 2:
             raise UsageError("the classifier must give logits [n, C] for features [n, d]")
         if not bool(torch.isfinite(logits).all()):
-            raise NonFiniteError("logits that are not finite")
+            raise NonFiniteError("the logits must be finite; got NaN or infinity.")
         return (logits.argmax(1) == y).cpu()
 
 
@@ -257,6 +265,6 @@ def _trained(
 
 
 def summary(frame: pd.DataFrame, names: Sequence[str] = KINDS) -> pd.Series:
-    """Mean of each accuracy over clients, as the paper reports it; NaN if a client has none."""
+    """Return the mean of each accuracy over clients, as the paper reports it; NaN if a client has none."""
     table = frame.pivot(index="client", columns="metric", values="value")
     return table.reindex(columns=list(names)).mean(skipna=False)

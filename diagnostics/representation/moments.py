@@ -30,8 +30,8 @@ class Measure:
     """A similarity or distance as a function of A^T X^T Y B, with maps A and B of either side.
 
     Attributes:
-        prepare: the map A [d, k] (or a number) of one side, from its X^T X [d, d], its rows and how large the rounding
-            of its features is, relative to their spread (see :func:`_noise`).
+        prepare: a function that returns the map A [d, k] (or a number) of one side. It takes the side's X^T X [d, d],
+            its number of rows, and the rounding of its features relative to their spread (see :func:`_noise`).
         value: the number, from [k, l].
     """
 
@@ -40,12 +40,13 @@ class Measure:
 
 
 def _spread(total: Tensor, offset: Tensor, eps: float) -> tuple[Tensor, float]:
-    """The features' sum of squares around their mean, and their rounding relative to it: eps ||X|| / ||X - mean||.
+    """Return the features' sum of squares around their mean, and their rounding relative to it.
 
-    Features in half precision are called constant no sooner than those in float32.
+    The rounding is eps ||X|| / ||X - mean||. Features in half precision are called constant no sooner than float32
+    ones.
 
     Args:
-        total, offset, eps: as of :func:`~.probe.checked`.
+        total, offset, eps: as in :func:`~.probe.checked`.
     """
     total = checked(total, offset, min(eps, torch.finfo(torch.float32).eps))
     return total, eps * math.sqrt(1 + float(offset / total))
@@ -60,10 +61,11 @@ def _unit_norm(own: Tensor, rows: int, noise: float) -> Tensor:
 
 
 def _whitened(own: Tensor, rows: int, noise: float, *, variance: float | None = None) -> Tensor:
-    """The map to orthonormal columns, over all directions above rounding or the largest that hold the variance.
+    """Return the map to orthonormal columns, over all directions above rounding.
 
-    Independent errors of size s in an [n, d] matrix have no singular value above about s (sqrt n + sqrt d); beneath
-    :data:`MARGIN` times that a direction may be the features' rounding, beneath a second bound that of the products.
+    With ``variance``, it covers the largest directions that hold this share. Independent errors of size s in an [n, d]
+    matrix have no singular value above about s (sqrt n + sqrt d). Beneath :data:`MARGIN` times that, a direction may be
+    the features' rounding. Beneath a second bound, it may be the rounding of the products.
     """
     values, vectors = torch.linalg.eigh(own)
     values, vectors = values.flip(0), vectors.flip(1)
@@ -92,10 +94,10 @@ CCA = Measure(_whitened, _mean_correlation)
 
 
 def svcca_measure(variance: float = VARIANCE) -> Measure:
-    """SVCCA that keeps this share of each side's variance.
+    """Return SVCCA that keeps this share of each side's variance.
 
     Raises:
-        UsageError: not between 0 and 1.
+        UsageError: the share is not between 0 and 1.
     """
     if not 0 < variance <= 1:
         raise UsageError(f"a kept variance of {variance}; it must be above 0 and at most 1")
@@ -103,40 +105,43 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
 
 
 def procrustes_distance(x: Tensor, y: Tensor) -> float:
-    """Orthogonal Procrustes angle between x [n, d1] and y [n, d2]: 0 = same, pi / 2 = unrelated, in radians.
+    """Return the orthogonal Procrustes angle between x [n, d1] and y [n, d2] in radians.
 
-    arccos(||X^T Y||_* / (||X||_F ||Y||_F)) with columns centred (Williams et al. 2021, without whitening, that
-    is alpha = 1): the angle that is left after the best rotation. Invariant to rotation, isotropic scale and
-    offset of either side, and a metric. NaN where one side is constant, not finite, or has fewer than 2 samples.
+    0 means same and pi / 2 unrelated. The angle remains after the best rotation. It is arccos(||X^T Y||_* / (||X||_F
+    ||Y||_F)) with columns centred (Williams et al. 2021, without whitening: alpha = 1). It is a metric, invariant to
+    rotation, isotropic scale and offset of either side. The value is NaN if one side is constant, not finite, or has
+    fewer than 2 samples.
 
     Raises:
-        UsageError: numbers of samples that differ.
+        UsageError: numbers of samples differ.
     """
     return _between(x, y, PROCRUSTES)
 
 
 def mean_cca(x: Tensor, y: Tensor) -> float:
-    """Mean canonical correlation of x [n, d1] and y [n, d2], in [0, 1]; 1 = same up to an invertible linear map.
+    """Return the mean canonical correlation of x [n, d1] and y [n, d2], in [0, 1].
 
-    The mean over the min(rank x, rank y) correlations (Kornblith et al. 2019, Table 1). The rank, found in float64,
-    leaves out directions within what rounding the features in their type can make. Unrelated features of rank r
-    have about sqrt(r / n), not 0, and two ranks that add up to n or more force correlations of 1. NaN as
-    :func:`procrustes_distance`, and where one side spans all n - 1 directions, as it does with n - 1 features or
-    more: then every correlation is 1.
+    A value of 1 means same up to an invertible linear map. The mean is over the min(rank x, rank y) correlations
+    (Kornblith et al. 2019, Table 1). The rank is found in float64. It leaves out directions that rounding the features
+    in their type can make. Unrelated features of rank r have about sqrt(r / n), not 0. Two ranks that add up to n or
+    more force correlations of 1.
+
+    The value is NaN as in :func:`procrustes_distance`. It is also NaN if one side spans all n - 1 directions, as with n
+    - 1 features or more. Every correlation is then 1.
 
     Raises:
-        UsageError: numbers of samples that differ.
+        UsageError: numbers of samples differ.
     """
     return _between(x, y, CCA)
 
 
 def svcca(x: Tensor, y: Tensor, variance: float = VARIANCE) -> float:
-    """:func:`mean_cca` of the fewest principal directions of each side that hold ``variance`` (Raghu et al. 2017).
+    """Return :func:`mean_cca` of the fewest principal directions of each side that hold ``variance``.
 
-    Invariant to rotation, isotropic scale and offset, no longer to any linear map.
+    See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and offset, but not to any linear map.
 
     Raises:
-        UsageError: numbers of samples that differ, or a variance that is not between 0 and 1.
+        UsageError: numbers of samples differ, or the variance is not between 0 and 1.
     """
     return _between(x, y, svcca_measure(variance))
 
@@ -158,11 +163,11 @@ def _between(x: Tensor, y: Tensor, measure: Measure) -> float:
 class Kept:
     """Stored features [n, d] of several models, with samples as rows.
 
-    Of each model min(n, d) features with the same inner products are kept, n x min(n, d) numbers in float64.
+    Each model keeps min(n, d) features with the same inner products: n x min(n, d) numbers in float64.
 
     Attributes:
-        faults: why a model has nothing to compare, by its number.
-        bases: each model's features under the measure's map, [n, k], from :meth:`prepare` on.
+        faults: number of a model -> why it has nothing to compare.
+        bases: each model's features under the measure's map, [n, k], available after :meth:`prepare`.
     """
 
     def __init__(self, sides: int, n: int) -> None:
@@ -228,18 +233,18 @@ class Kept:
                 self.bases[side] = x @ by if by.ndim else x * by
 
     def product(self, a: int, b: int) -> Tensor:
-        """Cross-product of two models' mapped features, [k, l]."""
+        """Return the cross-product of two models' mapped features, [k, l]."""
         return self.bases[a].T @ self.bases[b]
 
 
 class Moments:
     """Cross-products of several models' features, with samples x positions as rows; features are not stored.
 
-    All models must give a batch before the next one. Held: for M models with d features (M d)^2 / 2 numbers in
+    All models must give a batch before the next one. For M models with d features, the memory is (M d)^2 / 2 numbers in
     float64, and one batch's features of every model.
 
     Attributes:
-        faults: why a model has nothing to compare, by its number.
+        faults: number of a model -> why it has nothing to compare.
     """
 
     def __init__(self, sides: int, n: int) -> None:
@@ -304,7 +309,7 @@ class Moments:
         return self._products[a, b] - torch.outer(self._sums[a], self._sums[b]) / rows
 
     def product(self, a: int, b: int) -> Tensor:
-        """Mapped cross-product of two models, a before b, [k, l]."""
+        """Return the mapped cross-product of two models, a before b, [k, l]."""
         product, left, right = self._centred(a, b, self._n * self._shape[0]), self._maps[a], self._maps[b]
         product = left.T @ product if left.ndim else left * product
         return product @ right if right.ndim else product * right

@@ -25,7 +25,7 @@ def _unseen(comparison: LayerComparison) -> tuple[Faults, Value]:
 
 
 def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | None = None) -> tuple[Faults, Value]:
-    """Values from Gram matrices: one client after another, features are summarised as they arrive."""
+    """Return values from Gram matrices, one client after another; features are summarised as they arrive."""
     if comparison.empty:
         return _unseen(comparison)
     models = None if comparison.across else len(comparison.subjects)
@@ -67,7 +67,7 @@ def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | Non
 
 
 def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """CKA computed by the package torch-cka, for features that this package's own pass finds sound."""
+    """Return CKA computed by the package torch-cka, for features that this package's own pass finds sound."""
     faults, _ = by_grams(comparison, "minibatch")
 
     def value(a: Spot, b: Spot) -> float | str:
@@ -81,7 +81,10 @@ def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
 
 
 def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, Value]:
-    """Values from cross-products of centred features: stored ones, or batch by batch if positions are rows."""
+    """Return values from cross-products of centred features.
+
+    The features are stored, or processed batch by batch if positions are rows.
+    """
     if comparison.empty:
         return _unseen(comparison)
     clients, n, rows = len(comparison.subjects), len(comparison.x), comparison.options.positions == "samples"
@@ -135,7 +138,7 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
 
 
 def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """Procrustes angles over shifts, as PLayer-FL's authors measured them, layer by layer."""
+    """Return Procrustes angles over shifts, as PLayer-FL's authors measured them, layer by layer."""
     if comparison.empty:
         return _unseen(comparison)
     faults: dict[Spot, str] = {}
@@ -171,7 +174,7 @@ def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
 
 
 def _seen(comparison: LayerComparison, subject: Subject, path: str) -> Tensor:
-    """A module's outputs for all probe samples, [n, *positions, d]."""
+    """Return a module's outputs for all probe samples, [n, *positions, d]."""
     parts: dict[Place, Tensor] = {}
     faults: list[NoValue] = []
 

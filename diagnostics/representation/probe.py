@@ -37,28 +37,31 @@ _ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNo
 
 
 class NoValue(Exception):
-    """Raised where features cannot be compared; the reason becomes a status."""
+    """Raised if features cannot be compared. The reason becomes a status."""
 
 
 # --- the samples -----------------------------------------------------------------------------------------------
 
 
 def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
-    """The first validation samples of every client, equally many, about ``n`` in all: (x [m, ...], y [m]), m <= n.
+    """Return the first validation samples of every client, equally many: (x [m, ...], y [m]).
 
-    Where ``n`` does not divide evenly the first clients give one more; a client with fewer gives all that it has.
+    There are about ``n`` in all, m <= n. If ``n`` does not divide evenly, the first clients give one more. A client
+    with fewer gives all that it has.
 
     Raises:
-        UsageError: fewer samples than clients.
+        UsageError: there are fewer samples than clients.
     """
     return shared_probe([(client.validation.x, client.validation.y) for client in data.clients], n)
 
 
 def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
-    """The first samples of each of several data sets, equally many, ``n`` in all; a set given twice counts once.
+    """Return the first samples of each of several data sets, equally many, ``n`` in all.
+
+    A set given twice counts once.
 
     Raises:
-        UsageError: fewer samples than sources, or samples of different shapes.
+        UsageError: there are fewer samples than sources, or samples have different shapes.
     """
     distinct = list({id(source): source for source in sources}.values())
     if n < len(distinct):
@@ -68,7 +71,7 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
 
 
 def probe_of(subjects: Sequence[Subject], probe: Data | None, samples: int, seed: int) -> Tensor:
-    """The samples that all models see, read once: those of ``probe``, else the first of the clients' own."""
+    """Return the samples that all models see, read once: those of ``probe``, else the first of the clients' own."""
     with torch_seeded(seed_of(seed, "diagnose", "probe")):  # a shuffling loader draws its order
         if probe is None:
             return shared_probe([subject.data for subject in subjects], max(samples, len(subjects)))[0]
@@ -76,10 +79,12 @@ def probe_of(subjects: Sequence[Subject], probe: Data | None, samples: int, seed
 
 
 def places(n: int, batch: int, unbiased: bool = False) -> list[Place]:
-    """First and last positions of batches; for the unbiased HSIC too small a last batch joins the one before it.
+    """Return first and last positions of batches.
+
+    For the unbiased HSIC, too small a last batch joins the one before it.
 
     Raises:
-        UsageError: a batch that is too small for the unbiased HSIC.
+        UsageError: the batch is too small for the unbiased HSIC.
     """
     check_batch(batch, unbiased)
     starts = list(range(0, n, batch))
@@ -125,8 +130,8 @@ def watch(
 ) -> None:
     """Pass batches of the probe samples x through the subject's model; ``take`` gets the outputs at ``paths``.
 
-    The tensors are the model's own, which a later in-place operation changes: reduce or copy them at once, and change
-    nothing in them.
+    The tensors are the model's own, and a later in-place operation changes them. Reduce or copy them at once, and
+    change nothing in them.
     """
     model = subject.model
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -171,15 +176,15 @@ def _passed(
 
 
 def along_one(module: nn.Module) -> bool:
-    """Whether a module's output with three axes is [n, d, positions], because it convolves in one dimension."""
+    """Return True if a module convolves in one dimension, so that its output with three axes is [n, d, positions]."""
     return any(isinstance(part, _ONE_DIMENSIONAL) for part in module.modules())
 
 
 def by_position(module: nn.Module, output: Tensor) -> Tensor:
-    """An output as [n, *positions, d], features last; without positions [n, d].
+    """Return an output as [n, *positions, d], features last; without positions [n, d].
 
-    With three axes the features are the last one (tokens), but the second one after a one-dimensional convolution or
-    batch norm; with more they are the second one (maps), but the last one of a Linear or LayerNorm.
+    With three axes the features are the last one (tokens). After a one-dimensional convolution or batch norm they are
+    the second one. With more axes they are the second one (maps). After a Linear or LayerNorm they are the last one.
     """
     if output.ndim < 3:
         return output.reshape(len(output), -1)
@@ -191,7 +196,7 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
 
 
 def arranged(module: nn.Module, output: Tensor, place: Place, positions: str) -> Tensor:
-    """An output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions.
+    """Return an output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions.
 
     Raises:
         NoValue: the samples do not come first, or there are no features.
@@ -208,12 +213,14 @@ def arranged(module: nn.Module, output: Tensor, place: Place, positions: str) ->
 
 
 def checked(total: Tensor, offset: Tensor, eps: float) -> Tensor:
-    """The features' sum of squares around their mean; refuses values not finite, or within rounding of constant.
+    """Return the features' sum of squares around their mean; refuse values not finite or constant.
+
+    Values within rounding of constant count as constant.
 
     Args:
         total: the sum of squares.
-        offset: rows times the squared length of what was taken off each of them.
-        eps: of the features' type.
+        offset: number of rows times the squared length of what was subtracted from each of them.
+        eps: resolution of the features' type.
     """
     if not bool(torch.isfinite(total)):
         raise NoValue("not finite")

@@ -12,15 +12,17 @@ Ratio = tuple[float, float | None]
 
 
 def scatter_ratio(x: Array, y: Array, seed: int = 0) -> Ratio:
-    """tr(S_b) / tr(S_w) of features x [n, d] with labels y [n], and its standard error; higher = more separable.
+    """Return tr(S_b) / tr(S_w) of features x [n, d] with labels y [n], and its standard error.
 
-    S_b = sum_c n_c (m_c - m)(m_c - m)^T over the classes' means m_c, S_w = sum_n (x_n - m_y)(x_n - m_y)^T (Fisher's
-    scatter matrices). At least 0, without a bound, invariant to rotation, isotropic scale and offset. Classes that do
-    not differ at all give about (C - 1) / (n - C), not 0. The error is the jackknife's over ten groups of samples,
-    each class dealt evenly over them; None where a group's absence leaves no value.
+    Higher means more separable. With the classes' means m_c, S_b = sum_c n_c (m_c - m)(m_c - m)^T and S_w = sum_n (x_n
+    - m_y)(x_n - m_y)^T (Fisher's scatter matrices). The ratio is at least 0, without an upper bound. It is invariant to
+    rotation, isotropic scale and offset. Classes that do not differ at all give about (C - 1) / (n - C), not 0.
+
+    The error is the jackknife's over ten groups of samples, with each class spread evenly over them. It is None if
+    leaving out a group leaves no value.
 
     Raises:
-        NoValue: one class, features that do not vary, at all or within the classes, or that are not finite.
+        NoValue: there is one class, or features are not finite, or do not vary at all or within the classes.
     """
     classes, at = np.unique(y, return_inverse=True)
     if len(classes) < 2:

@@ -16,19 +16,20 @@ _SHIFTS = 64  # whose singular values are computed at a time
 
 
 def shifted_procrustes(x: Tensor, y: Tensor) -> float:
-    """The smallest Procrustes angle between maps x [n, *positions, d1] and y [n, *positions, d2] over shifts.
+    """Return the smallest Procrustes angle between two maps over shifts, in radians; 0 = same.
 
-    min over s of arccos(||X^T Y_s||_* / (||X||_F ||Y||_F)), in radians, 0 = same: samples x positions are the rows,
-    columns are centred, and Y_s is y rolled by s along its positions (the convolutional form of Williams et al.
-    2021). A minimum over shifts is never above the angle of the maps as they are, so that convolutions come out
-    more alike than layers without positions. NaN as
-    :func:`diagnostics.representation.moments.procrustes_distance`.
+    The maps are x [n, *positions, d1] and y [n, *positions, d2]. The angle is the min over s of arccos(||X^T Y_s||_* /
+    (||X||_F ||Y||_F)). Samples x positions are the rows, and columns are centred. Y_s is y rolled by s along its
+    positions (the convolutional form of Williams et al. 2021).
+
+    A minimum over shifts is never above the angle of the maps as they are. So convolutions look more alike than layers
+    without positions. The value is NaN as in :func:`diagnostics.representation.moments.procrustes_distance`.
 
     Raises:
-        UsageError: samples or positions that differ, or no positions.
+        UsageError: samples or positions differ, or there are no positions.
     """
     if x.ndim < 3 or x.shape[:-1] != y.shape[:-1]:
-        raise UsageError(f"maps of shapes {tuple(x.shape)} and {tuple(y.shape)}; the positions must be there and agree")
+        raise UsageError(f"maps must have the same samples and positions; got {tuple(x.shape)} and {tuple(y.shape)}.")
     try:
         return least_angle(unit_maps(x), unit_maps(y))
     except NoValue:
@@ -36,10 +37,10 @@ def shifted_procrustes(x: Tensor, y: Tensor) -> float:
 
 
 def unit_maps(x: Tensor) -> Tensor:
-    """Maps [n, *positions, d] centred over samples and positions and scaled to norm 1, in their own type.
+    """Return maps [n, *positions, d] centred over samples and positions and scaled to norm 1, in their own type.
 
     Raises:
-        NoValue: fewer than two rows, not finite or constant.
+        NoValue: there are fewer than two rows, or the maps are not finite or constant.
     """
     rows = x[..., 0].numel()
     if rows < 2:
@@ -52,10 +53,10 @@ def unit_maps(x: Tensor) -> Tensor:
 
 
 def least_angle(x: Tensor, y: Tensor) -> float:
-    """The angle of :func:`shifted_procrustes`, for maps prepared by :func:`unit_maps`.
+    """Return the angle of :func:`shifted_procrustes`, for maps prepared by :func:`unit_maps`.
 
-    The cross-products of all shifts come from one Fourier transform. Shifts are taken in the order of their
-    Frobenius norm f; ||.||_* <= sqrt(rank) f, so those that can no longer win are left out.
+    The cross-products of all shifts come from one Fourier transform. Shifts are taken in the order of their Frobenius
+    norm f. Since ||.||_* <= sqrt(rank) f, shifts that can no longer win are left out.
     """
     axes = tuple(range(1, x.ndim - 1))
     size = x.shape[1:-1]

@@ -1,4 +1,4 @@
-"""CKA by the package torch-cka, with inputs on which it would fail or go wrong kept away from it."""
+"""CKA by the package torch-cka, protected from inputs on which it would fail or go wrong."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _Batches(list[tuple[Tensor]]):
 
 
 class _Layer(nn.Module):
-    """A stand-in model for torch-cka to hook and move, whose output is that of one layer of the real model.
+    """A placeholder model for torch-cka to hook and move, whose output is that of one layer of the real model.
 
-    Each batch's output is a copy, in float32, centred, and scaled alike in all batches: CKA depends on none of it.
+    Each batch's output is a copy in float32, centred, and scaled alike in all batches. CKA depends on none of it.
     """
 
     def __init__(self, subject: Subject, path: str, x: Tensor, seed: int) -> None:
@@ -53,12 +53,16 @@ def _seen(subject: Subject, path: str, x: Tensor, place: Place, seed: int) -> Te
 def compared(
     a: Subject, path_a: str, b: Subject, path_b: str, x: Tensor, where: Sequence[Place], seed: int
 ) -> float | str:
-    """Minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it has none.
+    """Return minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it has none.
 
-    Both must have a value by our own estimate: torch-cka stops at the first layer without one and does not name it.
-    What it would do wrong and cannot here: read a shuffling loader twice, in two orders; keep outputs that an
-    in-place operation then changes; stumble over tuples, a short last batch, large offsets and scales; name
-    rows of layers by another order than it fills them; leave hooks, eval mode and a graph behind.
+    Both must have a value by our own estimate. The package stops at the first layer without one and does not name it.
+    These faults of the package cannot occur here:
+
+    * It reads a shuffling loader twice, in two orders.
+    * It keeps outputs that an in-place operation then changes.
+    * It fails on tuples, a short last batch, large offsets and large scales.
+    * It names rows of layers by another order than it fills them.
+    * It leaves hooks, eval mode and a graph behind.
     """
     from torch_cka import CKA
 

@@ -205,7 +205,7 @@ def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
 
 
 def test_costs_of_a_plan_that_is_not_made_yet_are_refused() -> None:
-    with pytest.raises(UsageError, match="hangs on the plan"):
+    with pytest.raises(UsageError, match="must have a plan"):
         cost_steps(tasks("playerfl"))
 
 

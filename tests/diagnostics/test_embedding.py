@@ -164,7 +164,7 @@ def test_panels_share_colours_and_markers_and_take_given_axes() -> None:
     _, own = plt.subplots(1, 3)
     assert plots.tsne_panels(frames, list(own)) == list(own[:2])
     assert not own[2].collections
-    with pytest.raises(UsageError, match="1 axes for 2 panels"):
+    with pytest.raises(UsageError, match="at least 2, one for each panel; got 1"):
         plots.tsne_panels(frames, [own[0]])
     plt.close("all")
 

@@ -235,7 +235,7 @@ def test_given_axes_are_filled_and_the_style_is_left(name: str) -> None:
     assert first(drawn) is given[0]
     assert first(drawn).figure is figure
     if many and name != "aggregation_history":
-        with pytest.raises(UsageError, match="1 axes for"):
+        with pytest.raises(UsageError, match="panel; got 1"):
             DRAW[name](ROWS[METRIC[name]](), axes=[given[0]])
     assert dict(mpl.rcParams) == before
 

@@ -208,7 +208,7 @@ def test_matrices_on_given_figure_and_axes() -> None:
     assert all(ax.figure is figure for ax in plots.cka_matrices(diagnosis(), figure))
     _, given = plt.subplots(1, 4)
     assert plots.cka_matrices(diagnosis(), list(given)) == list(given)
-    with pytest.raises(UsageError, match="2 axes for 4 panels"):
+    with pytest.raises(UsageError, match="at least 4, one for each panel; got 2"):
         plots.cka_matrices(diagnosis(), list(given[:2]))
 
 

@@ -225,18 +225,18 @@ def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
     assert METRICS["own_layers:loudness"] is METRICS["loudness"]  # known by its name from here on
     for how, words in (
         ({"options": {"loudness": {"power": -1.0}}}, "loudness: power=-1.0; it must be above 0"),
-        ({"options": {"loudness": {"power": "high"}}}, "loudness: power='high'; it takes float"),
+        ({"options": {"loudness": {"power": "high"}}}, "loudness: power must be float"),
         ({"options": {"loudness": {"volume": 1}}}, "unknown option of loudness 'volume'"),
         ({"mode": "train"}, "loudness: mode 'train' has no loudness"),
         ({"name": "own_layers:loudnes"}, "did you mean 'loudness'"),
         ({"name": "own_layer:loudness"}, "no module 'own_layer'"),
-        ({"name": "own_layers:Loudness"}, "is no function but type"),
+        ({"name": "own_layers:Loudness"}, "must be a function; got type"),
     ):
         with pytest.raises(UsageError, match=words):
             run(**how)
-    with pytest.raises(UsageError, match="rule 'own_layers:Loudness' is no function"):
+    with pytest.raises(UsageError, match="rule 'own_layers:Loudness' must be a function"):
         select(run(), "own_layers:Loudness", metric="loudness")
-    with pytest.raises(RunError, match="rule 'none' shares 0 layers; a number from 1 to 3"):
+    with pytest.raises(RunError, match="rule 'none' must share 1 to 3 layers; got 0"):
         select(run(), "own_layers:none", metric="loudness")
 
 

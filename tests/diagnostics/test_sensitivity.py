@@ -185,7 +185,7 @@ def test_only_layers_that_gradients_reach_are_in_the_result() -> None:
 
 
 def test_the_accumulator_refuses_another_models_gradients() -> None:
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match="the same model"):
         SensitivityAccumulator([Layer("l", ("w",))]).update({"v": torch.ones(1)}, {"v": torch.ones(1)})
     with pytest.raises(UsageError, match="did you mean 'pooled'"):
         SensitivityAccumulator([], reduce="pool")

@@ -1,1 +1,1 @@
-"""The rules, by which layers are chosen: a function here with ``@rule`` above it is known by its name."""
+"""The rules that choose layers: a function in this folder with ``@rule`` above it is registered by its name."""

@@ -1,7 +1,8 @@
-"""What a rule is: a function that says how many layers, counted from the input, are federated; and its decorator.
+"""The type of a rule, and its decorator. A rule says how many layers, counted from the input, are federated.
 
-A rule of one curve takes the layers' values from input to output, all above 0, and looks for the place where they
-rise: the layers before it serve everyone, those after it each client's own task. Only ratios of values matter to it.
+A rule of one curve takes the layers' values from input to output, all above 0. It looks for the place at which they
+rise. The layers before it serve everyone. The layers after it serve each client's own task. Only ratios of values
+matter to it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class Rule:
 
     Attributes:
         name: the function's name.
-        choose: the function. Of one curve: (values [L]) or (values [L], threshold) -> number of layers shared, from 1
-            to L. Of several: (cuts) -> their joint cut. Of costs: (costs [L], budget) -> number of layers shared, of
-            those that are not frozen, with the budget that the frozen ones leave.
+        choose: the function. For one curve: (values [L]) or (values [L], threshold) -> number of layers shared, from 1
+            to L. For several curves: (cuts) -> their joint cut. For costs: (costs [L], budget) -> number of layers
+            shared. These costs cover the layers that are not frozen, and the budget is what the frozen layers leave.
         summary: one line.
-        reads: ``curve`` (of one metric), ``curves`` (of several), ``names`` (the user's) or what has a budget:
+        reads: ``curve`` (of one metric), ``curves`` (of several), ``names`` (the user's), or the unit of a budget:
             ``bytes`` or ``flops``.
-        lacks: (values, threshold) -> what the curve lacks where the rule shares all but the last layer for want of it.
+        lacks: (values, threshold) -> why the rule finds no cut and so shares all but the last layer.
 
     >>> from fedlayers.diagnostics.decide.rules.base import RULES
     >>> RULES["sensitivity_ratio"].cut([1.0, 1.1, 2.0, 2.1], 1.2)
@@ -47,37 +48,40 @@ class Rule:
 
     @property
     def decides(self) -> bool:
-        """Whether the rule decides on its own from one curve (``vote`` and budgets do not)."""
+        """True if the rule decides on its own from one curve (``vote`` and budgets do not)."""
         return self.reads == "curve"
 
     @property
     def budgeted(self) -> bool:
-        """Whether the rule takes a budget."""
+        """True if the rule takes a budget."""
         return self.reads in ("bytes", "flops")
 
     @property
     def thresholded(self) -> bool:
-        """Whether the rule takes a threshold."""
+        """True if the rule takes a threshold."""
         return self.decides and len(inspect.signature(self.choose).parameters) > 1
 
     def cut(self, values: Sequence[float], threshold: float = THRESHOLD) -> int:
-        """The number of shared layers by a rule that decides from one curve.
+        """Return the number of shared layers, for a rule that decides from one curve.
 
         Raises:
-            RunError: the rule gives no number from 1 to that of the layers.
+            RunError: the rule does not return a number from 1 to the number of layers.
         """
         count = self.choose(values, threshold) if self.thresholded else self.choose(values)
         if count not in range(1, len(values) + 1):
-            raise RunError(f"rule {self.name!r} shares {count!r} layers; a number from 1 to {len(values)} is needed")
+            raise RunError(f"rule {self.name!r} must share 1 to {len(values)} layers; got {count!r}.")
         return int(count)
 
 
 def _undecorated(function: Any, path: str) -> Rule:
-    """Make a rule of a user's function without the decorator: it is taken to read one curve."""
+    """Make a rule of a user's function without the decorator.
+
+    It is assumed to read one curve.
+    """
     if isinstance(function, Rule):
         return function
     if not inspect.isfunction(function):
-        raise UsageError(f"rule {path!r} is no function but {type(function).__name__}")
+        raise UsageError(f"rule {path!r} must be a function; got {type(function).__name__}.")
     return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
@@ -87,10 +91,13 @@ RULES: Registry[Rule] = Registry("rule", "fedlayers.diagnostics.decide.rules", "
 def rule(
     *, summary: str, reads: str = "curve", lacks: Callable[[Sequence[float], float], str] | None = None
 ) -> Callable[[Function], Function]:
-    """Decorator that registers a function as a rule under its own name; keywords are the attributes of :class:`Rule`.
+    """Register a function as a rule under its own name.
+
+    Use it as a decorator. Its keywords are the attributes of :class:`Rule`.
 
     Raises:
-        UsageError: another rule has the name; something unknown to read; a function that takes too little or too much.
+        UsageError: another rule has the name, ``reads`` is unknown, or the function takes too few or too many
+            arguments.
 
     >>> from fedlayers.diagnostics.decide.rules.base import RULES, rule
     >>> @rule(summary="share all but the last layer")
@@ -109,7 +116,7 @@ def rule(
 
 
 def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
-    """Make a rule of a function, checking the number of its arguments."""
+    """Make a rule of a function, and check the number of its arguments."""
     takes = len(inspect.signature(function).parameters)
     if takes not in (1, 2):
         raise UsageError(f"rule {function.__name__!r} takes {takes} arguments; the values and a threshold are given")
@@ -117,10 +124,10 @@ def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
 
 
 def deciding(name: str) -> Rule:
-    """The rule of this name, which must decide on its own from one curve.
+    """Return the rule of this name, which must decide on its own from one curve.
 
     Raises:
-        UsageError: unknown, or it reads something else.
+        UsageError: the rule is unknown, or it reads something else.
     """
     chosen = RULES[name]
     if not chosen.decides:

@@ -12,10 +12,10 @@ from .base import THRESHOLD, rule
 
 
 def change_gains(values: Sequence[float]) -> NDArray[np.float64]:
-    """By how much a level of its own for the layers after l = 1 .. L-1 lowers the squared error of the log values.
+    """Return how much a second level after layer l = 1 .. L-1 lowers the squared error of the log values.
 
-    With y = log S, m_1 and m_2 the means of the first l and of the other L - l values, the error of two levels is
-    below that of one by l (L - l) / L (m_2 - m_1)^2. The sign is that of m_2 - m_1: below 0, the level falls.
+    Let y = log S. Let m_1 and m_2 be the means of the first l and of the other L - l values. Two levels lower the error
+    by l (L - l) / L (m_2 - m_1)^2. The result has the sign of m_2 - m_1. Below 0, the level falls.
     """
     y = np.log(np.asarray(values, dtype=np.float64))
     n = np.arange(1, len(y))
@@ -39,12 +39,14 @@ def _no_change(values: Sequence[float], threshold: float) -> str:
     lacks=_no_change,
 )
 def change_point(values: Sequence[float], threshold: float = THRESHOLD) -> int:
-    """The number of layers before the one change of level in the log values that fits best; L - 1 if none pays.
+    """Return the number of layers before the change of level that best fits the log values.
 
-    Least squares with two levels, each change at the penalty (log t)^2 / 2: what one step by the factor t between
-    two layers gains. A change counts where the level rises and the gain of :func:`change_gains` exceeds the penalty;
-    of equal gains the first counts. Unlike a ratio of neighbours it sees a rise that several layers share, and does
-    not follow one layer that stands out. Higher thresholds share no fewer layers: the change stays, or goes to L - 1.
+    Least squares fits two levels. A change costs the penalty (log t)^2 / 2. One step by the factor t between two layers
+    gains the same. A change counts if the level rises and the gain of :func:`change_gains` exceeds the penalty. Of
+    equal gains the first counts. If no change counts, the result is L - 1.
+
+    Unlike a ratio of neighbours, the rule sees a rise that several layers share. It does not follow one layer that
+    stands out. Higher thresholds share no fewer layers: the change stays, or goes to L - 1.
     """
     gains = change_gains(values)
     best = int(np.argmax(gains))

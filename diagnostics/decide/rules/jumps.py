@@ -9,7 +9,7 @@ from .base import THRESHOLD, rule
 
 
 def ratios(values: Sequence[float]) -> list[float]:
-    """S_{l+1} / S_l for l = 1 .. L-1, from values that are all above 0."""
+    """Return S_{l+1} / S_l for l = 1 .. L-1, from values that are all above 0."""
     return [after / before for before, after in pairwise(values)]
 
 
@@ -22,16 +22,17 @@ def _no_ratio(values: Sequence[float], threshold: float) -> str:
     lacks=_no_ratio,
 )
 def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> int:
-    """l* = min {l : S_{l+1} / S_l > t}, the number of layers shared; L - 1 if no ratio exceeds t (PLayer-FL, Eq. 3).
+    """Return l* = min {l : S_{l+1} / S_l > t}, the number of layers shared (PLayer-FL, Eq. 3).
 
-    A higher threshold never shares fewer layers. The paper gives no number for t: by the ratios in its Fig. 4, 1.2
-    makes the splits of its Table A.2 on six of its seven datasets, and the seventh (Heart) takes about 1.9.
+    The result is L - 1 if no ratio exceeds t. A higher threshold never shares fewer layers. The paper gives no number
+    for t. By the ratios in its Fig. 4, 1.2 makes the splits of its Table A.2 on six of its seven datasets. The seventh
+    (Heart) takes about 1.9.
     """
     return next((count for count, ratio in enumerate(ratios(values), 1) if ratio > threshold), len(values) - 1)
 
 
 @rule(summary="share the layers before the largest jump S_{l+1}/S_l")
 def largest_jump(values: Sequence[float]) -> int:
-    """l* = argmax S_{l+1} / S_l, the number of layers shared; the first of equals."""
+    """Return l* = argmax S_{l+1} / S_l, the number of layers shared; the first of equals."""
     steps = ratios(values)
     return steps.index(max(steps)) + 1

@@ -1,4 +1,4 @@
-"""Rules that read something else than one curve: several metrics' decisions, costs, or the names that are given."""
+"""Rules that read something else than one curve: several metrics' decisions, costs, or given names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from .base import rule
     reads="curves",
 )
 def vote(cuts: Sequence[int]) -> int:
-    """The median of several cuts, which is their majority where there is one; of two middle ones the lower."""
+    """Return the median of several cuts.
+
+    The median is their majority if there is one. Of two middle cuts the lower one counts.
+    """
     return statistics.median_low(cuts)
 
 
 def longest_prefix(costs: Sequence[float], budget: float) -> int:
-    """The greatest number of first layers whose costs sum to no more than the budget; 0 if the first is too much."""
+    """Return the greatest number of first layers whose costs sum to no more than the budget.
+
+    The result is 0 if the first layer costs too much.
+    """
     total, count = 0.0, 0
     for count, cost in enumerate(costs, 1):
         total += cost
@@ -29,17 +35,17 @@ def longest_prefix(costs: Sequence[float], budget: float) -> int:
 
 @rule(summary="share as many first layers as a client's upload a round has bytes for", reads="bytes")
 def budget_bytes(costs: Sequence[float], budget: float) -> int:
-    """The number of first layers whose bytes, as a client uploads them in a round, fit the budget."""
+    """Return the number of first layers whose bytes fit the budget of a client's upload in a round."""
     return longest_prefix(costs, budget)
 
 
 @rule(summary="share as many first layers as the FLOPs of a training sample allow", reads="flops")
 def budget_flops(costs: Sequence[float], budget: float) -> int:
-    """The number of first layers whose FLOPs, forward and backward on one training sample, fit the budget."""
+    """Return the number of first layers whose FLOPs fit the budget, forward and backward on one training sample."""
     return longest_prefix(costs, budget)
 
 
 @rule(summary="share exactly the layers that are named", reads="names")
 def manual(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the layers to share, as they are given."""
+    """Return the names of the layers to share, as they are given."""
     return tuple(names)
