@@ -49,6 +49,7 @@ class Policy:
         metrics: that it measures, if it does not measure all that compare no clients.
         never_send: layers of which no tensor leaves.
         least_samples: with fewer than these it takes part in nothing.
+        splits: of its data into training, validation and test samples that it answers for, one for each seed.
     """
 
     algorithms: tuple[str, ...] | None = None
@@ -56,6 +57,7 @@ class Policy:
     code: tuple[str, ...] = ()
     never_send: tuple[str, ...] = ()
     least_samples: int = 0
+    splits: int = 5
 
     def check_algorithm(self, name: str, options: Mapping[str, Any] | None = None) -> None:
         """Refuse an algorithm before anything of it is imported, and so what its options name.

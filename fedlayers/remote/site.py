@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fl_core
 from fedlayers.remote import protocol, versions
+from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
 from fedlayers.remote.holdings import Holding
 from fedlayers.remote.measured import Tables, check_nulls, check_values_alone, hide, own_rows
@@ -20,7 +21,7 @@ from fedlayers.remote.versions import Versions
 from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.offers import Outline
-from fl_core.config import DEALING, READING, RunConfig
+from fl_core.config import DEALING, READING, RunConfig, check
 from fl_core.data.hollow import Facts, hollow, stand_in
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import NonFiniteError, UsageError, check_known
@@ -29,9 +30,6 @@ from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, S
 from fl_core.plan import LayerPlan
 from fl_core.records.files import Folder
 from fl_core.task import Task, assemble
-
-if TYPE_CHECKING:
-    pass
 
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Keys of a run's configuration that a site does not take from the server."""
@@ -64,6 +62,7 @@ class Site:
         self.policy, self.device = policy or Policy(), device
         self.privacy = privacy or Privacy()
         self.account = Account(self.privacy, self.folder)
+        self.audit = Audit(self.folder, self.policy, holding)
         self._joined: dict[str, _Joined] = {}
 
     def answer(self, request: bytes) -> bytes:
@@ -76,6 +75,14 @@ class Site:
             return _reason("refused", error)
         except Exception as error:  # a site outlives whatever a request leads to; the server is told
             return _reason("failed", error)
+
+    def check_samples(self) -> None:
+        """Refuse to take part with fewer samples than the policy asks for.
+
+        Raises:
+            UsageError: says how many there are.
+        """
+        self.policy.check_samples(sum(self.holding.sizes.values()))
 
     def check_algorithm(self, name: str, options: Mapping[str, Any]) -> None:
         """Refuse an algorithm that the policy does not allow, or that the noise would take apart.
@@ -111,23 +118,28 @@ class Site:
     def _hello(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.HELLO)
         _check_versions(asked["version"], asked["protocol"])
-        self.policy.check_samples(sum(self.holding.sizes.values()))
+        self.check_samples()
+        self.audit.write("hello")
         return Packet({"kind": "hello", **self.holding.facts(), **_own_versions()})
 
     def _moments(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.MOMENTS)
-        self.policy.check_samples(sum(self.holding.sizes.values()))
+        self.check_samples()
         if self.privacy.on:
             raise UsageError("the site sends nothing without noise, which means and variances of its features would be")
-        found = self.holding.moments(asked["number"], asked["seed"])
+        self.audit.check(asked["number"], asked["seed"])
+        found = self.audit.moments(asked["number"], asked["seed"])
+        self.audit.write("moments", asked["number"], asked["seed"])
         return Packet({"kind": "told", "count": found.count, "mean": list(found.mean), "squares": list(found.squares)})
 
     def _race(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.RACE)
-        self.policy.check_samples(sum(self.holding.sizes.values()))
+        self.check_samples()
+        self.audit.check(asked["number"], asked["seed"])
         for arm in asked["arms"]:
             self.check_algorithm(arm["algorithm"], arm["options"])
             self.policy.check_layers(arm["layers"])
+        self.audit.write("race", asked["number"], asked["seed"])
         return Packet({"kind": "counted", "classes": self.holding.classes(asked["number"], asked["seed"])})
 
     def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
@@ -171,6 +183,8 @@ class _Joined:
         config = _config(asked["config"], asked["dataset"], site.device)
         site.policy.check_code(config)
         site.check_algorithm(config.algorithm, config.options)
+        site.check_samples()
+        site.audit.check(self.number, config.seed)
         scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
         own = site.holding.drawn(self.number, config.seed, scaling)
         facts = site.holding.facts()
@@ -200,6 +214,7 @@ class _Joined:
         self.root = site.folder / asked["run"]
         self._algorithms: dict[str, Algorithm] = {}
         self._present: tuple[str, str] | None = None  # lane and version of the state that the home has
+        self.write_answer("join")
         self._tuned: tuple[str, str, int] | None = None  # of which of them, after how many rounds, it has a tuned model
 
     def _check_model(self, asked: Mapping[str, Any]) -> None:
@@ -212,6 +227,10 @@ class _Joined:
                 f"the server's initial model has the digest {asked['model'][:12]}…, this site's {digest[:12]}…: other "
                 "versions of torch, or another model of that name"
             )
+
+    def write_answer(self, kind: str) -> None:
+        """Have the site take down an answer of this run's split."""
+        self.site.audit.write(kind, self.number, self.task.config.seed)
 
     def work(self, packet: Packet, request: bytes, session: str, seq: int) -> Packet:
         """Answer one request for work."""
@@ -234,6 +253,7 @@ class _Joined:
         self._enter(lane, values, algorithm, asked)
         (reply,) = self.home.run([asked])
         answer = self._reply(asked, reply)
+        self.write_answer(head["kind"])
         if isinstance(asked, Train) and not asked.lost:
             state = self.home.states[self.site.name]
             kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
@@ -265,6 +285,7 @@ class _Joined:
             header, shown = self._measured(other, asked)
             hide(rows, shown, self.site.privacy, self.site.account)
             rows = shown
+        self.write_answer("measure")
         return Packet({"kind": "measured", "header": header, **rows})
 
     def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
@@ -336,7 +357,9 @@ def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
     unasked = sorted(found.keys() & set(HERE))
     if unasked:
         raise PacketError(f"{unasked[0]!r} is this site's to say, not the server's")
-    return RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
+    config = RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
+    check(config)
+    return config
 
 
 def _own_versions() -> dict[str, Any]:
