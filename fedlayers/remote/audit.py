@@ -24,7 +24,6 @@ ANSWERED = "answered"
 """The folder below it: digests of the rows that answers were made of, and moments, which are repeated from there."""
 LEAST_CHANGED = 10
 """Rows that must have changed at least before changed data get new answers."""
-MOST_SEED = 2**63
 LINE = {"kind": str, "number": (COUNT, None), "seed": (int, None), "data": str, "time": str}
 ROW_BYTES = 16
 
@@ -137,13 +136,7 @@ class Audit:
         return max(self.policy.least_samples, LEAST_CHANGED)
 
     def _split(self, number: int, seed: int) -> tuple[int, int]:
-        """What a split is drawn from; data that are split already have one, whatever the seed.
-
-        Raises:
-            UsageError: a number that no file's name could hold.
-        """
-        if max(number, abs(seed)) >= MOST_SEED:
-            raise UsageError(f"seed must be below 2^63 in size; got {seed} as client {number}. Use a smaller one.")
+        """What a split is drawn from; data that are split already have one, whatever the seed."""
         return (0, 0) if self.holding.fixed else (number, seed)
 
     def _rows(self, number: int, seed: int, *splits: str) -> Counter[bytes]:

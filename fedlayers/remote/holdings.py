@@ -17,7 +17,7 @@ from fl_core.data import FederatedData, files, text
 from fl_core.data.arrays import Array, Integers
 from fl_core.data.columns import Reading
 from fl_core.data.federated import ClientData, Split
-from fl_core.data.hollow import digest_of
+from fl_core.data.hollow import Facts, digest_of, hollow
 from fl_core.data.loading import open_named
 from fl_core.data.partitions import SPLITS
 from fl_core.data.partitions.base import check_shares, split_of
@@ -147,6 +147,26 @@ def common(name: str, data: FederatedData) -> dict[str, Any]:
     }
 
 
+def federation_of(
+    dataset: str, facts: Mapping[str, Any], sites: Mapping[str, Any], own: Mapping[str, ClientData]
+) -> FederatedData:
+    """The federation's data as a site has them: its own samples, and names, sizes and digests of the other sites."""
+    return hollow(
+        Facts(
+            dataset,
+            tuple(facts["shape"]),
+            tuple(facts["classes"]),
+            {name: each["sizes"] for name, each in sites.items()},
+            {name: each["digest"] for name, each in sites.items()},
+            tokens=facts["tokens"],
+            mean=tuple(facts["mean"]),
+            std=tuple(facts["std"]),
+            images=facts["images"],
+        ),
+        own,
+    )
+
+
 def digests_of(x: Array, y: Array) -> list[bytes]:
     """A digest of 16 bytes for each sample with its label."""
     pairs = zip(np.ascontiguousarray(x), np.ascontiguousarray(y), strict=True)
@@ -262,6 +282,8 @@ class Silo:
     def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
         if (scaling is not None) != (self._scale == STANDARD):
             raise UsageError(f"site {self.name!r} has scale = {self._scale!r}, the server does otherwise")
+        if scaling is not None:
+            self._check_scaling(scaling)
         source = self._source if scaling is None else replace(self._source, x=scaling.transform(self._source.x))
 
         def taken(indices: Integers) -> Split:
@@ -269,6 +291,21 @@ class Silo:
 
         parts = zip(SPLITS, self._split(number, seed), strict=True)
         return ClientData(self.name, **{split: taken(np.sort(each).astype(np.int64)) for split, each in parts})
+
+    def _check_scaling(self, scaling: Preprocessing) -> None:
+        """Refuse a scaling of other columns, or one that nothing could be trained on.
+
+        Raises:
+            UsageError: says what it must be.
+        """
+        source = self._source
+        width = source.x.shape[1]
+        sound = len(scaling.centre) == len(scaling.spread) == width and not scaling.fill and min(scaling.spread) > 0
+        if scaling.scale != STANDARD or scaling.columns != tuple(source.columns) or not sound:
+            raise UsageError(
+                f"the scaling must have a centre and a spread above 0 for each of {width} columns; got "
+                f"{str(scaling)[:80]}. Take those that moments give."
+            )
 
     def moments(self, number: int, seed: int) -> Moments:
         if self._scale != STANDARD:

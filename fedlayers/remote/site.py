@@ -13,20 +13,22 @@ import fl_core
 from fedlayers.remote import protocol, versions
 from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
-from fedlayers.remote.holdings import Holding
+from fedlayers.remote.holdings import Holding, federation_of
 from fedlayers.remote.measured import Tables, check_nulls, check_values_alone, hide, own_rows
-from fedlayers.remote.policy import Policy
+from fedlayers.remote.policy import MEGABYTE, Policy
 from fedlayers.remote.privacy import Account, Privacy, hidden
 from fedlayers.remote.versions import Versions
 from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.offers import Outline
 from fl_core.config import DEALING, READING, RunConfig, check
-from fl_core.data.hollow import Facts, hollow, stand_in
+from fl_core.data.hollow import stand_in
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
 from fl_core.execution.executors import Serial
 from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, Score, Train
+from fl_core.limits import LimitError, data_bytes, lacks_memory
+from fl_core.models.counting import counted
 from fl_core.plan import LayerPlan
 from fl_core.records.files import Folder
 from fl_core.task import Task, assemble
@@ -64,11 +66,16 @@ class Site:
         self.account = Account(self.privacy, self.folder)
         self.audit = Audit(self.folder, self.policy, holding)
         self._joined: dict[str, _Joined] = {}
+        self._idle = data_bytes()
 
     def answer(self, request: bytes) -> bytes:
         """The reply to a request: what it asks for, or ``refused`` or ``failed`` with the reason."""
         try:
-            return self._answer(request)
+            with self.policy.limited(self._idle):
+                return self._answer(request)
+        except LimitError as error:
+            self._joined.clear()  # what was interrupted is read again when it is asked for
+            return _reason("refused", error)
         except NonFiniteError as error:
             return _reason("failed", error, nonfinite=True)
         except (PacketError, UsageError) as error:
@@ -98,7 +105,7 @@ class Site:
             )
 
     def _answer(self, request: bytes) -> bytes:
-        packet = decode(request)
+        packet = decode(request, self.policy.memory * MEGABYTE)
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
         if kind == "hello":
             reply = self._hello(packet)
@@ -188,23 +195,20 @@ class _Joined:
         scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
         own = site.holding.drawn(self.number, config.seed, scaling)
         facts = site.holding.facts()
-        common = {key: facts[key] for key in ("tokens", "words", "images")}
-        data = hollow(
-            Facts(
-                asked["dataset"],
-                tuple(facts["shape"]),
-                tuple(facts["classes"]),
-                {name: each["sizes"] for name, each in others.items()},
-                {name: each["digest"] for name, each in others.items()},
-                **{**common, "words": None, "mean": tuple(facts["mean"]), "std": tuple(facts["std"])},
-            ),
-            {site.name: own},
-        )
         self.sizes = {name: len(own.split(name)) for name in protocol.SIZES}
         told = others[site.name]
         if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
             raise PacketError("the server knows this site's data with other sizes, or another digest")
-        self.task = assemble(config, data=data, start=dict(trees["start"]) if "start" in trees else None)
+        start = dict(trees["start"]) if "start" in trees else None
+        try:
+            with counted(site.policy.check_size):
+                data = federation_of(asked["dataset"], facts, others, {site.name: own})
+                self.task = assemble(config, data=data, start=start)
+        except Exception as error:  # of torch or of the model, on values that no check foresees
+            if isinstance(error, (UsageError, RunError)) or lacks_memory(error):
+                raise
+            raise UsageError(f"the run cannot be built at this site: {type(error).__name__}: {error}") from error
+        site.policy.check_epochs(int(self.task.config.epochs or 0))
         self._check_model(asked)
         from fedlayers.diagnostics.measure import instruments
 
@@ -250,6 +254,10 @@ class _Joined:
         asked = protocol.request_of(packet, self.number, self.initial)
         if isinstance(asked, Train):
             self.site.policy.check_sent(algorithm.uploaded(asked.rnd, self.number), self.task.layers)
+        if isinstance(asked, Train):
+            self.site.policy.check_phases(algorithm.phases(asked.rnd, self.number))
+        if isinstance(asked, Finetune):
+            self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
         self._enter(lane, values, algorithm, asked)
         (reply,) = self.home.run([asked])
         answer = self._reply(asked, reply)
@@ -276,7 +284,7 @@ class _Joined:
         if packet.trees:
             raise PacketError("a packet 'measure' has tensors")
         self.site.policy.check_metrics(asked["metrics"], asked["options"])
-        check_nulls(asked["null"])
+        check_nulls(asked["null"], asked["null_draws"])
         if self.site.privacy.on:
             check_values_alone(asked["metrics"], asked["options"])
         header, rows = self._measured(self.task, asked)
