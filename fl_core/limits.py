@@ -1,4 +1,4 @@
-"""What is refused before it takes memory: a file larger than memory, a packed file that unpacks to far more, deep JSON.
+"""Limits of memory and time: large files, packed files that unpack to far more, deep JSON, and long or large work.
 
 >>> import json
 >>> parsed_json('{"layers": ["fc1", "fc2"]}')
@@ -10,13 +10,18 @@ ValueError: JSON that is nested more than 100 times
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
-from collections.abc import Callable
+import resource
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fl_core.errors import UsageError
+from fl_core.errors import RunError, UsageError
 
 JSON_BYTES = 2**30
 """Bytes of one file of JSON at most; the manifest of a checkpoint has about 200 for each client."""
@@ -30,6 +35,12 @@ UNPACKED = 2**28
 """Bytes that a packed file may unpack to, however small it is."""
 RATIO = 100
 """Bytes beyond that to which one byte of a packed file may unpack: measured numbers and pictures do not reach 10."""
+AGAIN = 5.0
+"""Seconds after which work that went on beyond its time is interrupted again."""
+
+
+class LimitError(UsageError):
+    """Work needs more memory or time than it may have."""
 
 
 def memory() -> int:
@@ -105,3 +116,79 @@ def sized(n_bytes: float) -> str:
             return f"{n_bytes:.3g} {unit}"
         n_bytes /= 1024
     return f"{n_bytes:.3g} TiB"
+
+
+def data_bytes() -> int:
+    """Bytes of data that this process has in memory; 0 where the system is not Linux, which alone says so."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether Python, NumPy or torch raised this because memory ended."""
+    torchs = isinstance(error, RuntimeError) and not isinstance(error, RunError)
+    return isinstance(error, MemoryError) or (torchs and "memory" in str(error))
+
+
+@contextmanager
+def within_memory(most: int, rule: str) -> Iterator[None]:
+    """Let this process have so many bytes of data at most, by the operating system; only Linux holds to it.
+
+    Args:
+        rule: for the message: whose limit it is.
+
+    Raises:
+        LimitError: something inside needs more.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bounds = [each for each in (most, soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
+    try:
+        yield
+    except Exception as error:
+        if lacks_memory(error):
+            raise LimitError(f"the memory of this request must be at most {rule}; got more. Ask for less.") from error
+        raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextmanager
+def within_seconds(most: float, rule: str) -> Iterator[None]:
+    """Interrupt this thread after so many seconds, at its next step of Python.
+
+    Args:
+        rule: for the message: whose limit it is.
+
+    Raises:
+        LimitError: it took longer.
+    """
+
+    class Interrupt(LimitError):
+        def __init__(self) -> None:
+            super().__init__(f"the time of this request must be at most {rule}; got more. Ask for less.")
+
+    thread, over = ctypes.c_ulong(threading.get_ident()), threading.Event()
+    interrupt, lock = ctypes.pythonapi.PyThreadState_SetAsyncExc, threading.Lock()
+
+    def watch() -> None:
+        seconds = most
+        while not over.wait(min(seconds, threading.TIMEOUT_MAX)):
+            with lock:
+                if not over.is_set():
+                    interrupt(thread, ctypes.py_object(Interrupt))
+            seconds = AGAIN
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        with lock:
+            interrupt(thread, None)  # one that has not come yet

@@ -28,6 +28,8 @@ from fl_core.tree import Tree
 MAGIC = b"fedlyrs1"
 HEAD_BYTES = 2**26
 """Bytes of a head at most: names, numbers and a plan; all that is large is a tensor."""
+LARGEST = 2**63
+"""What is above any whole number of a head."""
 TREES = 4096
 """Trees in a packet at most."""
 _NAME = re.compile(r"[\w./ :#+-]{1,200}", re.ASCII)
@@ -138,6 +140,8 @@ def _check_numbers(value: Any) -> None:
         each = level.pop()
         if isinstance(each, float) and not math.isfinite(each):
             raise PacketError("a number in a packet's head is not finite")
+        if isinstance(each, int) and abs(each) >= LARGEST:
+            raise PacketError("a number in a packet's head has more than 63 bits")
         level += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 

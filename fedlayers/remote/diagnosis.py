@@ -60,7 +60,7 @@ def diagnose(
         RefusedError: a site does not allow it. PacketError: a site sent what are no rows of its own.
     """
     names = [metrics] if isinstance(metrics, str) else list(metrics)
-    check(names, null)
+    check(names, null, null_draws)
     line = Line(link)
     facts = federation.greet(line)
     task = federation.task_of(config, federation.together(facts, config.dataset), None)
@@ -85,7 +85,7 @@ def diagnose(
     return replace(report, header={**report.header, "left": line.tally.by_site()})
 
 
-def check(metrics: Sequence[str], null: Sequence[str] = ()) -> None:
+def check(metrics: Sequence[str], null: Sequence[str] = (), null_draws: int = 1) -> None:
     """Refuse what sites that share numbers alone cannot measure.
 
     Raises:
@@ -93,7 +93,7 @@ def check(metrics: Sequence[str], null: Sequence[str] = ()) -> None:
             what there is.
     """
     check_alone(metrics)
-    check_nulls(null)
+    check_nulls(null, null_draws)
 
 
 def _checked(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +17,7 @@ from fl_core.data import FederatedData, files, text
 from fl_core.data.arrays import Array, Integers
 from fl_core.data.columns import Reading
 from fl_core.data.federated import ClientData, Split
-from fl_core.data.hollow import digest_of
+from fl_core.data.hollow import Facts, digest_of, hollow
 from fl_core.data.loading import open_named
 from fl_core.data.partitions import SPLITS
 from fl_core.data.partitions.base import check_shares, split_of
@@ -34,10 +36,12 @@ class Holding(Protocol):
 
     Attributes:
         name: of the client. sizes: samples of each split.
+        fixed: whether the split is the same for every number and seed.
     """
 
     name: str
     sizes: Mapping[str, int]
+    fixed: bool
 
     def facts(self) -> dict[str, Any]:
         """Names and numbers for a hello; no sample."""
@@ -51,6 +55,9 @@ class Holding(Protocol):
         Raises:
             UsageError: the data are not to be scaled.
         """
+
+    def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
+        """Digests of the samples of each split, each as often as it is there, by which changed rows are counted."""
 
     def classes(self, number: int, seed: int) -> int:
         """How many classes the validation samples in that split have; 0 of numbers that are to be predicted."""
@@ -101,6 +108,8 @@ class Given:
     ('va', {'train': 83, 'validation': 21, 'test': 26})
     """
 
+    fixed = True
+
     def __init__(self, data: FederatedData, client: str) -> None:
         self.name, self._data, self._client = client, data, data.client(client)
         self.sizes: Mapping[str, int] = {split: len(self._client.split(split)) for split in SPLITS}
@@ -113,6 +122,10 @@ class Given:
 
     def moments(self, number: int, seed: int) -> Moments:
         raise UsageError(f"site {self.name!r} has data that are as they are to be")
+
+    def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
+        parts = {split: self._client.split(split) for split in SPLITS}
+        return {split: Counter(digests_of(part.x.numpy(), part.y.numpy())) for split, part in parts.items()}
 
     def classes(self, number: int, seed: int) -> int:
         return len(self._client.validation.y.unique()) if self._data.classes else 0
@@ -132,6 +145,32 @@ def common(name: str, data: FederatedData) -> dict[str, Any]:
         "scale": "none",
         "columns": [] if data.preprocessing is None else list(data.preprocessing.columns),
     }
+
+
+def federation_of(
+    dataset: str, facts: Mapping[str, Any], sites: Mapping[str, Any], own: Mapping[str, ClientData]
+) -> FederatedData:
+    """The federation's data as a site has them: its own samples, and names, sizes and digests of the other sites."""
+    return hollow(
+        Facts(
+            dataset,
+            tuple(facts["shape"]),
+            tuple(facts["classes"]),
+            {name: each["sizes"] for name, each in sites.items()},
+            {name: each["digest"] for name, each in sites.items()},
+            tokens=facts["tokens"],
+            mean=tuple(facts["mean"]),
+            std=tuple(facts["std"]),
+            images=facts["images"],
+        ),
+        own,
+    )
+
+
+def digests_of(x: Array, y: Array) -> list[bytes]:
+    """A digest of 16 bytes for each sample with its label."""
+    pairs = zip(np.ascontiguousarray(x), np.ascontiguousarray(y), strict=True)
+    return [hashlib.blake2b(sample.tobytes() + label.tobytes(), digest_size=16).digest() for sample, label in pairs]
 
 
 def digest_of_words(words: Sequence[str] | None) -> str | None:
@@ -177,6 +216,8 @@ class Silo:
     Raises:
         UsageError: no such data or client, or data that one silo cannot prepare alone.
     """
+
+    fixed = False
 
     def __init__(
         self,
@@ -241,6 +282,8 @@ class Silo:
     def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
         if (scaling is not None) != (self._scale == STANDARD):
             raise UsageError(f"site {self.name!r} has scale = {self._scale!r}, the server does otherwise")
+        if scaling is not None:
+            self._check_scaling(scaling)
         source = self._source if scaling is None else replace(self._source, x=scaling.transform(self._source.x))
 
         def taken(indices: Integers) -> Split:
@@ -249,10 +292,33 @@ class Silo:
         parts = zip(SPLITS, self._split(number, seed), strict=True)
         return ClientData(self.name, **{split: taken(np.sort(each).astype(np.int64)) for split, each in parts})
 
+    def _check_scaling(self, scaling: Preprocessing) -> None:
+        """Refuse a scaling of other columns, or one that nothing could be trained on.
+
+        Raises:
+            UsageError: says what it must be.
+        """
+        source = self._source
+        width = source.x.shape[1]
+        sound = len(scaling.centre) == len(scaling.spread) == width and not scaling.fill and min(scaling.spread) > 0
+        if scaling.scale != STANDARD or scaling.columns != tuple(source.columns) or not sound:
+            raise UsageError(
+                f"the scaling must have a centre and a spread above 0 for each of {width} columns; got "
+                f"{str(scaling)[:80]}. Take those that moments give."
+            )
+
     def moments(self, number: int, seed: int) -> Moments:
         if self._scale != STANDARD:
             raise UsageError(f"site {self.name!r} has data that are as they are to be")
         return Moments.of(self._source.x[np.sort(self._split(number, seed)[0])])
+
+    def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
+        parts = zip(SPLITS, self._split(number, seed), strict=True)
+        return {split: Counter(self._digests[k] for k in indices.tolist()) for split, indices in parts}
+
+    @cached_property
+    def _digests(self) -> list[bytes]:
+        return digests_of(self._source.x, self._source.y)
 
     def classes(self, number: int, seed: int) -> int:
         validation = self._split(number, seed)[SPLITS.index("validation")]

@@ -16,14 +16,20 @@ Tables = Mapping[str, list[dict[str, Any]]]
 """Rows by what they are: measured on the data as they are, or on nulls."""
 
 
-def check_nulls(names: Sequence[str]) -> None:
-    """Refuse nulls that take all clients' samples or labels together.
+MOST_DRAWS = 1000
+"""Draws of a null at most; each takes as long as the measurement itself."""
+
+
+def check_nulls(names: Sequence[str], draws: int = 1) -> None:
+    """Refuse nulls that take all clients' samples or labels together, and too many draws.
 
     Raises:
         UsageError: names them, and what there is.
     """
     from fedlayers.diagnostics.null import NULLS
 
+    if draws > MOST_DRAWS:
+        raise UsageError(f"null_draws must be at most {MOST_DRAWS} over sites; got {draws}. Ask for fewer.")
     together = [name for name in names if NULLS[check_known("null", name, NULLS)].together]
     if together:
         alone = listing(name for name, null in NULLS.items() if not null.together)

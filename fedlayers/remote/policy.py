@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
+from fl_core.limits import LimitError, within_memory, within_seconds
 from fl_core.registry import is_outside
 from fl_core.restoring import code_of
+
+if TYPE_CHECKING:
+    from fl_core.training.local import Phase
+
+MEGABYTE = 10**6
 
 
 def check_alone(names: Sequence[str]) -> None:
@@ -43,12 +51,19 @@ class Policy:
         ...
     fl_core.errors.UsageError: the site's policy does not allow the code 'os:system'; it allows: none
 
+    Memory is limited on Linux only, and of the processor only, not of a GPU.
+
     Attributes:
         algorithms: that it takes part in; None = all that the package has.
         code: of the user's own, ``package.module:name``, that may be imported here.
         metrics: that it measures, if it does not measure all that compare no clients.
         never_send: layers of which no tensor leaves.
         least_samples: with fewer than these it takes part in nothing.
+        splits: of its data into training, validation and test samples that it answers for, one for each seed.
+        parameters, layers: of a model at most; layers are modules with tensors of their own.
+        memory: megabytes at most that requests need beyond those of the idle site.
+        epochs: of a client's training in one exchange at most, all phases together.
+        seconds: that one request takes at most: one client's work in an exchange, a measurement, or a model's building.
     """
 
     algorithms: tuple[str, ...] | None = None
@@ -56,6 +71,62 @@ class Policy:
     code: tuple[str, ...] = ()
     never_send: tuple[str, ...] = ()
     least_samples: int = 0
+    splits: int = 5
+    parameters: int = 30_000_000
+    layers: int = 1000
+    memory: int = 800
+    epochs: int = 100
+    seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("splits", "parameters", "layers", "memory", "epochs", "seconds"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise UsageError(f"policy: {name} must be above 0; got {value}. Leave it out for {_default(name)}.")
+
+    @contextmanager
+    def limited(self, idle: int) -> Iterator[None]:
+        """Refuse work that takes more memory or seconds.
+
+        Args:
+            idle: bytes of data of the idle site.
+
+        Raises:
+            LimitError: names the limit.
+        """
+        time = f"{self.seconds:g} seconds ([policy] seconds)"
+        room = f"{self.memory} megabytes ([policy] memory)"
+        with within_seconds(self.seconds, time), within_memory(idle + self.memory * MEGABYTE, room):
+            yield
+
+    def check_size(self, parameters: int, layers: int) -> None:
+        """Refuse a model that is too large.
+
+        Raises:
+            LimitError: names the limit.
+        """
+        for name, found in (("parameters", parameters), ("layers", layers)):
+            most = getattr(self, name)
+            if found > most:
+                raise LimitError(
+                    f"{name} of a model must be at most {most:,} ([policy] {name}); got {found:,} or more. "
+                    "Choose a smaller model."
+                )
+
+    def check_phases(self, phases: Iterable[Phase]) -> None:
+        """Refuse phases of training whose epochs together are too many; errors as of :meth:`check_epochs`."""
+        self.check_epochs(sum(phase.epochs for phase in phases))
+
+    def check_epochs(self, epochs: int) -> None:
+        """Refuse to train for too long in one exchange.
+
+        Raises:
+            LimitError: names the limit.
+        """
+        if epochs > self.epochs:
+            raise LimitError(
+                f"epochs of one exchange must be at most {self.epochs} ([policy] epochs); got {epochs}. Ask for fewer."
+            )
 
     def check_algorithm(self, name: str, options: Mapping[str, Any] | None = None) -> None:
         """Refuse an algorithm before anything of it is imported, and so what its options name.
@@ -135,3 +206,7 @@ class Policy:
         if name not in allowed:
             known = listing(allowed) or "none"
             raise UsageError(f"the site's policy does not allow the {what} {name!r}; it allows: {known}")
+
+
+def _default(name: str) -> object:
+    return Policy.__dataclass_fields__[name].default

@@ -207,6 +207,10 @@ def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> Requ
 
 def _offer_of(packet: Packet, models: Mapping[str, Any] | None, wanted: Mapping[str, Tensor]) -> Offer:
     if models is None:
+        if list(packet.trees) != [SERVER + "model"]:
+            raise PacketError(
+                f"a packet {packet.head['kind']!r}: it needs the server's model alone; got {list(packet.trees)[:9]}"
+            )
         return Offer(server=State({name.removeprefix(SERVER): each for name, each in packet.trees.items()}))
     made: dict[str, dict[str, Tensor | Own]] = {}
     for model, parts in models.items():

@@ -7,31 +7,31 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fl_core
 from fedlayers.remote import protocol, versions
+from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
-from fedlayers.remote.holdings import Holding
+from fedlayers.remote.holdings import Holding, federation_of
 from fedlayers.remote.measured import Tables, check_nulls, check_values_alone, hide, own_rows
-from fedlayers.remote.policy import Policy
+from fedlayers.remote.policy import MEGABYTE, Policy
 from fedlayers.remote.privacy import Account, Privacy, hidden
 from fedlayers.remote.versions import Versions
 from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.offers import Outline
-from fl_core.config import DEALING, READING, RunConfig
-from fl_core.data.hollow import Facts, hollow, stand_in
+from fl_core.config import DEALING, READING, RunConfig, check
+from fl_core.data.hollow import stand_in
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
 from fl_core.execution.executors import Serial
 from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, Score, Train
+from fl_core.limits import LimitError, data_bytes, lacks_memory
+from fl_core.models.counting import counted
 from fl_core.plan import LayerPlan
 from fl_core.records.files import Folder
 from fl_core.task import Task, assemble
-
-if TYPE_CHECKING:
-    pass
 
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Keys of a run's configuration that a site does not take from the server."""
@@ -64,18 +64,32 @@ class Site:
         self.policy, self.device = policy or Policy(), device
         self.privacy = privacy or Privacy()
         self.account = Account(self.privacy, self.folder)
+        self.audit = Audit(self.folder, self.policy, holding)
         self._joined: dict[str, _Joined] = {}
+        self._idle = data_bytes()
 
     def answer(self, request: bytes) -> bytes:
         """The reply to a request: what it asks for, or ``refused`` or ``failed`` with the reason."""
         try:
-            return self._answer(request)
+            with self.policy.limited(self._idle):
+                return self._answer(request)
+        except LimitError as error:
+            self._joined.clear()  # what was interrupted is read again when it is asked for
+            return _reason("refused", error)
         except NonFiniteError as error:
             return _reason("failed", error, nonfinite=True)
         except (PacketError, UsageError) as error:
             return _reason("refused", error)
         except Exception as error:  # a site outlives whatever a request leads to; the server is told
             return _reason("failed", error)
+
+    def check_samples(self) -> None:
+        """Refuse to take part with fewer samples than the policy asks for.
+
+        Raises:
+            UsageError: says how many there are.
+        """
+        self.policy.check_samples(sum(self.holding.sizes.values()))
 
     def check_algorithm(self, name: str, options: Mapping[str, Any]) -> None:
         """Refuse an algorithm that the policy does not allow, or that the noise would take apart.
@@ -91,7 +105,7 @@ class Site:
             )
 
     def _answer(self, request: bytes) -> bytes:
-        packet = decode(request)
+        packet = decode(request, self.policy.memory * MEGABYTE)
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
         if kind == "hello":
             reply = self._hello(packet)
@@ -111,23 +125,28 @@ class Site:
     def _hello(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.HELLO)
         _check_versions(asked["version"], asked["protocol"])
-        self.policy.check_samples(sum(self.holding.sizes.values()))
+        self.check_samples()
+        self.audit.write("hello")
         return Packet({"kind": "hello", **self.holding.facts(), **_own_versions()})
 
     def _moments(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.MOMENTS)
-        self.policy.check_samples(sum(self.holding.sizes.values()))
+        self.check_samples()
         if self.privacy.on:
             raise UsageError("the site sends nothing without noise, which means and variances of its features would be")
-        found = self.holding.moments(asked["number"], asked["seed"])
+        self.audit.check(asked["number"], asked["seed"])
+        found = self.audit.moments(asked["number"], asked["seed"])
+        self.audit.write("moments", asked["number"], asked["seed"])
         return Packet({"kind": "told", "count": found.count, "mean": list(found.mean), "squares": list(found.squares)})
 
     def _race(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.RACE)
-        self.policy.check_samples(sum(self.holding.sizes.values()))
+        self.check_samples()
+        self.audit.check(asked["number"], asked["seed"])
         for arm in asked["arms"]:
             self.check_algorithm(arm["algorithm"], arm["options"])
             self.policy.check_layers(arm["layers"])
+        self.audit.write("race", asked["number"], asked["seed"])
         return Packet({"kind": "counted", "classes": self.holding.classes(asked["number"], asked["seed"])})
 
     def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
@@ -171,26 +190,25 @@ class _Joined:
         config = _config(asked["config"], asked["dataset"], site.device)
         site.policy.check_code(config)
         site.check_algorithm(config.algorithm, config.options)
+        site.check_samples()
+        site.audit.check(self.number, config.seed)
         scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
         own = site.holding.drawn(self.number, config.seed, scaling)
         facts = site.holding.facts()
-        common = {key: facts[key] for key in ("tokens", "words", "images")}
-        data = hollow(
-            Facts(
-                asked["dataset"],
-                tuple(facts["shape"]),
-                tuple(facts["classes"]),
-                {name: each["sizes"] for name, each in others.items()},
-                {name: each["digest"] for name, each in others.items()},
-                **{**common, "words": None, "mean": tuple(facts["mean"]), "std": tuple(facts["std"])},
-            ),
-            {site.name: own},
-        )
         self.sizes = {name: len(own.split(name)) for name in protocol.SIZES}
         told = others[site.name]
         if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
             raise PacketError("the server knows this site's data with other sizes, or another digest")
-        self.task = assemble(config, data=data, start=dict(trees["start"]) if "start" in trees else None)
+        start = dict(trees["start"]) if "start" in trees else None
+        try:
+            with counted(site.policy.check_size):
+                data = federation_of(asked["dataset"], facts, others, {site.name: own})
+                self.task = assemble(config, data=data, start=start)
+        except Exception as error:  # of torch or of the model, on values that no check foresees
+            if isinstance(error, (UsageError, RunError)) or lacks_memory(error):
+                raise
+            raise UsageError(f"the run cannot be built at this site: {type(error).__name__}: {error}") from error
+        site.policy.check_epochs(int(self.task.config.epochs or 0))
         self._check_model(asked)
         from fedlayers.diagnostics.measure import instruments
 
@@ -200,6 +218,7 @@ class _Joined:
         self.root = site.folder / asked["run"]
         self._algorithms: dict[str, Algorithm] = {}
         self._present: tuple[str, str] | None = None  # lane and version of the state that the home has
+        self.write_answer("join")
         self._tuned: tuple[str, str, int] | None = None  # of which of them, after how many rounds, it has a tuned model
 
     def _check_model(self, asked: Mapping[str, Any]) -> None:
@@ -212,6 +231,10 @@ class _Joined:
                 f"the server's initial model has the digest {asked['model'][:12]}…, this site's {digest[:12]}…: other "
                 "versions of torch, or another model of that name"
             )
+
+    def write_answer(self, kind: str) -> None:
+        """Have the site take down an answer of this run's split."""
+        self.site.audit.write(kind, self.number, self.task.config.seed)
 
     def work(self, packet: Packet, request: bytes, session: str, seq: int) -> Packet:
         """Answer one request for work."""
@@ -231,9 +254,14 @@ class _Joined:
         asked = protocol.request_of(packet, self.number, self.initial)
         if isinstance(asked, Train):
             self.site.policy.check_sent(algorithm.uploaded(asked.rnd, self.number), self.task.layers)
+        if isinstance(asked, Train):
+            self.site.policy.check_phases(algorithm.phases(asked.rnd, self.number))
+        if isinstance(asked, Finetune):
+            self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
         self._enter(lane, values, algorithm, asked)
         (reply,) = self.home.run([asked])
         answer = self._reply(asked, reply)
+        self.write_answer(head["kind"])
         if isinstance(asked, Train) and not asked.lost:
             state = self.home.states[self.site.name]
             kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
@@ -257,7 +285,7 @@ class _Joined:
         if packet.trees:
             raise PacketError("a packet 'measure' has tensors")
         self.site.policy.check_metrics(asked["metrics"], asked["options"])
-        check_nulls(asked["null"])
+        check_nulls(asked["null"], asked["null_draws"])
         if self.site.privacy.on:
             check_values_alone(asked["metrics"], asked["options"])
             folder, stored = Folder(self.root), f"measured-{versions.key(packet.head, request)}"
@@ -265,10 +293,12 @@ class _Joined:
                 return decode(folder.read(stored))
         header, rows = self._measured(self.task, asked)
         if not self.site.privacy.on:
+            self.write_answer("measure")
             return Packet({"kind": "measured", "header": header, **rows})
         other = replace(self.task, data=stand_in(self.task.data, self.site.name, self.task.config.seed))
         header, shown = self._measured(other, asked)
         hide(rows, shown, self.site.privacy, self.site.account)
+        self.write_answer("measure")
         answer = Packet({"kind": "measured", "header": header, **shown})
         folder.write(stored, encode(answer))
         return answer
@@ -342,7 +372,9 @@ def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
     unasked = sorted(found.keys() & set(HERE))
     if unasked:
         raise PacketError(f"{unasked[0]!r} is this site's to say, not the server's")
-    return RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
+    config = RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
+    check(config)
+    return config
 
 
 def _own_versions() -> dict[str, Any]:

@@ -112,7 +112,7 @@ class SiteFile:
         """
         try:
             made = Site(Silo(self.name, **self.data), self.folder, self.policy, self.device, self.privacy)
-            self.policy.check_samples(sum(made.holding.sizes.values()))
+            made.check_samples()
         except UsageError as error:
             raise UsageError(f"{self.path}: {error}") from error
         return made

@@ -75,10 +75,16 @@ class Preprocessing:
         """What :meth:`to_json` wrote.
 
         Raises:
-            UsageError: an unknown key.
+            UsageError: an unknown key, or a value of another type.
         """
-        for key in values:
+        for key, value in values.items():
             check_known("key of a preprocessing", key, cls.__dataclass_fields__)
+            kinds = (str,) if key in ("scale", "impute", "columns") else (int, float)
+            listed = key not in ("scale", "impute")
+            parts = value if listed and isinstance(value, (list, tuple)) else [None] if listed else [value]
+            if not all(isinstance(part, kinds) and not isinstance(part, bool) for part in parts):
+                what = "a list of " * listed + ("text" if str in kinds else "numbers")
+                raise UsageError(f"{key} of a preprocessing must be {what}; got {str(value)[:60]!r}. Store it anew.")
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         return cls(**found)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.algorithms.offers import Offer, Outline, models_of
 from fl_core.data import FederatedData
+from fl_core.errors import check_known
 from fl_core.execution.client_runner import FinetuneJob, Job, Result, ScoreJob, TrainJob
 from fl_core.execution.executors import Executor
 from fl_core.execution.spilling import ClientStates, SpillingTrees
@@ -205,7 +206,7 @@ class InProcess:
             return {"local": TrainJob(client, rnd, message, state, request.score, request.keep)}
         if isinstance(request, Finetune):
             models = models_of(self.algorithm, request.offer, self.states[name], Round(request.done))
-            return {TUNED: FinetuneJob(client, request.done, models[request.model])}
+            return {TUNED: FinetuneJob(client, request.done, models[check_known("model", request.model, models)])}
         models = dict(sorted(self.models(client, request.offer, request.done).items()))
         return {each: ScoreJob(client, model, SCORED, each, request.done) for each, model in models.items()}
 

@@ -1,0 +1,155 @@
+"""The record of what a site has answered: few splits of its data, so that answers together do not tell the samples."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedlayers.remote.holdings import Holding, Moments
+from fedlayers.remote.policy import Policy
+from fl_core.errors import CorruptError, UsageError, listing
+from fl_core.limits import parsed_json
+from fl_core.records.files import Folder
+from fl_core.records.forms import COUNT, misfit
+
+AUDIT = "audit.jsonl"
+"""The file of a site's folder with a line for each distinct answer."""
+ANSWERED = "answered"
+"""The folder below it: digests of the rows that answers were made of, and moments, which are repeated from there."""
+LEAST_CHANGED = 10
+"""Rows that must have changed at least before changed data get new answers."""
+LINE = {"kind": str, "number": (COUNT, None), "seed": (int, None), "data": str, "time": str}
+ROW_BYTES = 16
+
+
+class Audit:
+    """The record of a site's answers.
+
+    A split is drawn from the site's number and the seed. Each is one more view of the same samples, so a site has few.
+
+    Args:
+        folder: of the site. policy: says how many splits. holding: the site's data.
+    """
+
+    def __init__(self, folder: Path, policy: Policy, holding: Holding) -> None:
+        self.folder, self.policy, self.holding = Folder(folder), policy, holding
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the data."""
+        return str(self.holding.facts()["digest"])
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """A line for each distinct answer.
+
+        Raises:
+            CorruptError: the file is damaged.
+        """
+        if not self.folder.path.is_dir() or not self.folder.has(AUDIT):
+            return []
+        path = self.folder.path / AUDIT
+        try:
+            found = [parsed_json(line) for line in self.folder.read(AUDIT).splitlines()]
+        except ValueError as error:
+            raise CorruptError(f"{path} is damaged: {error}") from error
+        for line in found:
+            if wrong := misfit(line, LINE):
+                raise CorruptError(f"{path} is damaged: {wrong}")
+        return found
+
+    def check(self, number: int, seed: int) -> None:
+        """Refuse a split beyond those that the policy allows, and data that have changed by a few rows only.
+
+        Raises:
+            UsageError: names the splits, or says how many rows have changed.
+        """
+        number, seed = self._split(number, seed)
+        splits = [(line["number"], line["seed"], line["data"]) for line in self.lines if line["seed"] is not None]
+        used = list(dict.fromkeys((n, s) for n, s, data in splits if data == self.digest))
+        if not used:
+            self._check_changed({data for _, _, data in splits})
+        if (number, seed) not in used and len(used) >= self.policy.splits:
+            known = listing(f"seed {s} as client {n}" for n, s in used)
+            raise UsageError(
+                f"the splits of this site's data must be at most {self.policy.splits} ([policy] splits); got another, "
+                f"of seed {seed} as client {number}, after {known}. Use a seed of these."
+            )
+
+    def write(self, kind: str, number: int | None = None, seed: int | None = None) -> None:
+        """Take down an answer before it leaves, if it is the first of its kind, split and data."""
+        if number is not None and seed is not None:
+            number, seed = self._split(number, seed)
+        line = {"kind": kind, "number": number, "seed": seed, "data": self.digest}
+        if any(line.items() <= known.items() for known in self.lines):
+            return
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        if seed is not None:
+            self._put(f"{self.digest}.rows", self._rows(0, 0))
+        now = {**line, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        text = "".join(json.dumps(each) + "\n" for each in (*self.lines, now))
+        self.folder.write(AUDIT, text.encode())  # whole, so that a crash leaves no half of a line
+        self.lines.append(now)
+
+    def moments(self, number: int, seed: int) -> Moments:
+        """The moments of a split: computed once, and then repeated from the disk.
+
+        Raises:
+            UsageError: their rows are nearly those of earlier moments, so that the difference would tell of a few rows.
+            CorruptError: the file is damaged.
+        """
+        name = f"{self.digest}-{number}-{seed}"
+        if self.folder.path.is_dir() and self.folder.has(f"{ANSWERED}/{name}.moments"):
+            found = parsed_json(self.folder.read(f"{ANSWERED}/{name}.moments"))
+            return Moments(found["count"], tuple(found["mean"]), tuple(found["squares"]))
+        made, rows = self.holding.moments(number, seed), self._rows(number, seed, "train")
+        for other in self.folder.names(ANSWERED) if self.folder.path.is_dir() else ():
+            if other.endswith(".train") and other != f"{name}.train":
+                apart = sum(_gone_and_new(self._read(other), rows))
+                if apart < self._least:
+                    raise UsageError(
+                        f"the samples of new moments must differ from those of earlier ones by at least {self._least} "
+                        f"rows; got {apart}. Use another seed."
+                    )
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self._put(f"{name}.train", rows)
+        self.folder.write(f"{ANSWERED}/{name}.moments", json.dumps(asdict(made)).encode())
+        return made
+
+    def _check_changed(self, before: set[str]) -> None:
+        for data in sorted(before):
+            changed = max(_gone_and_new(self._read(f"{data}.rows"), self._rows(0, 0)))
+            if changed < self._least:
+                raise UsageError(
+                    f"the site's data must have changed by at least {self._least} rows for new answers; got {changed}. "
+                    f"Bring the data of {data[:12]}… back, or wait for more rows."
+                )
+
+    @property
+    def _least(self) -> int:
+        return max(self.policy.least_samples, LEAST_CHANGED)
+
+    def _split(self, number: int, seed: int) -> tuple[int, int]:
+        """What a split is drawn from; data that are split already have one, whatever the seed."""
+        return (0, 0) if self.holding.fixed else (number, seed)
+
+    def _rows(self, number: int, seed: int, *splits: str) -> Counter[bytes]:
+        rows: Mapping[str, Counter[bytes]] = self.holding.rows(number, seed)
+        return sum((rows[split] for split in splits or rows), Counter())
+
+    def _put(self, name: str, rows: Counter[bytes]) -> None:
+        self.folder.write(f"{ANSWERED}/{name}", b"".join(sorted(rows.elements())))
+
+    def _read(self, name: str) -> Counter[bytes]:
+        data = self.folder.read(f"{ANSWERED}/{name}")
+        return Counter(data[at : at + ROW_BYTES] for at in range(0, len(data), ROW_BYTES))
+
+
+def _gone_and_new(before: Counter[bytes], now: Counter[bytes]) -> tuple[int, int]:
+    return (before - now).total(), (now - before).total()

@@ -1,0 +1,51 @@
+"""Counts a model's parameters and layers while it is built: torch leaves a fresh tensor's memory untouched at first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+
+
+@contextmanager
+def counted(check: Callable[[int, int], None]) -> Iterator[None]:
+    """Call ``check(parameters, layers)`` with the sums so far for each tensor that a module of this thread gets.
+
+    A layer is a module with tensors of its own; buffers count as parameters. What ``check`` raises ends the building
+    before the tensor is filled.
+
+    >>> from torch import nn
+    >>> found = []
+    >>> with counted(lambda parameters, layers: found.append((parameters, layers))):
+    ...     _ = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    >>> found
+    [(6, 1), (8, 1), (12, 2), (14, 2)]
+    """
+    thread, seen = threading.get_ident(), dict[int, Any]()
+    parameters = layers = 0
+
+    def registered(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal parameters, layers
+        if tensor is None or threading.get_ident() != thread:
+            return
+        known = seen.get(id(tensor))
+        if known is None or known() is not tensor:
+            seen[id(tensor)] = ref(tensor)
+            parameters += tensor.numel()
+            layers += all(each is None for each in (*module._parameters.values(), *module._buffers.values()))
+            check(parameters, layers)
+
+    handles = (
+        modules.register_module_parameter_registration_hook(registered),
+        modules.register_module_buffer_registration_hook(registered),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

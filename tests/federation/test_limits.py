@@ -1,0 +1,237 @@
+"""What a server may wish for at a site: limits of the policy, and every field of every request with hostile values."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedlayers.remote import diagnosis, federation
+from fedlayers.remote.codec import Packet, decode, encode
+from fedlayers.remote.holdings import Given
+from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.site import Site
+from fl_core import limits
+from fl_core.errors import UsageError
+from fl_core.limits import LimitError, within_memory, within_seconds
+from fl_core.plan import LayerPlan
+from fl_core.task import assemble
+from tests.conftest import TOY
+from tests.federation.test_faults import Listening
+from tests.federation.test_loopback import SHORT
+from tests.federation.test_splits import CONFIG, hospital
+
+ONE = replace(SHORT, participation=1.0, rounds=1, algorithm="local_adaptation")
+SECONDS, MEGABYTES = 5.0, 600
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Packet]:
+    """A valid request of each kind, for site a."""
+    folder = tmp_path_factory.mktemp("sites")
+    line = Listening(folder)
+    federation.federate(ONE, line, progress=False)
+    diagnosis.diagnose(SHORT, line, ["grad_norm"], null=["labels_within"])
+    stamp = {"session": line.asked and decode(line.asked["train"]).head["session"], "seq": 10**6}
+    arms = [{"algorithm": "fedper", "options": {}, "layers": ["fc1"]}]
+    found = {kind: decode(request) for kind, request in line.asked.items()}
+    found["race"] = Packet({"kind": "race", "number": 0, "seed": 0, "arms": arms, **stamp})
+    found["moments"] = Packet({"kind": "moments", "number": 0, "seed": 0, **stamp})
+    run = found["join"].head["run"]
+    found["measure"].head["run"] = run
+    return found
+
+
+def answered(site: Site, packet: Packet) -> dict[str, Any]:
+    return decode(site.answer(encode(packet))).head
+
+
+def joined(requests: dict[str, Packet], config: dict[str, Any], site: Site) -> dict[str, Any]:
+    join = requests["join"]
+    return answered(site, Packet({**join.head, "config": {**join.head["config"], **config}}, join.trees))
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"model_options": {"sizes": [6000, 6000]}}, "parameters"),
+        ({"model_options": {"sizes": [60000, 60000]}}, "parameters|memory"),
+        ({"model_options": {"sizes": [8] * 3000}}, "layers"),
+        ({"epochs": 101}, "epochs"),
+        ({"model": "vit", "model_options": {"patch": 1, "width": 30_000, "heads": 1}}, "parameters|memory"),
+    ],
+)
+def test_a_model_or_training_that_is_too_large_is_refused_at_once(
+    config: dict[str, Any], limit: str, requests: dict[str, Packet], tmp_path: Path
+) -> None:
+    begun, before = time.monotonic(), limits.data_bytes()
+    found = joined(requests, config, Site(Given(TOY, "a"), tmp_path))
+    assert found["kind"] == "refused"
+    assert re.search(rf"\[policy\] ({limit})", found["reason"])
+    assert time.monotonic() - begun < 10
+    assert limits.data_bytes() - before < 2e8
+
+
+def test_epochs_of_an_algorithms_own_are_limited(requests: dict[str, Packet], tmp_path: Path) -> None:
+    site = Site(Given(TOY, "a"), tmp_path, Policy(epochs=7))
+    assert joined(requests, {}, site)["kind"] == "joined"
+    train = requests["train"]
+    plan = LayerPlan.all_but_last(assemble(SHORT, data=TOY).layers).to_json()
+    for algorithm, options, given in (("ditto", {"personal_epochs": 9}, None), ("fedrep", {"head_epochs": 7}, plan)):
+        head = {**train.head, "algorithm": algorithm, "options": options, "plan": given}
+        found = answered(site, Packet(head, train.trees))
+        assert "[policy] epochs" in found.get("reason", ""), found
+
+
+def test_work_that_takes_too_long_is_interrupted_and_the_site_goes_on(
+    requests: dict[str, Packet], tmp_path: Path
+) -> None:
+    site = Site(Given(TOY, "a"), tmp_path, Policy(seconds=1.5))
+    assert answered(site, requests["join"])["kind"] == "joined"
+    train = requests["train"]
+    head = {**train.head, "algorithm": "pfedme", "options": {"inner_steps": 10**7}, "plan": None}
+    begun = time.monotonic()
+    found = answered(site, Packet(head, train.trees))
+    assert time.monotonic() - begun < 8
+    assert found["kind"] == "refused"
+    assert "[policy] seconds" in found["reason"]
+    assert answered(site, train)["kind"] == "done"
+
+
+@pytest.mark.skipif(not limits.data_bytes(), reason="memory is limited on Linux only")
+def test_memory_is_limited_by_the_operating_system() -> None:
+    most = limits.data_bytes() + 10**8
+    made: list[Callable[[], Any]] = [
+        lambda: torch.ones(10**8),
+        lambda: bytearray(4 * 10**8),
+        lambda: [bytearray(10**6) for _ in range(400)],
+    ]
+    for large in made:
+        with pytest.raises(LimitError, match="100 megabytes"), within_memory(most, "100 megabytes"):
+            large()
+    assert len(torch.ones(10**8)) == 10**8
+
+
+def forever() -> None:
+    while True:
+        pass
+
+
+def test_an_interrupt_comes_once_and_never_late() -> None:
+    with pytest.raises(LimitError, match="a blink"), within_seconds(0.05, "a blink"):
+        forever()
+    for _ in range(200):  # where work ends as its time does
+        with suppress(LimitError), within_seconds(0.001, "a blink"):
+            time.sleep(0.001)
+    time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["splits", "parameters", "layers", "memory", "epochs", "seconds"])
+def test_a_limit_is_above_nothing(name: str) -> None:
+    values: list[Any] = [0, -1, float("nan"), float("inf")]
+    for value in values:
+        with pytest.raises(UsageError, match=f"{name} must be"):
+            Policy(**{name: value})
+
+
+# --- every field of every request ----------------------------------------------------------------------------------
+
+HOSTILE: list[Any] = [
+    None, True, "", "x" * 5000, "a\x00\n<b>", "../../etc/passwd", "os:system", -1, 0, 2**31, 2**63, 10**30, -1.5, 1e308,
+    [], [None], ["x"], [[]], [-1], [10**12], list(range(2000)), {}, {"": None}, {"x": 10**12}, {"x": {"y": []}},
+]  # fmt: skip
+KINDS = ("hello", "moments", "race", "join", "train", "finetune", "score", "measure")
+TOLD = {"hello", "told", "counted", "joined", "done", "measured", "refused"}
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a request has a value, at any depth."""
+    if at:
+        yield at
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*at, key))
+
+
+def changed(head: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    made = copy.deepcopy(head)
+    part: Any = made
+    for key in at[:-1]:
+        part = part[key]
+    part[at[-1]] = value
+    return made
+
+
+def tensors(packet: Packet) -> Iterator[Packet]:
+    """The same request with other tensors."""
+    first = {"x": torch.ones(3)}
+    yield Packet(packet.head, {})
+    yield Packet(packet.head, {"start": first, "message/model": first, "server/model": first, "sent/0": first})
+    for change in (
+        lambda t: t[:0], lambda t: t.double(), lambda t: t * 0 + 3e38, lambda t: t.unsqueeze(0), lambda t: t > 0
+    ):  # fmt: skip
+        trees = {kind: {name: change(t) for name, t in each.items()} for kind, each in packet.trees.items()}
+        yield Packet(packet.head, trees)
+
+
+def fuzzed(packet: Packet, fields: Callable[[tuple[Any, ...]], bool] = bool) -> Iterator[Packet]:
+    """Each field with some of the hostile values, each value at some of the fields, and other tensors."""
+    draw = random.Random(0)
+    for at in filter(fields, places(packet.head)):
+        if at[0] != "kind":
+            for value in draw.sample(HOSTILE, 8):
+                yield Packet(changed(packet.head, at, value), packet.trees)
+    yield from tensors(packet)
+
+
+def faults(site: Site, packets: Iterable[Packet]) -> list[str]:
+    """What is neither refused by name nor answered, takes longer than 10 s, or more than 1 GB of memory."""
+    idle, found = limits.data_bytes(), []
+    for packet in packets:
+        begun = time.monotonic()
+        reply = answered(site, packet)
+        seconds, more = time.monotonic() - begun, limits.data_bytes() - idle
+        sound = reply["kind"] in TOLD or (reply["kind"] == "failed" and reply.get("nonfinite"))
+        if not sound or seconds > 10 or more > 1e9 or "\n" in reply.get("reason", ""):
+            found.append(f"{str(reply)[:300]} after {seconds:.1f} s, {more / 1e6:.0f} MB: {str(packet.head)[:2000]}")
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_value_of_any_field_is_refused_by_name_or_answered_within_the_limits(
+    kind: str, requests: dict[str, Packet], tmp_path: Path
+) -> None:
+    site = Site(Given(TOY, "a"), tmp_path, Policy(seconds=SECONDS, memory=MEGABYTES))
+    assert answered(site, requests["join"])["kind"] == "joined"
+    if kind not in ("join", "train"):
+        assert answered(site, requests["train"])["kind"] == "done"
+    wrong = faults(site, fuzzed(requests[kind]))
+    assert not wrong, "\n".join(wrong)
+    assert answered(site, requests["train"])["kind"] == "done"
+
+
+def test_any_scaling_is_refused_by_name_or_taken(tmp_path: Path) -> None:
+    class Remembering(Loopback):
+        asked: ClassVar[dict[str, Packet]] = {}
+
+        def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Any:
+            for packet in map(decode, requests.values()):
+                self.asked[packet.head["kind"]] = packet
+            return super().ask(requests, timeout)
+
+    site = hospital(tmp_path)
+    line = Remembering({"north": site})
+    federation.federate(CONFIG, line, progress=False)
+    assert answered(site, line.asked["join"])["kind"] == "joined"
+    wrong = faults(site, fuzzed(line.asked["join"], lambda at: at[0] == "scaling"))
+    assert not wrong, "\n".join(wrong)
